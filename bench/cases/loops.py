@@ -1,0 +1,94 @@
+"""Programs of many small steps: stencils, rotations, updates of a large carry."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from ..case import Case, Inputs, Workload
+
+
+def jacobi2d(inputs: Inputs, *, rows: int, columns: int, steps: int) -> Workload:
+    def step(_: int, x: jax.Array) -> jax.Array:
+        neighbours = x[:-2, 1:-1] + x[2:, 1:-1] + x[1:-1, :-2] + x[1:-1, 2:]
+        return x.at[1:-1, 1:-1].set(0.2 * (x[1:-1, 1:-1] + neighbours))
+
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, steps, step, x)
+
+    return function, (inputs.normal(rows, columns),)
+
+
+def _rotate(x: jax.Array) -> jax.Array:
+    return jnp.concatenate([x[1:], x[:1]]) * 0.9 + jnp.sum(x) * 0.01
+
+
+def rotations_unrolled(inputs: Inputs, *, size: int, steps: int) -> Workload:
+    def function(x: jax.Array) -> jax.Array:
+        for _ in range(steps):
+            x = _rotate(x)
+        return x
+
+    return function, (inputs.normal(size),)
+
+
+def rotations_loop(inputs: Inputs, *, size: int, steps: int) -> Workload:
+    def function(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, steps, lambda _, x: _rotate(x), x)
+
+    return function, (inputs.normal(size),)
+
+
+def cache_update(inputs: Inputs, *, length: int, width: int, steps: int) -> Workload:
+    """Each step writes one row into a cache that is far larger: its cost is that of the row."""
+
+    def function(cache: jax.Array, rows: jax.Array) -> jax.Array:
+        def step(cache: jax.Array, numbered: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            number, row = numbered
+            mixed = 0.5 * (row + cache[number])[None]
+            return jax.lax.dynamic_update_slice(cache, mixed, (number + 1, 0)), None
+
+        return jax.lax.scan(step, cache, (jnp.arange(rows.shape[0]), rows))[0]
+
+    return function, (inputs.normal(length, width), inputs.normal(steps, width))
+
+
+_ROTATIONS_ODD = {"size": 101}
+
+CASES = (
+    Case(
+        name="jacobi2d",
+        group="loops",
+        build=jacobi2d,
+        sizes={"rows": 512, "columns": 512, "steps": 100},
+        tiny={"rows": 7, "columns": 9, "steps": 3},
+        tolerance=16,
+        figure=4.0,
+    ).with_neighbours(odd={"rows": 511, "columns": 509}, dtype="float64", view="transposed"),
+    Case(
+        name="rotations_unrolled",
+        group="loops",
+        build=rotations_unrolled,
+        sizes={"size": 100, "steps": 100},
+        tiny={"size": 7, "steps": 3},
+        tolerance=128,
+        figure=3.0,
+    ).with_neighbours(odd=_ROTATIONS_ODD, dtype="float64", view="strided"),
+    Case(
+        name="rotations_loop",
+        group="loops",
+        build=rotations_loop,
+        sizes={"size": 100, "steps": 100},
+        tiny={"size": 7, "steps": 3},
+        tolerance=128,
+        figure=3.0,
+    ).with_neighbours(odd=_ROTATIONS_ODD, dtype="float64", view="strided"),
+    Case(
+        name="cache_update",
+        group="loops",
+        build=cache_update,
+        sizes={"length": 8192, "width": 128, "steps": 256},
+        tiny={"length": 9, "width": 5, "steps": 3},
+        tolerance=4,
+    ),
+)

@@ -1,0 +1,161 @@
+"""Parts of models as users write them: a transformer block, recurrent networks, a training step."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from ..case import Case, Inputs, Workload
+
+Parameters = dict[str, jax.Array]
+
+
+def _layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    mean = jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.var(x, axis=-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + bias
+
+
+def encoder_block(
+    inputs: Inputs, *, batch: int, length: int, width: int, heads: int, hidden: int
+) -> Workload:
+    """A transformer encoder block that normalizes first: attention, then a two-layer network."""
+
+    def attention(parameters: Parameters, x: jax.Array) -> jax.Array:
+        batch, length, width = x.shape
+        qkv = x @ parameters["qkv"] + parameters["qkv_bias"]
+        q, k, v = jnp.split(qkv.reshape(batch, length, 3 * heads, width // heads), 3, axis=2)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(width // heads)
+        mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+        return mixed.reshape(batch, length, width) @ parameters["out"] + parameters["out_bias"]
+
+    def function(x: jax.Array, parameters: Parameters) -> jax.Array:
+        normed = _layer_norm(x, parameters["scale_1"], parameters["bias_1"])
+        x = x + attention(parameters, normed)
+        normed = _layer_norm(x, parameters["scale_2"], parameters["bias_2"])
+        inner = jax.nn.gelu(normed @ parameters["up"] + parameters["up_bias"])
+        return x + inner @ parameters["down"] + parameters["down_bias"]
+
+    parameters = {
+        "scale_1": inputs.ones(width),
+        "bias_1": inputs.zeros(width),
+        "qkv": inputs.weight(width, 3 * width),
+        "qkv_bias": inputs.normal(3 * width, scale=0.1),
+        "out": inputs.weight(width, width),
+        "out_bias": inputs.normal(width, scale=0.1),
+        "scale_2": inputs.ones(width),
+        "bias_2": inputs.zeros(width),
+        "up": inputs.weight(width, hidden),
+        "up_bias": inputs.normal(hidden, scale=0.1),
+        "down": inputs.weight(hidden, width),
+        "down_bias": inputs.normal(width, scale=0.1),
+    }
+    return function, (inputs.normal(batch, length, width), parameters)
+
+
+def lstm_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
+    """A long short-term memory layer over a sequence [length, batch, hidden]."""
+
+    def function(xs: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        def step(
+            state: tuple[jax.Array, jax.Array], x: jax.Array
+        ) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+            h, c = state
+            gates = jnp.concatenate([x, h], axis=-1) @ weight + bias
+            i, f, g, o = jnp.split(gates, 4, axis=-1)
+            c = jax.nn.sigmoid(f + 1) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        zeros = jnp.zeros(xs.shape[1:], xs.dtype)
+        return jax.lax.scan(step, (zeros, zeros), xs)[1]
+
+    return function, (
+        inputs.normal(length, batch, hidden),
+        inputs.weight(2 * hidden, 4 * hidden),
+        inputs.normal(4 * hidden, scale=0.1),
+    )
+
+
+def rnn_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
+    """A plain recurrent layer: h = tanh(x W + h U + b)."""
+
+    def function(xs: jax.Array, w: jax.Array, u: jax.Array, b: jax.Array) -> jax.Array:
+        def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            h = jnp.tanh(x @ w + h @ u + b)
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros(xs.shape[1:], xs.dtype), xs)[1]
+
+    return function, (
+        inputs.normal(length, batch, hidden),
+        inputs.weight(hidden, hidden),
+        inputs.weight(hidden, hidden),
+        inputs.normal(hidden, scale=0.1),
+    )
+
+
+def mlp_train_step(
+    inputs: Inputs, *, batch: int, features: int, hidden: int, classes: int
+) -> Workload:
+    """Loss, gradient and one step of plain gradient descent for a two-layer classifier."""
+
+    def loss(parameters: Parameters, x: jax.Array, labels: jax.Array) -> jax.Array:
+        inner = jax.nn.relu(x @ parameters["up"] + parameters["up_bias"])
+        logits = inner @ parameters["down"] + parameters["down_bias"]
+        log_probabilities = jax.nn.log_softmax(logits)
+        return -jnp.mean(jnp.sum(labels * log_probabilities, axis=-1))
+
+    def function(
+        parameters: Parameters, x: jax.Array, labels: jax.Array
+    ) -> tuple[Parameters, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(parameters, x, labels)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, parameters, gradient), value
+
+    parameters = {
+        "up": inputs.weight(features, hidden),
+        "up_bias": inputs.zeros(hidden),
+        "down": inputs.weight(hidden, classes),
+        "down_bias": inputs.zeros(classes),
+    }
+    labels = jax.nn.one_hot(jnp.arange(batch) % classes, classes, dtype=inputs.dtype)
+    return function, (parameters, inputs.normal(batch, features), labels)
+
+
+CASES = (
+    Case(
+        name="encoder_block",
+        group="models",
+        build=encoder_block,
+        sizes={"batch": 1, "length": 128, "width": 768, "heads": 12, "hidden": 3072},
+        tiny={"batch": 1, "length": 5, "width": 12, "heads": 3, "hidden": 14},
+        tolerance=16,
+        figure=1.0,
+    ).with_neighbours(odd={"length": 127}, dtype="bfloat16", view="transposed"),
+    Case(
+        name="lstm_scan",
+        group="models",
+        build=lstm_scan,
+        sizes={"length": 128, "batch": 1, "hidden": 256},
+        tiny={"length": 3, "batch": 1, "hidden": 5},
+        tolerance=32,
+    ),
+    Case(
+        name="rnn_scan",
+        group="models",
+        build=rnn_scan,
+        sizes={"length": 128, "batch": 1, "hidden": 128},
+        tiny={"length": 3, "batch": 1, "hidden": 5},
+        tolerance=64,
+    ),
+    Case(
+        name="mlp_train_step",
+        group="models",
+        build=mlp_train_step,
+        sizes={"batch": 128, "features": 784, "hidden": 512, "classes": 10},
+        tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3},
+        tolerance=16,
+    ),
+)

@@ -1,0 +1,73 @@
+"""How wrong a result is: its distance from the same function evaluated in 64-bit arithmetic."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .case import Case, Function
+
+XLA_MARGIN = 2.0
+"""An error up to this multiple of XLA's own is right, whatever the bound of the case says."""
+
+_NARROW_BITS = 16
+_NARROW_TOLERANCE = 2.0  # in 16-bit types, results are rounded, not what leads to them
+
+
+def reference(function: Function, args: tuple[Any, ...]) -> list[np.ndarray]:
+    """The results of `function`, flattened, with floating-point arguments widened to 64 bits."""
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_widened, args)
+        return [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(function)(*wide))]
+
+
+def error(results: Any, expected: list[np.ndarray]) -> float:
+    """The largest difference from `expected`, relative to the largest magnitude of each result.
+
+    Infinite where shapes differ, where one side has a NaN or an infinity and the other has not, or
+    where integers differ at all.
+    """
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
+    if len(leaves) != len(expected):
+        return math.inf
+    return max((_leaf_error(*pair) for pair in zip(leaves, expected, strict=True)), default=0.0)
+
+
+def bound(case: Case, xla_error: float) -> float:
+    """The largest error that counts as right."""
+    info = jnp.finfo(case.dtype)
+    narrow = info.bits <= _NARROW_BITS
+    tolerance = min(case.tolerance, _NARROW_TOLERANCE) if narrow else case.tolerance
+    return max(tolerance * float(info.eps), XLA_MARGIN * xla_error)
+
+
+def same_types(results: Any, others: Any) -> bool:
+    """Whether both have the same tree of arrays, with the same shapes and dtypes."""
+    if jax.tree.structure(results) != jax.tree.structure(others):
+        return False
+    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(others), strict=True)
+    return all(a.shape == b.shape and a.dtype == b.dtype for a, b in pairs)
+
+
+def _widened(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+
+def _leaf_error(result: np.ndarray, expected: np.ndarray) -> float:
+    if result.shape != expected.shape:
+        return math.inf
+    if not jnp.issubdtype(result.dtype, jnp.floating):
+        return 0.0 if np.array_equal(result, expected) else math.inf
+    wide = result.astype(np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(wide[~finite], expected[~finite], equal_nan=True):
+        return math.inf
+    if not np.isfinite(wide[finite]).all():
+        return math.inf
+    difference = np.abs(wide[finite] - expected[finite]).max(initial=0.0)
+    scale = np.abs(expected[finite]).max(initial=0.0)
+    return float(difference / scale) if scale > 0 else float(difference)

@@ -1,0 +1,158 @@
+"""What a run of the benchmarks leaves: rows, and where they were measured, as a JSON file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hlo_mlc.support.errors import UsageError
+
+SCHEMA = 1
+_PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
+# What has to agree for rows of two runs to stand in one table.
+_COMPARABLE = ("cpu", "cores", "python", "packages", "choose")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What was measured of one case: times of one call, `ratio` = jax.jit / hlo_mlc, and errors.
+
+    `status` is "right", "wrong" (a result is, so nothing was timed) or "failed" (it raised);
+    `message` says why. `share` is the part of the run time that is spent in our kernels.
+    """
+
+    name: str
+    group: str
+    status: str
+    message: str = ""
+    figure: float | None = None
+    jax_ms: float | None = None
+    jax_spread_ms: float | None = None
+    ours_ms: float | None = None
+    ours_spread_ms: float | None = None
+    ratio: float | None = None
+    ratio_spread: float | None = None
+    jax_error: float | None = None
+    ours_error: float | None = None
+    allowed_error: float | None = None
+    clusters: int | None = None
+    coverage: float | None = None
+    share: float | None = None
+    jax_first_call_s: float | None = None
+    ours_first_call_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The rows of a run, in the order measured, and the environment they were measured in."""
+
+    environment: Mapping[str, Any]
+    rows: tuple[Row, ...] = ()
+
+    def with_row(self, row: Row) -> Results:
+        """These results with one more row, in place of an older one of the same name."""
+        kept = tuple(old for old in self.rows if old.name != row.name)
+        return dataclasses.replace(self, rows=(*kept, row))
+
+    def right(self) -> frozenset[str]:
+        """The names of the cases that need not be measured again."""
+        return frozenset(row.name for row in self.rows if row.status == "right")
+
+    def save(self, path: Path) -> None:
+        """Writes a JSON file that is complete at any instant.
+
+        Raises: UsageError when the file cannot be written.
+        """
+        document = {
+            "schema": SCHEMA,
+            "environment": dict(self.environment),
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+        }
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=path.parent, prefix=".writing-", delete=False
+            ) as file:
+                json.dump(document, file, indent=1)
+                file.write("\n")
+            # A temporary file is private; results are for everyone that the umask lets read.
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(file.name).chmod(0o666 & ~umask)
+            Path(file.name).replace(path)
+        except OSError as error:
+            raise UsageError(
+                f"Cannot write the results to {path}: {error.strerror or error}"
+            ) from error
+
+
+def load(path: Path) -> Results:
+    """Reads what `Results.save` wrote.
+
+    Raises: UsageError when the file is missing or is not such a file.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {document['schema']!r}, expected {SCHEMA}")
+        rows = tuple(Row(**row) for row in document["rows"])
+        return Results(dict(document["environment"]), rows)
+    except OSError as error:
+        raise UsageError(f"Cannot read results from {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is not a file of benchmark results: {error}") from error
+
+
+def environment(choose: str, rounds: int) -> dict[str, Any]:
+    """Everything about here and now that a reader of the numbers needs to know."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "choose": choose,
+        "rounds": rounds,
+    }
+
+
+def check_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+    """Refuses to mix rows of different machines, versions or settings.
+
+    Raises: UsageError naming the first thing that differs.
+    """
+    for name in _COMPARABLE:
+        if old.get(name) != new.get(name):
+            raise UsageError(
+                f"The results to resume were measured with {name} = {old.get(name)!r}, this run "
+                f"has {new.get(name)!r}: their rows cannot stand in one table; start a new file"
+            )
+
+
+def cpu_model() -> str:
+    """The name that the processor gives itself."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "CPU implementer", "Model"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,65 @@
+// The C functions of mlc_abi.h.
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+#include "float_mode.h"
+#include "mlc_abi.h"
+#include "scratch_pool.h"
+#include "thread_team.h"
+#include "variant_table.h"
+#include "worker_pool.h"
+
+using mlc::Slot;
+using mlc::VariantTable;
+
+namespace {
+
+constexpr int kDone = 1;
+constexpr int kNo = 0;
+constexpr int kNoMemory = -1;
+
+}  // namespace
+
+int64_t mlc_abi_version(void) { return MLC_ABI_VERSION; }
+
+int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes) {
+  try {
+    VariantTable::Get().Set(id, {entry, scratch_bytes});
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
+int mlc_variant_exists(const char* id) {
+  return VariantTable::Get().Find(id) != nullptr ? kDone : kNo;
+}
+
+int mlc_variant_remove(const char* id) { return VariantTable::Get().Remove(id) ? kDone : kNo; }
+
+void mlc_profile_enable(int enabled) { mlc::EnableProfiling(enabled != 0); }
+
+int mlc_profile_read(const char* id, int64_t* calls, int64_t* nanoseconds) {
+  const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
+  if (slot == nullptr) return kNo;
+  slot->ReadCalls(calls, nanoseconds);
+  return kDone;
+}
+
+void mlc_profile_reset(void) { VariantTable::Get().ResetCalls(); }
+
+int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
+            int64_t thread_count) {
+  static mlc::ScratchPool& scratch_pool = *new mlc::ScratchPool;
+  mlc::ScratchPool::Lease scratch(scratch_pool, scratch_bytes);
+  if (scratch.failed()) return kNoMemory;
+  mlc::WorkerPool& workers = mlc::WorkerPool::Get();
+  if (thread_count > 1) workers.EnsureWorkers(thread_count - 1);
+  mlc::ThreadTeam team(workers, thread_count);
+  mlc::FloatMode mode;
+  entry(&team, buffers, dims, scratch.data());
+  return kDone;
+}

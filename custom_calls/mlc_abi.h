@@ -1,0 +1,78 @@
+/* The contract between generated kernels, the runtime library and its callers.
+ *
+ * Two parts: what a kernel sees (MlcContext, MlcEntry), and the C functions through which
+ * a host program publishes, runs and profiles kernels. Everything is plain C, so that one
+ * binary serves every Python version and any other host.
+ */
+#ifndef HLO_MLC_MLC_ABI_H_
+#define HLO_MLC_MLC_ABI_H_
+
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define MLC_EXPORT __declspec(dllexport)
+#else
+#define MLC_EXPORT __attribute__((visibility("default")))
+#endif
+
+/* Raised with every incompatible change of this header. */
+#define MLC_ABI_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- What a kernel sees ----------------------------------------------------------------- */
+
+typedef void (*MlcTask)(void* closure, int64_t task);
+
+/* The execution a kernel runs in. Generated code relies on this layout.
+ *
+ * parallel_for calls body(closure, 0 .. count-1), each index once and in no particular order,
+ * on the caller and on any threads of the pool that come to help, and returns when all are
+ * done. It never waits for a task that nobody has started, so it may be nested. */
+typedef struct MlcContext {
+  void (*parallel_for)(struct MlcContext* context, MlcTask body, void* closure, int64_t count);
+  int64_t thread_count; /* at least 1 */
+} MlcContext;
+
+/* A kernel. `buffers` holds the operands, then the results, each aligned for its element type
+ * (XLA aligns to 64 bytes, other callers may not); `dims` the values of its symbolic dimensions;
+ * `scratch` is aligned to MLC_SCRATCH_ALIGNMENT, belongs to this execution alone and holds
+ * anything. The floating-point environment, in tasks too: round to nearest, subnormals flushed to
+ * zero (as XLA has it), no traps. */
+typedef void (*MlcEntry)(MlcContext* context, void** buffers, const int64_t* dims, void* scratch);
+
+#define MLC_SCRATCH_ALIGNMENT 64
+
+/* ---- What a host program calls ----------------------------------------------------------
+ *
+ * Functions that return int return 1 for yes or done, 0 for no or not found, and -1 when memory
+ * ran out. All are safe to call from any thread at any time. */
+
+MLC_EXPORT int64_t mlc_abi_version(void);
+
+/* Makes `entry` the code behind `id`, for executables still to be loaded and for those already
+ * loaded. The code must stay mapped for as long as the process lives: an execution that began
+ * with it may still be running. */
+MLC_EXPORT int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes);
+MLC_EXPORT int mlc_variant_exists(const char* id);
+
+/* Forgets `id`: executables loaded from now on do not find it; those already loaded keep it. */
+MLC_EXPORT int mlc_variant_remove(const char* id);
+
+/* Calls and total wall time of each id, counted while profiling is enabled. */
+MLC_EXPORT void mlc_profile_enable(int enabled);
+MLC_EXPORT int mlc_profile_read(const char* id, int64_t* calls, int64_t* nanoseconds);
+MLC_EXPORT void mlc_profile_reset(void);
+
+/* Runs a kernel without XLA, on this library's own threads (the caller and at most
+ * thread_count - 1 others), under the same rules as inside an XLA program. */
+MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
+                       int64_t thread_count);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* HLO_MLC_MLC_ABI_H_ */

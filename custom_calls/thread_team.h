@@ -1,0 +1,43 @@
+// parallel_for: the caller and whoever comes to help, over any source of threads.
+#ifndef HLO_MLC_THREAD_TEAM_H_
+#define HLO_MLC_THREAD_TEAM_H_
+
+#include <cstdint>
+
+#include "mlc_abi.h"
+
+namespace mlc {
+
+// Work that a pool runs once, at any later time and on any thread.
+class Job {
+ public:
+  virtual void Run() = 0;
+
+ protected:
+  ~Job() = default;
+};
+
+// A source of threads: XLA's pool inside XLA programs, our own elsewhere.
+class Executor {
+ public:
+  // Takes over the job. Must be callable from several threads at once.
+  virtual void Schedule(Job* job) = 0;
+
+ protected:
+  ~Executor() = default;
+};
+
+// The context handed to one execution of a kernel; lives on the stack of that execution.
+class ThreadTeam : public MlcContext {
+ public:
+  ThreadTeam(Executor& executor, int64_t thread_count);
+
+ private:
+  static void ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count);
+
+  Executor& executor_;
+};
+
+}  // namespace mlc
+
+#endif  // HLO_MLC_THREAD_TEAM_H_

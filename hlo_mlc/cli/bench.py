@@ -1,0 +1,117 @@
+"""`hlo-mlc bench`: the registry of benchmarks, or parts of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+import hlo_mlc_bench.results as results_file
+from hlo_mlc.cli import measuring
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.options import CHOICES
+from hlo_mlc_bench.case import Case
+from hlo_mlc_bench.cases import BY_NAME, CASES, GROUPS
+from hlo_mlc_bench.runner import DEFAULT_ROUNDS
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("names", nargs=-1)
+@click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these.")
+@click.option("--neighbours", is_flag=True, help="Also other sizes, dtypes and layouts of a case.")
+@click.option("--list", "list_only", is_flag=True, help="Shows the cases and runs none.")
+@click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
+@click.option("--rounds", type=click.IntRange(min=1), default=DEFAULT_ROUNDS, show_default=True)
+@click.option("--json", "json_path", type=_FILE, help="Writes the results here, row by row.")
+@click.option(
+    "--resume", type=_FILE, help="Measures only what is missing in these results, and adds it."
+)
+@click.pass_context
+def bench(
+    ctx: click.Context,
+    names: tuple[str, ...],
+    groups: tuple[str, ...],
+    neighbours: bool,
+    list_only: bool,
+    choose: str,
+    rounds: int,
+    json_path: Path | None,
+    resume: Path | None,
+) -> None:
+    """Runs benchmarks, all or those of the given NAMES, against jax.jit.
+
+    Results are checked before anything is timed; a wrong one gives exit status 1.
+    """
+    console = measuring.make_console()
+    cases = select(names, groups, neighbours)
+    if list_only:
+        console.print(_listing(cases))
+        return
+    results = results_file.Results(results_file.environment(choose, rounds))
+    if resume is not None:
+        earlier = results_file.load(resume)
+        results_file.check_comparable(earlier.environment, results.environment)
+        results = earlier
+        cases = [case for case in cases if case.name not in earlier.right()]
+    path = json_path or resume
+    if path is not None:
+        results.save(path)  # a path that cannot be written shows before hours of measuring
+    results, complete = measuring.measure(
+        cases,
+        results,
+        choose=choose,
+        rounds=rounds,
+        console=console,
+        after_row=lambda results: results.save(path) if path is not None else None,
+    )
+    _show(results, console)
+    if not complete:
+        click.echo("interrupted: the rows above are kept", err=True)
+    ctx.exit(measuring.exit_status(results.rows, complete))
+
+
+def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> list[Case]:
+    """The cases that are asked for, in the order of the registry; all if nothing is.
+
+    Raises: UsageError for a name that is not in the registry.
+    """
+    for name in names:
+        if name not in BY_NAME:
+            close = difflib.get_close_matches(name, BY_NAME, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise UsageError(f"There is no case {name!r}{hint}; `hlo-mlc bench --list` shows all")
+    asked_for_all = not names and not groups
+    selected = []
+    for case in CASES:
+        whole = asked_for_all or case.name in names or case.group in groups
+        if whole:
+            selected.append(case)
+        selected += [one for one in case.neighbours if one.name in names or (whole and neighbours)]
+    return selected
+
+
+def _listing(cases: Sequence[Case]) -> Table:
+    table = Table(box=None)
+    for title in ("name", "group", "dtype", "figure", "sizes"):
+        table.add_column(title, no_wrap=True)
+    for case in cases:
+        sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
+        figure = f"{case.figure:.2f}" if case.figure is not None else ""
+        table.add_row(case.name, case.group, case.dtype, figure, sizes)
+    return table
+
+
+def _show(results: results_file.Results, console: Console) -> None:
+    console.print(measuring.render(results.rows))
+    console.print_json(json.dumps(dict(results.environment)), indent=None)
+    for line in measuring.render_misses(results.rows):
+        console.print(f"missed: {line}", highlight=False)
+    for line in measuring.render_problems(results.rows):
+        click.echo(f"error: {line}", err=True)

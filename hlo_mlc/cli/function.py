@@ -1,0 +1,102 @@
+"""From what is typed on a command line to a function and the arguments to look at it with."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hlo_mlc.support.errors import UsageError
+
+_ARGUMENT = re.compile(r"(?P<dtype>[a-z0-9]+)\[(?P<sizes>(\d+(,\d+)*)?)\]")
+
+_DTYPES = {
+    "bool": jnp.bool_,
+    "i1": jnp.bool_,
+    "bf16": jnp.bfloat16,
+    **{f"f{bits}": getattr(jnp, f"float{bits}") for bits in (16, 32, 64)},
+    **{f"c{bits}": getattr(jnp, f"complex{bits}") for bits in (64, 128)},
+    **{f"i{bits}": getattr(jnp, f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": getattr(jnp, f"uint{bits}") for bits in (8, 16, 32, 64)},
+}
+
+
+def parse_argument(text: str) -> jax.ShapeDtypeStruct:
+    """`f32[512,1024]` -> the type of an argument; `f32[]` is a scalar.
+
+    Raises: UsageError for anything else.
+    """
+    match = _ARGUMENT.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise UsageError(f"An argument is written like f32[512,1024] or i32[], not {text!r}")
+    if match["dtype"] not in _DTYPES:
+        raise UsageError(
+            f"Argument {text!r}: there is no dtype {match['dtype']!r}; "
+            f"there are {', '.join(_DTYPES)}"
+        )
+    sizes = [int(size) for size in match["sizes"].split(",") if size]
+    return jax.ShapeDtypeStruct(sizes, _DTYPES[match["dtype"]])
+
+
+def resolve(text: str) -> Callable[..., Any]:
+    """`package.module:name` -> the function, with the current folder searched first.
+
+    Raises: UsageError when the module cannot be imported or has no such function.
+    """
+    module_name, _, path = text.partition(":")
+    if not module_name or not path:
+        raise UsageError(f"Expected the path of a StableHLO file, or MODULE:FUNCTION, got {text!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found = importlib.import_module(module_name)
+    except Exception as error:  # a module runs the user's code, which may raise anything
+        raise UsageError(
+            f"Cannot import {module_name!r}: {type(error).__name__}: {error}"
+        ) from error
+    for name in path.split("."):
+        if not hasattr(found, name):
+            raise UsageError(f"{text!r}: there is no {name!r} in {module_name!r}")
+        found = getattr(found, name)
+    if not callable(found):
+        raise UsageError(f"{text!r} is {type(found).__name__}, not a function")
+    return found
+
+
+def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    """Makes sure that JAX can trace the function with these arguments.
+
+    Raises: UsageError with the first line of what the function raised.
+    """
+    try:
+        jax.eval_shape(function, *args)
+    except Exception as error:  # the function is the user's code, which may raise anything
+        first_line = (str(error).splitlines() or [""])[0]
+        raise UsageError(
+            f"{name} cannot be traced with these arguments: {type(error).__name__}: {first_line}"
+        ) from error
+
+
+def arguments(function: Callable[..., Any], given: Sequence[str]) -> tuple[Any, ...]:
+    """The arguments written on the command line, else the function's own `example_args`.
+
+    `example_args` is a sequence of arguments, or a function without parameters that makes one.
+
+    Raises: UsageError when there are neither.
+    """
+    if given:
+        return tuple(parse_argument(text) for text in given)
+    example = getattr(function, "example_args", None)
+    if example is None:
+        raise UsageError(
+            "Say what the function is called with: --arg f32[512,1024] for each argument, "
+            "or an attribute `example_args` of the function"
+        )
+    return tuple(example() if callable(example) else example)

@@ -1,0 +1,81 @@
+"""`hlo-mlc inspect`: what we make of a program, and why the rest stays with XLA."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import jax
+
+from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.cli.function import arguments, check_traceable, resolve
+from hlo_mlc.support.options import CHOICES
+
+_DUMP = "HLO_MLC_DUMP"
+_SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo")
+
+
+@click.command()
+@click.argument("program")
+@click.option(
+    "--arg",
+    "given",
+    multiple=True,
+    metavar="TYPE",
+    help="Type of an argument of the function, as f32[512,1024]; one --arg for each.",
+)
+@click.option("--entry", default="main", show_default=True, help="Which function of a module.")
+@click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
+@click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+@click.option(
+    "--dump",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Writes what every stage produces into this folder.",
+)
+def inspect(
+    program: str,
+    given: tuple[str, ...],
+    entry: str,
+    choose: str,
+    x64: bool,
+    dump: Path | None,
+) -> None:
+    """Explains what of PROGRAM runs in our kernels, and why the rest does not.
+
+    PROGRAM is a file with a StableHLO module (text, bytecode or portable artifact), or
+    MODULE:FUNCTION, a function in a Python module. Its arguments come from --arg, or from the
+    function's attribute `example_args`.
+    """
+    with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
+        if _is_file(program):
+            text = compile_stablehlo(Path(program), entry=entry, choose=choose).explain()
+        else:
+            function = resolve(program)
+            args = arguments(function, given)
+            check_traceable(program, function, args)
+            text = mlc_jit(function, choose=choose).explain(*args)
+    click.echo(text)
+    if dump is not None:
+        click.echo(f"stages: {dump}")
+
+
+@contextlib.contextmanager
+def _dumping_into(folder: Path | None) -> Iterator[None]:
+    """Within it, what is compiled leaves its stages in `folder`, unless that is None."""
+    previous = os.environ.get(_DUMP)
+    if folder is not None:
+        os.environ[_DUMP] = str(folder)
+    try:
+        yield
+    finally:
+        if previous is None:
+            os.environ.pop(_DUMP, None)
+        else:
+            os.environ[_DUMP] = previous
+
+
+def _is_file(program: str) -> bool:
+    return Path(program).is_file() or program.endswith(_SUFFIXES)

@@ -1,0 +1,201 @@
+"""Writing accumulation: lane by lane, across lanes by halves, or in order where lanes may meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.memory import Place
+from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.expr.core import Apply
+from hlo_mlc.expr.dtypes import BOOL, F32, F64
+from hlo_mlc.loops.core import Accumulate
+from hlo_mlc.support.errors import CodegenError
+
+
+def accumulate(writer: Writer, stmt: Accumulate) -> None:
+    """`buffers[indices] = combiner(buffers[indices], terms)` in the lanes that are switched on.
+
+    Raises: CodegenError where lanes share some of the places, but not all of them.
+    """
+    lane = writer.function.lane
+    places = [memory.resolve(writer, b, stmt.indices) for b in stmt.buffers]
+    shared = [place.is_uniform for place in places]
+    if lane is None or not any(shared):
+        if any(place.varying for place in places):
+            _in_order(writer, stmt, places)
+        else:
+            _lane_by_lane(writer, stmt, places)
+    elif all(shared):
+        _across_lanes(writer, stmt, places)
+    else:
+        raise CodegenError(
+            f"Expected the lanes of the vector loop over {lane.var} to accumulate into places of "
+            f"one kind, got one place for all and one for each in {stmt.buffers}")
+
+
+def _lane_by_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
+    mask = writer.function.mask
+    old = [memory.read(writer, place, None, mask) for place in places]
+    for place, value in zip(places, _updated(writer, stmt, old), strict=True):
+        memory.write(writer, place, value)
+
+
+def _updated(writer: Writer, stmt: Accumulate, old: Sequence[Value]) -> list[Value]:
+    """The combiner's results; a product added to a float sum is rounded together with the sum."""
+    if stmt.combiner.name == "add" and writer.module.target.has_fma:
+        term = writer.module.legalized(stmt.terms[0])
+        if isinstance(term, Apply) and term.op == "mul" and term.dtype in (F32, F64):
+            x, y = (writer.value(a) for a in term.args)
+            return [writer.op("fma", term.dtype, (x, y, old[0]))]
+    return writer.combine(stmt.combiner, old, [writer.evaluate(t) for t in stmt.terms])
+
+
+# All lanes into one place
+
+
+def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
+    function, lane = writer.function, writer.function.lane
+    mask, identity = function.mask, stmt.combiner.identity
+    terms = [_spread(writer, writer.evaluate(t), lane.width) for t in stmt.terms]
+    if mask is None:
+        _add_once(writer, stmt, places, _folded(writer, stmt, terms, lane.live), None)
+        return
+    if identity is not None:
+        terms = [_select(writer, mask, term, _spread(writer, writer.value(neutral), lane.width))
+                 for term, neutral in zip(terms, identity, strict=True)]
+        total, any_live = _folded(writer, stmt, terms, lane.live), None
+    else:
+        total, any_live = _folded_under(writer, stmt, terms, mask)
+    function.mask = None
+    if all(place.storage.own_bytes and not place.uniform for place in places):
+        _add_once(writer, stmt, places, total, any_live)
+    else:  # without any lane, there may be no such place
+        block = function.block
+        taken = writer.any_lane(mask)
+        inner_block = Block(function, function.label())
+        start, after = inner_block.label, function.label()
+        with function.scope(inner_block, conditional=True, speculative=False):
+            _add_once(writer, stmt, places, total, None)
+        block.emit(f"br i1 {taken}, label %{start}, label %{after}")
+        block.start(start)
+        block.lines += inner_block.lines
+        block.emit(f"br label %{after}")
+        block.start(after)
+    function.mask = mask
+
+
+def _add_once(writer: Writer, stmt: Accumulate, places: Sequence[Place],
+              total: Sequence[Value], condition: Value | None) -> None:
+    """Add what the lanes have folded into, if there was any."""
+    old = [memory.read(writer, place, None, None) for place in places]
+    new = writer.combine(stmt.combiner, old, total)
+    for place, before, value in zip(places, old, new, strict=True):
+        kept = value if condition is None else _select(writer, condition, value, before)
+        memory.write(writer, place, kept)
+
+
+def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> list[Value]:
+    """The first `live` lanes combined: lane l with lane l + width/2, and so on."""
+    width = terms[0].lanes
+    while width:
+        half = width // 2
+        paired = live - half  # lanes of the lower half that have a live partner
+        low = [_lanes(writer, t, 0, half) for t in terms]
+        if paired > 0:
+            high = [_lanes(writer, t, half, half) for t in terms]
+            both = writer.combine(stmt.combiner, low, high)
+            if paired < half:
+                mask = Value(types.prefix_mask(paired, half), "i1", half)
+                both = [_select(writer, mask, b, x) for b, x in zip(both, low, strict=True)]
+            low = both
+        terms, live, width = low, min(live, half), half if half > 1 else 0
+    return terms
+
+
+def _folded_under(writer: Writer, stmt: Accumulate, terms: list[Value],
+                  mask: Value) -> tuple[list[Value], Value]:
+    """The lanes that are on combined in the same order; also whether there were any."""
+    lane, width = writer.function.lane, terms[0].lanes
+    live = _spread(writer, mask, width)
+    if not lane.is_full:
+        live = writer.op("and", BOOL, (live, Value(lane.mask, "i1", width)))
+    while width:
+        half = width // 2
+        low, high = ([_lanes(writer, t, start, half) for t in terms] for start in (0, half))
+        low_live, high_live = (_lanes(writer, live, start, half) for start in (0, half))
+        both = writer.combine(stmt.combiner, low, high)
+        terms = [_select(writer, low_live, _select(writer, high_live, b, x), y)
+                 for b, x, y in zip(both, low, high, strict=True)]
+        live = writer.op("or", BOOL, (low_live, high_live))
+        width = half if half > 1 else 0
+    return terms, live
+
+
+def _spread(writer: Writer, value: Value, lanes: int) -> Value:
+    """A value as a vector of `lanes`."""
+    return value._replace(text=writer.function.widen(value, lanes), lanes=lanes)
+
+
+def _lanes(writer: Writer, value: Value, start: int, count: int) -> Value:
+    """Lanes start, start + 1, …; one lane is a scalar."""
+    block = writer.function.block
+    if count == 1:
+        text = block.define(f"extractelement {value.typed}, i64 {start}")
+    else:
+        text = block.define(f"shufflevector {value.typed}, {value.type} poison, "
+                            f"{types.shuffle_mask(start, count)}")
+    return value._replace(text=text, lanes=count if count > 1 else 0, depth=writer.function.depth)
+
+
+def _select(writer: Writer, condition: Value, chosen: Value, other: Value) -> Value:
+    function = writer.function
+    lanes = max(condition.lanes, chosen.lanes, other.lanes)
+    whole = types.vector(chosen.element, lanes)
+    picked, on_true, on_false = (function.widen(v, lanes) for v in (condition, chosen, other))
+    text = function.block.define(f"select {types.vector('i1', lanes)} {picked}, "
+                                 f"{whole} {on_true}, {whole} {on_false}")
+    return chosen._replace(text=text, lanes=lanes, depth=function.depth)
+
+
+# Lanes that may be at the same place
+
+
+def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None:
+    """One lane after the other: two of them may name the same element."""
+    function, lane = writer.function, writer.function.lane
+    mask = function.mask
+    terms = [_spread(writer, writer.evaluate(t), lane.width) for t in stmt.terms]
+    addresses = [Value(memory.scattered(writer, place, None, function.depth), "ptr", lane.width)
+                 for place in places]
+    conditions = None if mask is None else _spread(writer, mask, lane.width)
+    for number in range(lane.live):
+        block = function.block
+        if conditions is None:
+            _add_lane(writer, stmt, places, addresses, terms, number)
+            continue
+        taken = block.define(f"extractelement {conditions.typed}, i64 {number}")
+        inner_block = Block(function, function.label())
+        start, after = inner_block.label, function.label()
+        with function.scope(inner_block, conditional=True, speculative=False):
+            _add_lane(writer, stmt, places, addresses, terms, number)
+        block.emit(f"br i1 {taken}, label %{start}, label %{after}")
+        block.start(start)
+        block.lines += inner_block.lines
+        block.emit(f"br label %{after}")
+        block.start(after)
+    function.forget(place.storage.alias_class for place in places)
+
+
+def _add_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place],
+              addresses: Sequence[Value], terms: Sequence[Value], number: int) -> None:
+    function = writer.function
+    block = function.block
+    pointers = [_lanes(writer, a._replace(lanes=a.lanes), number, 1).text for a in addresses]
+    old = [Value(memory.read_element(block, place, pointer),
+                 types.register_type(place.dtype), 0, function.depth)
+           for place, pointer in zip(places, pointers, strict=True)]
+    new = writer.combine(stmt.combiner, old, [_lanes(writer, t, number, 1) for t in terms])
+    for place, pointer, value in zip(places, pointers, new, strict=True):
+        memory.write_element(block, place, pointer, value.text)

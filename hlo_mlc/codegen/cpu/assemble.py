@@ -1,0 +1,86 @@
+"""From LLVM IR to object code and assembly, through LLVM."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import llvmlite.binding as llvm
+
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cpu import CpuTarget
+
+# Vectors and loops are as we want them; LLVM only keeps arrays in registers, removes what that
+# leaves over, and selects instructions.
+_CODE_GENERATION_LEVEL = 2
+
+
+def compile_ir(ir: str, target: CpuTarget) -> bytes:
+    """The relocatable object file (ELF) that LLVM makes of a module.
+
+    Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
+    """
+    module = _optimized(ir, target)
+    return _machine(target).emit_object(module)
+
+
+def assembly(ir: str, target: CpuTarget) -> str:
+    """The same code as assembly, for people.
+
+    Raises: CodegenError for text that is no valid module.
+    """
+    module = _optimized(ir, target)
+    return _machine(target).emit_assembly(module)
+
+
+def optimized_ir(ir: str, target: CpuTarget) -> str:
+    """The module as it is when instructions are selected.
+
+    Raises: CodegenError for text that is no valid module.
+    """
+    return str(_optimized(ir, target))
+
+
+def _optimized(ir: str, target: CpuTarget) -> llvm.ModuleRef:
+    machine = _machine(target)
+    context = llvm.create_context()  # one for each module: contexts belong to one thread
+    try:
+        module = llvm.parse_assembly(ir, context)
+        module.verify()
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM rejects the generated code: {str(error).strip()}",
+                           context=_offending_line(ir, str(error))) from error
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
+    passes = llvm.create_new_function_pass_manager()
+    passes.add_sroa_pass()
+    for function in module.functions:
+        if not function.is_declaration:
+            passes.run(function, builder)
+    return module
+
+
+def _offending_line(ir: str, message: str) -> str | None:
+    found = re.search(r"<string>:(\d+):", message)
+    lines = ir.splitlines()
+    if found is None or not 0 < int(found[1]) <= len(lines):
+        return None
+    return lines[int(found[1]) - 1].strip()
+
+
+@functools.cache
+def _machine(target: CpuTarget) -> llvm.TargetMachine:
+    """Raises: CodegenError for a target that LLVM was built without."""
+    _initialize()
+    try:
+        made = llvm.Target.from_triple(target.triple)
+    except RuntimeError as error:
+        raise CodegenError(f"LLVM cannot make code for {target.name!r}: {error}") from error
+    return made.create_target_machine(
+        cpu=target.cpu, features=target.features, opt=_CODE_GENERATION_LEVEL, reloc="pic",
+        codemodel="small")
+
+
+@functools.cache
+def _initialize() -> None:
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()

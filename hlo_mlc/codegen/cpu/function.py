@@ -1,0 +1,223 @@
+"""A function being written: scopes, where values are placed, and what has been computed already.
+
+A scope is a loop body or a branch.  Each value is emitted into the outermost scope in which its
+operands are known, so loop-invariant code never enters a loop; the lines of an inner scope are
+joined to the outer's only when it is closed, hence whatever was hoisted meanwhile comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu import types
+from hlo_mlc.expr.core import Var
+
+NO_READS: frozenset[int] = frozenset()
+
+
+class Value(NamedTuple):
+    """An LLVM operand: its text, element type and lanes (0: one value for all lanes).
+
+    `depth` is the scope that it was emitted in; `reads` are the alias classes of the writable
+    buffers that it was computed from.
+    """
+
+    text: str
+    element: str
+    lanes: int = 0
+    depth: int = 0
+    reads: frozenset[int] = NO_READS
+
+    @property
+    def type(self) -> str:
+        return types.vector(self.element, self.lanes)
+
+    @property
+    def typed(self) -> str:
+        return f"{types.vector(self.element, self.lanes)} {self.text}"
+
+
+class Lane(NamedTuple):
+    """The vector loop that code is written for: `live` of `width` lanes are iterations."""
+
+    var: Var
+    live: int
+    width: int
+
+    @property
+    def is_full(self) -> bool:
+        return self.live == self.width
+
+    @property
+    def mask(self) -> str:
+        return "splat (i1 true)" if self.is_full else types.prefix_mask(self.live, self.width)
+
+
+class Block:
+    """Lines, and the label of the basic block that the last of them stands in."""
+
+    __slots__ = ("function", "label", "lines")
+
+    def __init__(self, function: Function, label: str) -> None:
+        self.function, self.label, self.lines = function, label, []
+
+    def define(self, instruction: str) -> str:
+        """Emit an instruction and return its result's name."""
+        name = self.function.fresh()
+        self.lines.append(f"  {name} = {instruction}")
+        return name
+
+    def emit(self, line: str) -> None:
+        self.lines.append("  " + line)
+
+    def start(self, label: str) -> None:
+        """Begin a basic block; the one before has been ended."""
+        self.lines.append(f"{label}:")
+        self.label = label
+
+
+class Scope:
+    """A loop body or a branch while it is open.
+
+    `writes`: alias classes that the body writes; `conditional`: it may be skipped, so loads must
+    not leave it; `speculative`: pure values may leave it all the same (a loop that runs almost
+    always, as opposed to the branch of an If); `leaf`: no loop inside.
+    """
+
+    __slots__ = ("block", "conditional", "floor", "keys", "leaf", "writes")
+
+    def __init__(self, block: Block, writes: frozenset[int], conditional: bool, leaf: bool,
+                 floor: int) -> None:
+        self.block, self.writes, self.conditional = block, writes, conditional
+        self.leaf, self.floor = leaf, floor
+        self.keys: list[object] = []
+
+
+class Function:
+    """The lines of one LLVM function, with the values that its scopes hold."""
+
+    def __init__(self) -> None:
+        self._names = 0
+        self.prologue: list[str] = []
+        self.scopes = [Scope(Block(self, "entry"), NO_READS, False, False, 0)]
+        self.bindings: dict[Var, Value] = {}
+        self.constants: dict[Var, int] = {}  # variables of loops being unrolled
+        self.lane: Lane | None = None
+        self.mask: Value | None = None  # lanes in which a guarded statement is executed
+        self._memo: dict[object, Value] = {}
+        self._dependents: dict[int, list[object]] = {}
+
+    # Names and lines
+
+    def fresh(self) -> str:
+        self._names += 1
+        return f"%v{self._names}"
+
+    def label(self) -> str:
+        self._names += 1
+        return f"b{self._names}"
+
+    @property
+    def depth(self) -> int:
+        return len(self.scopes) - 1
+
+    @property
+    def block(self) -> Block:
+        """Where statements go."""
+        return self.scopes[-1].block
+
+    def at(self, depth: int) -> Block:
+        return self.scopes[depth].block
+
+    def prepare(self, instruction: str) -> str:
+        """Emit an instruction at the very start of the function."""
+        name = self.fresh()
+        self.prologue.append(f"  {name} = {instruction}")
+        return name
+
+    # Scopes
+
+    @contextmanager
+    def scope(self, block: Block | None = None, *, writes: frozenset[int] = NO_READS,
+              conditional: bool = False, speculative: bool = True,
+              leaf: bool = False) -> Iterator[Block]:
+        """Open a scope; without a block of its own it writes into that of the enclosing one."""
+        outer = self.scopes[-1]
+        floor = outer.floor if speculative else len(self.scopes)
+        scope = Scope(block or outer.block, writes, conditional, leaf, floor)
+        self.scopes.append(scope)
+        try:
+            yield scope.block
+        finally:
+            self.scopes.pop()
+            for key in scope.keys:
+                self._memo.pop(key, None)
+
+    @contextmanager
+    def truncated(self, depth: int) -> Iterator[None]:
+        """Write as if the scopes deeper than `depth` were not open."""
+        inner = self.scopes[depth + 1:]
+        del self.scopes[depth + 1:]
+        try:
+            yield
+        finally:
+            self.scopes += inner
+
+    def pure_depth(self, operands: Iterable[Value]) -> int:
+        """Where a value without side effects and worth some time is placed."""
+        depth = self.scopes[-1].floor
+        for operand in operands:
+            if operand.depth > depth:
+                depth = operand.depth
+        return depth
+
+    def load_depth(self, written: int | None) -> int:
+        """The outermost scope in which memory of an alias class (None: constant) can be read.
+
+        Loads leave innermost loops only: elsewhere they cost little, and a value that is live
+        through an inner loop costs a register there.
+        """
+        depth = self.depth
+        while depth:
+            scope = self.scopes[depth]
+            if scope.conditional or not scope.leaf or written in scope.writes:
+                break
+            depth -= 1
+        return depth
+
+    # Values known so far
+
+    def recall(self, key: object) -> Value | None:
+        return self._memo.get(key)
+
+    def remember(self, key: object, value: Value) -> Value:
+        self._memo[key] = value
+        self.scopes[value.depth].keys.append(key)
+        for written in value.reads:
+            self._dependents.setdefault(written, []).append(key)
+        return value
+
+    def forget(self, written: Iterable[int]) -> None:
+        """Drop what was read from these alias classes: they change now."""
+        for alias_class in written:
+            for key in self._dependents.pop(alias_class, ()):
+                self._memo.pop(key, None)
+
+    def widen(self, value: Value, lanes: int) -> str:
+        """The text of a value as a vector of `lanes`."""
+        if value.lanes or not lanes:
+            return value.text
+        if types.is_literal(value.text):
+            return types.spread(value.text, value.element, lanes)
+        key = ("splat", value.text, lanes)
+        known = self._memo.get(key)
+        if known is None:
+            block, whole = self.at(value.depth), types.vector(value.element, lanes)
+            first = block.define(f"insertelement {whole} poison, {value.typed}, i64 0")
+            text = block.define(f"shufflevector {whole} {first}, {whole} poison, "
+                                f"<{lanes} x i32> zeroinitializer")
+            known = self.remember(key, Value(text, value.element, lanes, value.depth))
+        return known.text
+

@@ -1,0 +1,496 @@
+"""Reading and writing memory: addresses, and the shapes that lanes can take in it.
+
+An address is a pointer that was moved along by the outer loops, then by the inner ones, plus a
+constant; each part is computed in the scope of its variables.  Lanes are side by side, side by
+side backwards, all at one place, or anywhere.  What a guard switches off is never touched, not
+even by speculation: the access goes to a constant table or to the buffer's first element instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from hlo_mlc.codegen.cpu import indices, types
+from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.program import Storage
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load as build_load, transform
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, loads
+from hlo_mlc.expr.dtypes import BOOL, DType, INDEX
+from hlo_mlc.support.errors import CodegenError
+
+if TYPE_CHECKING:
+    from hlo_mlc.codegen.cpu.values import Writer
+
+
+class Place(NamedTuple):
+    """Where the lanes of an access are.
+
+    `uniform`: values with the bytes that each unit of them moves all lanes by; `constant` bytes;
+    `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
+    them moves its lane by; `reach`: elements that `varying` can move a lane by, at most.
+    """
+
+    buffer: Buffer
+    storage: Storage
+    uniform: tuple[tuple[Value, int], ...]
+    constant: int
+    stride: int
+    varying: tuple[tuple[Value, int], ...]
+    reach: float
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def element(self) -> str:
+        return types.memory_type(self.buffer.dtype)
+
+    @property
+    def is_uniform(self) -> bool:
+        """All lanes are at the same element."""
+        return not self.stride and not self.varying
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.stride in (1, -1) and not self.varying
+
+    @property
+    def depth(self) -> int:
+        return max((v.depth for v, _ in (*self.uniform, *self.varying)), default=0)
+
+    @property
+    def alignment(self) -> int:
+        """What is known to divide the address of lane 0, in bytes."""
+        return math.gcd(self.storage.alignment, self.constant, *(c for _, c in self.uniform))
+
+    def holds_vector(self, width: int) -> bool:
+        """Whether `width` elements from here on lie in an array of this function alone, which may
+        be read and written back even where lanes are switched off."""
+        end = self.constant + width * self.dtype.bytes
+        return not self.uniform and self.stride == 1 and 0 <= self.constant \
+            and end <= self.storage.own_bytes
+
+
+def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
+    """The place of `buffer[where]`, with the values that it depends on computed."""
+    storage, lane = writer.storage(buffer), writer.function.lane
+    terms, offset = writer.module.linear(buffer, where)
+    size, constants = buffer.dtype.bytes, writer.function.constants
+    scale = storage.private_lanes or 1
+    stride = 1 if storage.private_lanes else 0
+    uniform: list[tuple[Value, int]] = []
+    varying: list[tuple[Value, int]] = []
+    reach = 0.0
+    for atom, coefficient in terms:
+        number = constants.get(atom)
+        if number is not None:
+            offset += coefficient * number
+        elif lane is not None and atom is lane.var:
+            stride += coefficient * scale
+        else:
+            value = writer.value(atom)
+            if value.lanes:
+                varying.append((value, coefficient * scale))
+                reach += abs(coefficient * scale) * max(map(abs, index.bounds(atom)))
+            elif types.is_literal(value.text):
+                offset += coefficient * int(value.text)
+            else:
+                uniform.append((value, coefficient * scale * size))
+    uniform.sort(key=lambda term: (term[0].depth, term[0].text))
+    return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
+                 reach)
+
+
+def load(writer: Writer, node: Load) -> Value:
+    """The value of a load expression."""
+    guard, default, where = None, None, node.indices
+    if node.guard is not None:
+        guard = writer.value(node.guard)
+        if guard.text == "false":
+            return writer.value(node.default)
+        default = writer.value(node.default)
+        if guard.text == "true":
+            guard = None
+        elif any(loads(i) for i in where):
+            where = tuple(_guarded(i, node.guard) for i in where)
+    function = writer.function
+    place = resolve(writer, node.source, where)
+    lane = function.lane
+    if place.storage.private_lanes or _in_bounds(node.source, where) \
+            or lane is not None and place.holds_vector(lane.width):
+        value = read(writer, place, None, None)
+        return value if guard is None else _choose(writer, guard, value, default)
+    lanes_off = function.mask
+    if guard is not None and guard.lanes and lanes_off is not None:
+        lanes_off = writer.op("and", BOOL, (guard, lanes_off))
+    elif guard is not None and guard.lanes:
+        lanes_off = guard
+    switch = guard if guard is not None and not guard.lanes else None
+    if switch is not None and lanes_off is not None:
+        lanes_off, switch = writer.op("and", BOOL, (switch, lanes_off)), None
+    fill = types.constant(node.default) if isinstance(node.default, Const) else None
+    value = read(writer, place, switch, lanes_off, fill)
+    if guard is None or fill is not None and (switch is not None or value.lanes):
+        return value
+    return _choose(writer, guard, value, default)
+
+
+def _guarded(where: Expr, guard: Expr) -> Expr:
+    """An index whose own loads are done under the guard of the access that it is for."""
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        if node.guard is None:
+            return build_load(node.source, node.indices, guard, const(0, node.dtype))
+        return build_load(node.source, node.indices, apply("and", node.guard, guard), node.default)
+
+    return transform(where, rule)
+
+
+def _choose(writer: Writer, guard: Value, value: Value, default: Value) -> Value:
+    function = writer.function
+    lanes = max(guard.lanes, value.lanes, default.lanes)
+    depth = function.pure_depth((guard, value, default))
+    whole = types.vector(value.element, lanes)
+    condition, chosen, other = (function.widen(v, lanes) for v in (guard, value, default))
+    text = function.at(depth).define(f"select {types.vector('i1', lanes)} {condition}, "
+                                     f"{whole} {chosen}, {whole} {other}")
+    reads = value.reads.union(guard.reads, default.reads)
+    return Value(text, value.element, lanes, depth, reads)
+
+
+def _in_bounds(buffer: Buffer, where: tuple[Expr, ...]) -> bool:
+    """Whether every index is inside the buffer whatever the loop variables are."""
+    for position, extent in zip(where, buffer.shape, strict=True):
+        low, high = index.bounds(position)
+        if low < 0 or not isinstance(extent, int) or high >= extent:
+            return False
+    return True
+
+
+# Addresses
+
+
+def pointer(writer: Writer, place: Place) -> Value:
+    """The address of lane 0 without its constant part."""
+    function = writer.function
+    current = Value(place.storage.pointer, "ptr")
+    key: tuple = ("pointer", place.storage.pointer)
+    for value, scale in place.uniform:
+        key = (*key, value.text, scale)
+        known = function.recall(key)
+        if known is None:
+            depth = max(current.depth, value.depth)
+            define, amount = function.at(depth).define, value.text
+            if scale < 0:
+                amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
+            kind = "i8" if scale == 1 else f"[{scale} x i8]"
+            text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
+            known = function.remember(key, Value(text, "ptr", 0, depth))
+        current = known
+    return current
+
+
+def _displaced(block: Block, base: str, constant: int) -> str:
+    return block.define(f"getelementptr i8, ptr {base}, i64 {constant}") if constant else base
+
+
+def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> str:
+    """A vector with the address of each lane; lanes that `mask` switches off get the buffer's."""
+    function, lane = writer.function, writer.function.lane
+    block, width = function.at(depth), lane.width
+    if mask is None:
+        base = _displaced(block, pointer(writer, place).text, place.constant)
+        near = place.reach + abs(place.stride) * width < 1 << 31
+        element = "i32" if near else "i64"
+        offsets = _lane_offsets(writer, place, element, depth)
+    else:
+        # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
+        fits = all(isinstance(d, int) for d in place.buffer.shape) \
+            and place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
+        base, element = place.storage.pointer, "i32" if fits else "i64"
+        offsets = _lane_offsets(writer, place, element, depth)
+        start = _uniform_offset(writer, place, element, depth)
+        whole = types.vector(element, width)
+        total = block.define(f"add {whole} {offsets}, {function.widen(start, width)}")
+        offsets = block.define(f"select {mask.type} {function.widen(mask, width)}, "
+                               f"{whole} {total}, {whole} zeroinitializer")
+    return block.define(f"getelementptr {place.element}, ptr {base}, "
+                        f"{types.vector(element, width)} {offsets}")
+
+
+def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str:
+    """The part of the offsets that differs from lane to lane, in elements."""
+    function, lane = writer.function, writer.function.lane
+    block, whole = function.at(depth), types.vector(element, lane.width)
+    total = types.iota(element, lane.width, place.stride) if place.stride else None
+    for value, coefficient in place.varying:
+        text = indices.resize(function, value, element).text
+        if coefficient != 1:
+            text = block.define(f"mul {whole} {text}, "
+                                f"{types.spread(str(coefficient), element, lane.width)}")
+        total = text if total is None else block.define(f"add {whole} {total}, {text}")
+    return total or "zeroinitializer"
+
+
+def _uniform_offset(writer: Writer, place: Place, element: str, depth: int) -> Value:
+    """The part of the offsets that is the same in all lanes, in elements."""
+    define, size = writer.function.at(depth).define, place.dtype.bytes
+    total = str(place.constant // size)
+    for value, scale in place.uniform:
+        part = define(f"mul i64 {value.text}, {scale // size}") if scale != size else value.text
+        total = define(f"add i64 {total}, {part}")
+    if element == "i32" and not types.is_literal(total):
+        total = define(f"trunc i64 {total} to i32")
+    return Value(total, element, 0, depth)
+
+
+# Reading
+
+
+def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
+         fill: str | None = None) -> Value:
+    """What is at a place.
+
+    `switch` (one for all lanes) and `mask` say where there is something to read; elsewhere the
+    result is the literal `fill`, or arbitrary without one.
+    """
+    function, storage = writer.function, place.storage
+    depth = max(place.depth, function.load_depth(storage.writable))
+    for condition in (switch, mask):
+        if condition is not None:
+            depth = max(depth, condition.depth)
+    if place.is_uniform:
+        lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
+    else:
+        lanes = function.lane.width
+        if switch is not None and not place.is_contiguous:
+            mask, switch = Value(function.widen(switch, lanes), "i1", lanes, switch.depth), None
+        if place.is_contiguous and (mask is None or _has_masks(writer, place)):
+            text = _read_contiguous(writer, place, switch, mask, fill, depth)
+        else:
+            text = _gather(writer, place, mask, fill, depth)
+    if place.dtype is BOOL:
+        whole = types.vector("i8", lanes)
+        zero = types.spread("0", "i8", lanes)
+        text = function.at(depth).define(f"icmp ne {whole} {text}, {zero}")
+    reads = frozenset() if storage.writable is None else frozenset((storage.writable,))
+    return Value(text, types.register_type(place.dtype), lanes, depth, reads)
+
+
+def _tags(storage: Storage) -> str:
+    return storage.tags if storage.writable is not None else storage.tags + ", !invariant.load !0"
+
+
+def _memory_fill(place: Place, fill: str | None) -> str:
+    if place.dtype is BOOL:
+        return "1" if fill == "true" else "0"
+    if fill is None:
+        return types.literal(0, place.dtype)
+    return fill
+
+
+def _has_masks(writer: Writer, place: Place) -> bool:
+    target = writer.module.target
+    return target.has_masked_access if place.dtype.bytes >= 4 else target.has_masked_bytes
+
+
+def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
+              fill: str | None, depth: int) -> str:
+    block, element = writer.function.at(depth), place.element
+    address = _displaced(block, pointer(writer, place).text, place.constant)
+    condition = writer.any_lane(mask) if mask is not None else switch.text if switch else None
+    if condition is not None:
+        table = writer.module.table(element, _memory_fill(place, fill), 0)
+        address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")
+    return block.define(f"load {element}, ptr {address}, align {place.dtype.bytes}"
+                        f"{_tags(place.storage)}")
+
+
+def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
+                     fill: str | None, depth: int) -> str:
+    function, lane = writer.function, writer.function.lane
+    block, width, size = function.at(depth), lane.width, place.dtype.bytes
+    whole, backwards = types.vector(place.element, width), place.stride < 0
+    first = place.constant - (width - 1) * size if backwards else place.constant
+    address = _displaced(block, pointer(writer, place).text, first)
+    alignment = max(size, math.gcd(place._replace(constant=first).alignment, width * size))
+    padding = _memory_fill(place, fill)
+    if switch is not None:
+        table = writer.module.table(place.element, padding, width)
+        address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
+        alignment = size
+    free = place.holds_vector(width) and (mask is None or fill is None)
+    active = None if free else _active(writer, place, mask, block)
+    if active is None:
+        text = block.define(f"load {whole}, ptr {address}, align {alignment}"
+                            f"{_tags(place.storage)}")
+    else:
+        if backwards:
+            active = _reverse(block, "i1", width, active)
+        text = block.define(
+            f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
+            f"ptr align {size} {address}, {types.vector('i1', width)} {active}, "
+            f"{whole} {types.spread(padding, place.element, width)}){_tags(place.storage)}")
+    return _reverse(block, place.element, width, text) if backwards else text
+
+
+def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
+    """The lanes to access; None for all of them."""
+    lane = writer.function.lane
+    whole = lane.is_full or place.storage.private_lanes
+    if mask is None:
+        return None if whole else lane.mask
+    text = writer.function.widen(mask, lane.width)
+    if whole:
+        return text
+    return block.define(f"and {types.vector('i1', lane.width)} {text}, {lane.mask}")
+
+
+def _reverse(block: Block, element: str, width: int, text: str) -> str:
+    whole = types.vector(element, width)
+    return block.define(f"shufflevector {whole} {text}, {whole} poison, "
+                        f"{types.shuffle_mask(width - 1, width, -1)}")
+
+
+def _gather(writer: Writer, place: Place, mask: Value | None, fill: str | None,
+            depth: int) -> str:
+    """Lanes read from anywhere; those that are off read the buffer's first element."""
+    function, lane = writer.function, writer.function.lane
+    block, width = function.at(depth), lane.width
+    whole, mask_type = types.vector(place.element, width), types.vector("i1", width)
+    addresses = scattered(writer, place, mask, depth)
+    padding = types.spread(_memory_fill(place, fill), place.element, width)
+    text = block.define(
+        f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
+        f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
+        f"{mask_type} {lane.mask}, {whole} {padding}){_tags(place.storage)}")
+    if mask is not None and fill is not None:
+        text = block.define(f"select {mask_type} {function.widen(mask, width)}, {whole} {text}, "
+                            f"{whole} {padding}")
+    return text
+
+
+# Writing
+
+
+def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -> None:
+    """Put a value at a place, in the lanes in which the current statement is executed.
+
+    Raises: CodegenError for an operand that is not declared to share memory with a result.
+    """
+    function, storage = writer.function, place.storage
+    if storage.writable is None:
+        raise CodegenError(
+            f"Kernel {writer.module.program.name!r} stores to operand {place.buffer!r}; only "
+            f"results, scratch and allocated buffers can be written")
+    lane, mask = function.lane, function.mask
+    block = function.block
+    if place.is_uniform and mask is None:
+        text = value.text
+        if value.lanes:  # the iterations store in order, so the last one's value stays
+            text = block.define(f"extractelement {value.typed}, i64 {lane.live - 1}")
+        address = _displaced(block, pointer(writer, place).text, place.constant)
+        write_element(block, place, address, text)
+    else:
+        text = _to_memory(block, place.dtype, function.widen(value, lane.width), lane.width)
+        if place.is_contiguous:
+            _write_contiguous(writer, place, text, streaming)
+        else:
+            _scatter(writer, place, text)
+    function.forget((storage.writable,))
+
+
+def read_element(block: Block, place: Place, address: str) -> str:
+    """One element of a place's buffer, in the form that registers have."""
+    text = block.define(f"load {place.element}, ptr {address}, align {place.dtype.bytes}"
+                        f"{_tags(place.storage)}")
+    return block.define(f"icmp ne i8 {text}, 0") if place.dtype is BOOL else text
+
+
+def write_element(block: Block, place: Place, address: str, text: str) -> None:
+    """Store one element of a place's buffer."""
+    text = _to_memory(block, place.dtype, text, 0)
+    block.emit(f"store {place.element} {text}, ptr {address}, align {place.dtype.bytes}"
+               f"{place.storage.tags}")
+
+
+def _to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
+    if dtype is not BOOL:
+        return text
+    return block.define(f"zext {types.vector('i1', lanes)} {text} to {types.vector('i8', lanes)}")
+
+
+def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) -> None:
+    function, lane, tags = writer.function, writer.function.lane, place.storage.tags
+    block, width, size = function.block, lane.width, place.dtype.bytes
+    whole, first = types.vector(place.element, width), place.constant
+    active = _active(writer, place, function.mask, block)
+    if place.stride < 0:
+        first -= (width - 1) * size
+        text = _reverse(block, place.element, width, text)
+        if active is not None:
+            active = _reverse(block, "i1", width, active)
+    address = _displaced(block, pointer(writer, place).text, first)
+    alignment = max(size, math.gcd(place._replace(constant=first).alignment, width * size))
+    if active is not None and place.holds_vector(width):  # stays a register, unlike under a mask
+        old = block.define(f"load {whole}, ptr {address}, align {alignment}")
+        text = block.define(f"select {types.vector('i1', width)} {active}, {whole} {text}, "
+                            f"{whole} {old}")
+        active = None
+    if active is not None:
+        block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0("
+                   f"{whole} {text}, ptr align {size} {address}, "
+                   f"{types.vector('i1', width)} {active}){tags}")
+    elif streaming and _write_streaming(writer, place, f"{whole} {text}", address, width * size):
+        return
+    else:
+        block.emit(f"store {whole} {text}, ptr {address}, align {alignment}{tags}")
+
+
+def _write_streaming(writer: Writer, place: Place, typed: str, address: str, size: int) -> bool:
+    """A store past the caches, if the vector is aligned in case the buffer is (asked at run time).
+
+    Says whether it was possible.
+    """
+    unit = writer.module.target.vector_bytes
+    if size % unit or place.stride < 0 \
+            or math.gcd(unit, place.constant, *(c for _, c in place.uniform)) != unit:
+        return False
+    function, block, storage = writer.function, writer.function.block, place.storage
+    if storage.alignment < unit:
+        key = ("aligned", storage.pointer)
+        known = function.recall(key)
+        if known is None:
+            outer = function.at(0)
+            number = outer.define(f"ptrtoint ptr {storage.pointer} to i64")
+            low = outer.define(f"and i64 {number}, {unit - 1}")
+            known = function.remember(key, Value(outer.define(f"icmp eq i64 {low}, 0"), "i1"))
+        past, plain, done = function.label(), function.label(), function.label()
+        block.emit(f"br i1 {known.text}, label %{past}, label %{plain}")
+        block.start(plain)
+        block.emit(f"store {typed}, ptr {address}, align {place.dtype.bytes}{storage.tags}")
+        block.emit(f"br label %{done}")
+        block.start(past)
+    block.emit(f"store {typed}, ptr {address}, align {unit}, !nontemporal !1{storage.tags}")
+    if storage.alignment < unit:
+        block.emit(f"br label %{done}")
+        block.start(done)
+    writer.streams = True
+    return True
+
+
+def _scatter(writer: Writer, place: Place, text: str) -> None:
+    """Lanes written anywhere, in order."""
+    function, lane = writer.function, writer.function.lane
+    block, width = function.block, lane.width
+    addresses = scattered(writer, place, None, function.depth)
+    active = _active(writer, place, function.mask, block) or lane.mask
+    block.emit(
+        f"call void @llvm.masked.scatter.{types.suffix(place.element, width)}.v{width}p0("
+        f"{types.vector(place.element, width)} {text}, "
+        f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
+        f"{types.vector('i1', width)} {active}){place.storage.tags}")

@@ -1,0 +1,27 @@
+"""Loop IR as LLVM IR: one module a kernel."""
+
+from __future__ import annotations
+
+from hlo_mlc.codegen.cpu import statements
+from hlo_mlc.codegen.cpu.program import Module
+from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.target.cpu import CpuTarget
+
+
+def print_program(program: LoopProgram, target: CpuTarget) -> str:
+    """A kernel as an LLVM module with one external function, named like the kernel.
+
+    Its arguments are those of `MlcEntry` (custom_calls/mlc_abi.h): context, buffers, dimensions,
+    scratch.  The bodies of parallel loops are internal functions, called by the context.
+
+    Raises: CodegenError for a program that breaks the loop IR's rules or needs too much stack.
+    """
+    module = Module(program, target)
+    entry = Writer(module)
+    statements.write_all(entry, program.body)
+    statements.finish(entry, f'define void @"{program.name}"(ptr noalias %ctx, ptr noalias %buffers, '
+                             f'ptr noalias %dims, ptr noalias %scratch)')
+    tables = [f"{name} = {definition}" for definition, name in module.tables.items()]
+    return "\n".join([f'target triple = "{target.triple}"', *tables, *module.functions,
+                      *module.metadata(), ""])

@@ -1,0 +1,238 @@
+"""What all functions of a kernel share: alias classes, metadata, constant tables, legal forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.function import NO_READS, Function
+from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.expr import core, index
+from hlo_mlc.expr.core import Buffer, Const, Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import (
+    Accumulate, For, LoopKind, LoopProgram, Stmt, Store, While, bodies, walk)
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cpu import CpuTarget
+
+SCRATCH_ALIGNMENT = 64
+Term = tuple[Expr, int]  # an atom of an affine form and its coefficient
+_CONSTANT_CLASS = 0
+
+
+class Storage(NamedTuple):
+    """Where a buffer lies: a pointer with its alignment, and what it cannot overlap.
+
+    `private_lanes`: each lane has its own copy, side by side, element by element; `own_bytes`: the
+    size of a register buffer's array.
+    """
+
+    pointer: str
+    alignment: int
+    alias_class: int
+    tags: str = ""  # metadata of loads and stores
+    private_lanes: int = 0
+    own_bytes: int = 0
+
+    @property
+    def writable(self) -> int | None:
+        """The alias class, if its memory can change while the kernel runs."""
+        return self.alias_class or None
+
+
+class Module:
+    """The parts of a kernel's LLVM module that its functions have in common."""
+
+    def __init__(self, program: LoopProgram, target: CpuTarget) -> None:
+        self.program, self.target = program, target
+        self.functions: list[str] = []
+        self.tables: dict[str, str] = {}  # definition of a constant global -> its name
+        self.task_count = 0
+        self._classes = _alias_classes(program)
+        self._class_count = max(self._classes.values(), default=0) + 1
+        self._unrolled_variables = frozenset(
+            s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s))
+        self._unrolled: dict[Expr, tuple[Var, ...]] = {}
+        self._legal: dict[Expr, Expr] = {}
+        self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
+        self._writes: dict[int, frozenset[int]] = {}
+
+    def legalized(self, node: Expr) -> Expr:
+        """`node` in terms of ops that the target has."""
+        if node.dtype is INDEX and not core.loads(node):
+            return node
+        known = self._legal.get(node)
+        if known is None:
+            known = self._legal[node] = legalize(node, has_fma=self.target.has_fma)
+        return known
+
+    def unrolled(self, node: Expr) -> tuple[Var, ...]:
+        """The variables of unrolled loops in `node`, in a fixed order."""
+        known = self._unrolled.get(node)
+        if known is None:
+            known = self._unrolled[node] = tuple(node.free & self._unrolled_variables)
+        return known
+
+    def table(self, element: str, text: str, count: int) -> str:
+        """The name of a read-only array of `count` equal elements."""
+        whole = types.vector(element, count)
+        definition = f"internal unnamed_addr constant {whole} {types.spread(text, element, count)}"
+        return self.tables.setdefault(definition, f"@table{len(self.tables)}")
+
+    def linear(self, buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
+        """The offset of an element in elements: terms and a constant."""
+        key = (buffer, where)
+        known = self._linear.get(key)
+        if known is None:
+            legal = tuple(self.legalized(i) for i in where)
+            known = self._linear[key] = _linear_offset(buffer, legal)
+        return known
+
+    # Aliasing
+
+    def alias_class(self, buffer: Buffer) -> int:
+        """The class of a buffer: buffers of different classes never overlap; 0 is constant."""
+        known = self._classes.get(buffer.name)
+        if known is None:
+            known = self._classes[buffer.name] = self._class_count
+            self._class_count += 1
+        return known
+
+    def tags(self, buffer: Buffer) -> str:
+        """The metadata by which LLVM knows what an access to `buffer` cannot touch."""
+        number = _FIRST_CLASS + 3 * self.alias_class(buffer)
+        return f", !alias.scope !{number + 1}, !noalias !{number + 2}"
+
+    def writes(self, statements: tuple[Stmt, ...]) -> frozenset[int]:
+        """The alias classes of the buffers that statements write."""
+        known = self._writes.get(id(statements))
+        if known is None:
+            found = NO_READS
+            for stmt in statements:
+                if isinstance(stmt, Store):
+                    found |= {self.alias_class(stmt.buffer)}
+                elif isinstance(stmt, Accumulate):
+                    found |= {self.alias_class(b) for b in stmt.buffers}
+                else:
+                    found = found.union(*(self.writes(body) for body in bodies(stmt)))
+            known = self._writes[id(statements)] = found
+        return known
+
+    def storage(self, function: Function, buffer: Buffer) -> Storage:
+        """Where a kernel's argument or scratch buffer lies, seen from the kernel's entry."""
+        program = self.program
+        arguments = (*program.operands, *program.results)
+        if buffer in arguments:
+            slot = function.prepare(
+                f"getelementptr ptr, ptr %buffers, i64 {arguments.index(buffer)}")
+            pointer = function.prepare(f"load ptr, ptr {slot}, align 8, !invariant.load !0")
+            return Storage(pointer, buffer.dtype.bytes, self.alias_class(buffer),
+                           self.tags(buffer))
+        for scratch, offset in program.scratch:
+            if scratch == buffer:
+                pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
+                return Storage(pointer, SCRATCH_ALIGNMENT, self.alias_class(buffer),
+                               self.tags(buffer))
+        raise CodegenError(
+            f"Expected {buffer!r} to be an operand, a result or scratch of kernel "
+            f"{program.name!r}, or to be allocated around its use; it is none of these")
+
+    def metadata(self) -> Iterable[str]:
+        """The module's metadata nodes, by the numbers used above and in the printer."""
+        yield "!0 = !{}"
+        yield "!1 = !{i32 1}"
+        yield '!2 = !{!"branch_weights", i32 1, i32 2000}'
+        yield "!3 = distinct !{!3}"
+        numbers = [_FIRST_CLASS + 3 * k for k in range(self._class_count)]
+        for number in numbers:
+            others = ", ".join(f"!{n}" for n in numbers if n != number)
+            yield f"!{number} = distinct !{{!{number}, !3}}"
+            yield f"!{number + 1} = !{{!{number}}}"
+            yield f"!{number + 2} = !{{{others}}}"
+
+
+_FIRST_CLASS = 4
+
+
+def is_unrolled(loop: For) -> bool:
+    """Whether the loop's variable is a number wherever its body is written."""
+    if loop.kind is LoopKind.UNROLL:
+        return True
+    return loop.kind is not LoopKind.VECTORIZE and isinstance(loop.extent, Const) \
+        and loop.extent.value == 1
+
+
+def has_loops(statements: tuple[Stmt, ...]) -> bool:
+    """Whether code for `statements` contains a loop."""
+    for stmt in walk(statements):
+        if isinstance(stmt, While):
+            return True
+        if isinstance(stmt, For) and not is_unrolled(stmt) and stmt.kind is not LoopKind.VECTORIZE:
+            return True
+    return False
+
+
+def element_strides(buffer: Buffer) -> tuple[int, ...]:
+    """Elements between neighbours along each axis.
+
+    Rows of register buffers are padded so that a vector of any width lies in one row: LLVM makes
+    registers only of arrays whose accesses do not overlap each other partly.
+    """
+    if buffer.scope != "register" or buffer.strides is not None or not buffer.shape:
+        return buffer.element_strides
+    row = buffer.shape[-1]
+    padded = 1 << (row - 1).bit_length() if row <= _WIDEST else -(-row // _WIDEST) * _WIDEST
+    return Buffer(buffer.name, buffer.dtype, (*buffer.shape[:-1], padded)).element_strides
+
+
+_WIDEST = 64  # lanes: bytes in the widest register
+
+
+def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
+    if buffer.strides is not None or all(isinstance(d, int) for d in buffer.shape):
+        terms: dict[Expr, int] = {}
+        offset = 0
+        for position, stride in zip(where, element_strides(buffer), strict=True):
+            inner, constant = index.affine(position)
+            offset += constant * stride
+            for atom, coefficient in inner.items():
+                terms[atom] = terms.get(atom, 0) + coefficient * stride
+    else:
+        total: Expr = index.constant(0)
+        for position, extent in zip(where, buffer.shape, strict=True):
+            size = index.constant(extent) if isinstance(extent, int) else Var(extent, INDEX)
+            total = index.add(index.multiply(total, size), position)
+        terms, offset = index.affine(total)
+    return tuple((atom, c) for atom, c in terms.items() if c), offset
+
+
+def _alias_classes(program: LoopProgram) -> dict[str, int]:
+    """A number for each buffer of the kernel; those that may overlap have the same."""
+    group: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while group.setdefault(name, name) != name:
+            name = group[name]
+        return name
+
+    for result, operand in program.aliases:
+        group[find(result.name)] = find(operand.name)
+    spans = sorted((offset, offset + b.bytes, b.name) for b, offset in program.scratch)
+    reach, owner = 0, ""
+    for start, end, name in spans:
+        if start < reach:
+            group[find(name)] = find(owner)
+        if end > reach:
+            reach, owner = end, name
+    aliased = {operand.name for _, operand in program.aliases}
+    classes: dict[str, int] = {}
+    numbers: dict[str, int] = {}
+    for operand in program.operands:
+        if operand.name not in aliased:
+            classes[operand.name] = _CONSTANT_CLASS
+    for buffer in (*program.results, *(b for b, _ in program.scratch), *program.operands):
+        if buffer.name not in classes:
+            classes[buffer.name] = numbers.setdefault(find(buffer.name), len(numbers) + 1)
+    return classes
+

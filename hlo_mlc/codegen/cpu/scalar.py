@@ -1,0 +1,332 @@
+"""How the CPU spells scalar ops: one function or table row an op, for scalars and vectors alike.
+
+Ops that are not here (exp, sin, pow, float rem, …; all arithmetic of f16 and bf16) are expanded by
+codegen/legalize into those that are.  Operands arrive as text of the result's number of lanes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu import conversions, types
+from hlo_mlc.codegen.cpu.function import Block
+from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
+from hlo_mlc.expr.ops import OPS
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cpu import CpuTarget
+
+
+class Site(NamedTuple):
+    """Where and for which type an op is written: `dtype` is that of the first operand."""
+
+    block: Block
+    target: CpuTarget
+    dtype: DType
+    result: DType
+    lanes: int
+
+    @property
+    def type(self) -> str:
+        return types.vector(types.register_type(self.dtype), self.lanes)
+
+    @property
+    def suffix(self) -> str:
+        return types.suffix(types.register_type(self.dtype), self.lanes)
+
+    def literal(self, value: int | float) -> str:
+        return types.spread(types.literal(value, self.dtype),
+                            types.register_type(self.dtype), self.lanes)
+
+    def op(self, instruction: str, *args: str) -> str:
+        """An instruction on operands of the site's type: `add`, `icmp eq`, …"""
+        return self.block.define(f"{instruction} {self.type} {', '.join(args)}")
+
+    def call(self, intrinsic: str, *args: str) -> str:
+        """An intrinsic with operands and result of the site's type."""
+        operands = ", ".join(f"{self.type} {a}" for a in args)
+        return self.block.define(f"call {self.type} @llvm.{intrinsic}.{self.suffix}({operands})")
+
+    def select(self, condition: str, on_true: str, on_false: str) -> str:
+        return self.block.define(f"select {types.vector('i1', self.lanes)} {condition}, "
+                                 f"{self.type} {on_true}, {self.type} {on_false}")
+
+    def as_integer(self) -> Site:
+        """The same site for the bits of its floats."""
+        return self._replace(dtype=conversions.BITS[self.dtype.bits])
+
+    def bits(self, x: str) -> str:
+        return self.block.define(f"bitcast {self.type} {x} to {self.as_integer().type}")
+
+    def from_bits(self, x: str) -> str:
+        return self.block.define(f"bitcast {self.as_integer().type} {x} to {self.type}")
+
+
+Spelling = Callable[..., str]
+
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "neg": "fneg"}
+_INTEGER = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
+# i1 values: the ring of add and mul is the lattice of or and and.
+_BOOL = {"add": "or", "sub": "xor", "mul": "and", "and": "and", "or": "or", "xor": "xor",
+         "max": "or", "min": "and"}
+_FLOAT_COMPARISONS = {"eq": "oeq", "ne": "une", "lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge"}
+_SIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "slt", "le": "sle", "gt": "sgt", "ge": "sge"}
+_UNSIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt": "ugt",
+                         "ge": "uge"}
+_FLOAT_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
+
+
+def _instruction(op: str, dtype: DType) -> str | None:
+    """The LLVM instruction that an op is, where it is one."""
+    if dtype.kind is Kind.BOOL:
+        return _BOOL.get(op) or _compare("icmp", _UNSIGNED_COMPARISONS, op)
+    if dtype.is_float:
+        return _FLOAT.get(op) or _compare("fcmp", _FLOAT_COMPARISONS, op)
+    comparisons = _SIGNED_COMPARISONS if dtype.is_signed else _UNSIGNED_COMPARISONS
+    return _INTEGER.get(op) or _compare("icmp", comparisons, op)
+
+
+def _compare(instruction: str, predicates: dict[str, str], op: str) -> str | None:
+    return f"{instruction} {predicates[op]}" if op in predicates else None
+
+
+def spell(op: str, site: Site, args: Sequence[str]) -> str:
+    """Write `op(args)`; returns the operand that holds the result.
+
+    Raises: CodegenError for an op that codegen/legalize should have expanded.
+    """
+    if site.dtype.is_narrow_float and op not in _MOVES:
+        raise CodegenError(
+            f"Expected {op} on {site.dtype} to be computed in f32: such ops are expanded by "
+            f"codegen/legalize, which has not seen this one")
+    instruction = _instruction(op, site.dtype)
+    if instruction is not None:
+        return site.op(instruction, *args)
+    if op in _FLOAT_INTRINSICS and site.dtype.is_float:
+        return site.call(_FLOAT_INTRINSICS[op], *args)
+    spelling = _SPELLINGS.get(op)
+    if spelling is None:
+        raise CodegenError(
+            f"Expected a scalar op that a CPU has, or one of its expansions, got {op} "
+            f"({OPS[op].arity} operands) on {site.dtype}: codegen/legalize has not expanded it")
+    return spelling(site, *args)
+
+
+# Choice and bits
+
+
+def _select(site: Site, condition: str, on_true: str, on_false: str) -> str:
+    return site._replace(dtype=site.result).select(condition, on_true, on_false)
+
+
+def _not(site: Site, x: str) -> str:
+    return site.op("xor", x, site.literal(True if site.dtype is BOOL else -1))
+
+
+def _shift(instruction: str) -> Spelling:
+    def spelled(site: Site, x: str, amount: str) -> str:
+        width = site.literal(site.dtype.bits)
+        if instruction == "ashr":  # an over-long shift leaves the sign, as the longest one does
+            longest = site.literal(site.dtype.bits - 1)
+            return site.op("ashr", x, site.call("umin", amount, longest))
+        shifted = site.op(instruction, x, amount)
+        return site.select(site.op("icmp ult", amount, width), shifted, site.literal(0))
+
+    return spelled
+
+
+def _count_leading_zeros(site: Site, x: str) -> str:
+    return site.block.define(
+        f"call {site.type} @llvm.ctlz.{site.suffix}({site.type} {x}, i1 false)")
+
+
+def _multiply_high(site: Site, x: str, y: str) -> str:
+    bits = site.dtype.bits
+    narrow, wide = site.type, types.vector(f"i{2 * bits}", site.lanes)
+    define = site.block.define
+    product = define(f"mul {wide} {define(f'zext {narrow} {x} to {wide}')}, "
+                     f"{define(f'zext {narrow} {y} to {wide}')}")
+    high = define(f"lshr {wide} {product}, {types.spread(str(bits), f'i{2 * bits}', site.lanes)}")
+    return define(f"trunc {wide} {high} to {narrow}")
+
+
+# Integers
+
+
+def _divide(site: Site, x: str, y: str) -> str:
+    """x / 0 is -1 (all ones), the smallest integer / -1 is itself."""
+    if types.is_literal(y):
+        return _divide_by_literal(site, x, y)
+    zero = site.op("icmp eq", y, site.literal(0))
+    signed = site.dtype.is_signed
+    quotient = site.op("sdiv" if signed else "udiv", x, _safe_divisor(site, x, y, zero))
+    return site.select(zero, site.literal(-1), quotient)
+
+
+def _divide_by_literal(site: Site, x: str, y: str) -> str:
+    if y == site.literal(0):
+        return site.literal(-1)
+    if y == site.literal(-1) and site.dtype.is_signed:
+        return site.op("sub", site.literal(0), x)
+    return site.op("sdiv" if site.dtype.is_signed else "udiv", x, y)
+
+
+def _remainder(site: Site, x: str, y: str) -> str:
+    """x rem 0 is x, the smallest integer rem -1 is 0."""
+    instruction = "srem" if site.dtype.is_signed else "urem"
+    if types.is_literal(y):
+        if y == site.literal(0):
+            return x
+        if y == site.literal(-1) and site.dtype.is_signed:
+            return site.literal(0)
+        return site.op(instruction, x, y)
+    zero = site.op("icmp eq", y, site.literal(0))
+    return site.select(zero, x, site.op(instruction, x, _safe_divisor(site, x, y, zero)))
+
+
+def _safe_divisor(site: Site, x: str, y: str, zero: str) -> str:
+    """1 where a division would trap: dividing by 1 gives what -1 is defined to give there."""
+    traps = zero
+    if site.dtype.is_signed:
+        mask = types.vector("i1", site.lanes)
+        lowest = site.op("icmp eq", x, site.literal(-(1 << (site.dtype.bits - 1))))
+        minus_one = site.op("icmp eq", y, site.literal(-1))
+        overflow = site.block.define(f"and {mask} {lowest}, {minus_one}")
+        traps = site.block.define(f"or {mask} {zero}, {overflow}")
+    return site.select(traps, site.literal(1), y)
+
+
+def _negate(site: Site, x: str) -> str:
+    return site.op("sub", site.literal(0), x)
+
+
+def _absolute(site: Site, x: str) -> str:
+    if not site.dtype.is_signed:
+        return x
+    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} {x}, i1 false)")
+
+
+def _sign(site: Site, x: str) -> str:
+    if not site.dtype.is_float:
+        least = site.call("umin", x, site.literal(1))
+        if not site.dtype.is_signed:
+            return least
+        return site.op("or", least, site.op("ashr", x, site.literal(site.dtype.bits - 1)))
+    # ordered and not zero: one comparison; zeros and NaN stay as they are
+    nonzero = site.op("fcmp one", x, site.literal(0.0))
+    return site.select(nonzero, site.call("copysign", site.literal(1.0), x), x)
+
+
+# Floats
+
+
+def _extremum(op: str) -> Spelling:
+    """NaN if an operand is; -0 is less than +0."""
+    beats, wins_tie = ("ogt", "and") if op == "max" else ("olt", "or")
+
+    def spelled(site: Site, x: str, y: str) -> str:
+        if not site.dtype.is_float:
+            return site.call(("s" if site.dtype.is_signed else "u") + op, x, y)
+        if types.is_literal(y) and y not in (site.literal(0.0), site.literal(-0.0)):
+            # y op x ? y : x is one instruction on x86; it keeps x where that is NaN
+            return site.select(site.op(f"fcmp {beats}", y, x), y, x)
+        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # y where one is NaN
+        integers = site.as_integer()
+        tie = site.from_bits(integers.op(wins_tie, site.bits(x), site.bits(y)))
+        chosen = site.select(site.op("fcmp oeq", x, y), tie, chosen)
+        return site.select(site.op("fcmp uno", x, x), x, chosen)
+
+    return spelled
+
+
+def _fma(site: Site, x: str, y: str, z: str) -> str:
+    if site.target.has_fma:
+        return site.call("fma", x, y, z)
+    return site.op("fadd", site.op("fmul", x, y), z)
+
+
+def _reciprocal_root(site: Site, x: str) -> str:
+    return site.op("fdiv", site.literal(1.0), site.call("sqrt", x))
+
+
+def _is_finite(site: Site, x: str) -> str:
+    """Below infinity once the sign is gone."""
+    integers = site.as_integer()
+    pattern = conversions.INFINITY_BITS[site.dtype]
+    magnitude = integers.op("and", site.bits(x) if site.dtype.bits >= 32 else x,
+                            integers.literal((1 << (site.dtype.bits - 1)) - 1))
+    return integers.op("icmp ult", magnitude, integers.literal(pattern))
+
+
+def _round_even(site: Site, x: str) -> str:
+    if site.target.has_rounding:
+        return site.call("roundeven", x)
+    # Floats from 2**(precision - 1) up are integers, and adding that makes the rest integers.
+    magic = site.literal(2.0**23 if site.dtype is F32 else 2.0**52)
+    magnitude = site.call("fabs", x)
+    rounded = site.op("fsub", site.op("fadd", magnitude, magic), magic)
+    small = site.op("fcmp olt", magnitude, magic)
+    return site.select(small, site.call("copysign", rounded, x), x)
+
+
+def _floor(site: Site, x: str) -> str:
+    if site.target.has_rounding:
+        return site.call("floor", x)
+    rounded = _round_even(site, x)
+    lower = site.op("fsub", rounded, site.literal(1.0))
+    return site.select(site.op("fcmp ogt", rounded, x), lower, rounded)
+
+
+def _ceil(site: Site, x: str) -> str:
+    if site.target.has_rounding:
+        return site.call("ceil", x)
+    rounded = _round_even(site, x)
+    higher = site.op("fadd", rounded, site.literal(1.0))
+    result = site.select(site.op("fcmp olt", rounded, x), higher, rounded)
+    return site.call("copysign", result, x)
+
+
+def _trunc(site: Site, x: str) -> str:
+    if site.target.has_rounding:
+        return site.call("trunc", x)
+    return site.call("copysign", _floor(site, site.call("fabs", x)), x)
+
+
+def _round_away(site: Site, x: str) -> str:
+    """Halves away from zero."""
+    magnitude = site.call("fabs", x)
+    whole = _trunc(site, magnitude)
+    half = site.op("fcmp oge", site.op("fsub", magnitude, whole), site.literal(0.5))
+    higher = site.op("fadd", whole, site.literal(1.0))
+    return site.call("copysign", site.select(half, higher, whole), x)
+
+
+def _convert(site: Site, x: str) -> str:
+    return conversions.convert(site.block, site.target, x, site.dtype, site.result, site.lanes)
+
+
+def _convert_in_range(site: Site, x: str) -> str:
+    if not (site.dtype.is_float and site.result.is_integer):
+        return _convert(site, x)
+    return conversions.truncate_in_range(site.block, x, site.dtype, site.result, site.lanes)
+
+
+def _bitcast(site: Site, x: str) -> str:
+    to = types.vector(types.register_type(site.result), site.lanes)
+    return x if to == site.type else site.block.define(f"bitcast {site.type} {x} to {to}")
+
+
+# Ops on f16 and bf16 that need no arithmetic in them.
+_MOVES = frozenset(("convert", "bitcast", "is_finite"))
+
+_SPELLINGS: dict[str, Spelling] = {
+    "select": _select, "select_unlikely": _select, "not": _not,
+    "shl": _shift("shl"), "shr_logical": _shift("lshr"), "shr_arithmetic": _shift("ashr"),
+    "popcnt": lambda site, x: site.call("ctpop", x), "clz": _count_leading_zeros,
+    "mul_high": _multiply_high, "div": _divide, "rem": _remainder, "neg": _negate,
+    "abs": _absolute, "sign": _sign, "max": _extremum("max"), "min": _extremum("min"),
+    "fma": _fma, "rsqrt": _reciprocal_root, "is_finite": _is_finite,
+    "round_even": _round_even, "round_away": _round_away, "floor": _floor, "ceil": _ceil,
+    "trunc": _trunc, "convert": _convert, "convert_in_range": _convert_in_range,
+    "bitcast": _bitcast,
+}

@@ -1,0 +1,287 @@
+"""Writing statements: loops, tasks, branches, stores and accumulation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu.accumulation import accumulate
+from hlo_mlc.codegen.cpu.function import Block, Lane, Value
+from hlo_mlc.codegen.cpu.program import Storage, element_strides, has_loops, is_unrolled
+from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import BOOL
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store, While
+from hlo_mlc.support.errors import CodegenError
+
+STACK_LIMIT_BYTES = 256 * 1024
+"""Bytes that one function may allocate: XLA's threads have small stacks."""
+
+Statements = tuple[Stmt, ...]
+
+
+def write_all(writer: Writer, statements: Statements) -> None:
+    """Write statements one after the other."""
+    for stmt in statements:
+        match stmt:
+            case For():
+                _write_for(writer, stmt)
+            case Store():
+                _write_store(writer, stmt)
+            case Accumulate():
+                _write_guarded(writer, stmt.guard, functools.partial(accumulate, writer, stmt))
+            case If():
+                _write_if(writer, stmt)
+            case While():
+                _write_while(writer, stmt)
+            case Allocate():
+                _write_allocate(writer, stmt)
+
+
+# Loops
+
+
+def _write_for(writer: Writer, loop: For) -> None:
+    if loop.kind is LoopKind.VECTORIZE:
+        _write_vector(writer, loop)
+        return
+    if is_unrolled(loop):
+        constants = writer.function.constants
+        for number in range(_constant_extent(writer, loop)):
+            constants[loop.var] = number
+            write_all(writer, loop.body)
+        constants.pop(loop.var, None)
+        return
+    extent = writer.evaluate(loop.extent)
+    write = _write_tasks if loop.kind is LoopKind.PARALLEL else _write_serial
+    if not types.is_literal(extent.text):
+        _write_maybe(writer, loop, extent, write)
+    elif int(extent.text) > 0:
+        write(writer, loop, extent)
+
+
+def _constant_extent(writer: Writer, loop: For) -> int:
+    extent = writer.evaluate(loop.extent).text
+    if not types.is_literal(extent):
+        raise CodegenError(
+            f"Expected a constant extent of the {loop.kind.value} loop over {loop.var}, got "
+            f"{loop.extent}: loops of unknown extent are serial or parallel")
+    return int(extent)
+
+
+def _write_maybe(writer: Writer, loop: For, extent: Value,
+                 write: Callable[[Writer, For, Value], None]) -> None:
+    """A loop that may have no iteration: nothing in it may be computed before that is known."""
+    function = writer.function
+    condition = function.block.define(f"icmp sgt i64 {extent.text}, 0")
+    writes = writer.module.writes(loop.body)
+    with function.scope(_block(writer), writes=writes, conditional=True) as inner:
+        start = inner.label
+        write(writer, loop, extent)
+    _join(writer, condition, [(start, inner)])
+
+
+def _block(writer: Writer) -> Block:
+    return Block(writer.function, writer.function.label())
+
+
+def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
+    function = writer.function
+    writes = writer.module.writes(loop.body)
+    function.forget(writes)  # what was read before the loop holds in its first iteration only
+    with function.scope(_block(writer), writes=writes, leaf=not has_loops(loop.body)) as inner:
+        start, counter = inner.label, function.fresh()
+        function.bindings[loop.var] = Value(counter, types.INDEX_TYPE, 0, function.depth)
+        write_all(writer, loop.body)
+        following = inner.define(f"add nuw nsw i64 {counter}, 1")
+        done = inner.define(f"icmp eq i64 {following}, {extent.text}")
+    del function.bindings[loop.var]
+    outer, after = function.block, function.label()
+    outer.emit(f"br label %{start}")
+    before = outer.label
+    outer.start(start)
+    outer.emit(f"{counter} = phi i64 [ 0, %{before} ], [ {following}, %{inner.label} ]")
+    outer.lines += inner.lines
+    outer.emit(f"br i1 {done}, label %{after}, label %{start}")
+    outer.start(after)
+
+
+def _write_vector(writer: Writer, loop: For) -> None:
+    function, live = writer.function, _constant_extent(writer, loop)
+    if function.lane is not None:
+        raise CodegenError(
+            f"Expected one vector loop at a time, got the loop over {loop.var} inside that over "
+            f"{function.lane.var}")
+    if live <= 0:
+        return
+    writer.enter_lanes(Lane(loop.var, live, 1 << (live - 1).bit_length()))
+    write_all(writer, loop.body)
+    function.lane = None
+
+
+def _write_while(writer: Writer, loop: While) -> None:
+    """head: test; body; back to head."""
+    function = writer.function
+    writes = writer.module.writes(loop.body)
+    function.forget(writes)
+    with function.scope(_block(writer), writes=writes) as head:
+        start = head.label
+        condition = writer.evaluate(loop.condition)
+        _require_uniform(writer, condition, loop.condition)
+        with function.scope(_block(writer), conditional=True) as body:
+            body_start = body.label
+            write_all(writer, loop.body)
+    outer, after = function.block, function.label()
+    outer.emit(f"br label %{start}")
+    outer.start(start)
+    outer.lines += head.lines
+    outer.emit(f"br i1 {condition.text}, label %{body_start}, label %{after}")
+    outer.start(body_start)
+    outer.lines += body.lines
+    outer.emit(f"br label %{start}")
+    outer.start(after)
+
+
+# Tasks
+
+
+def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
+    """A parallel loop: its body becomes a function that the pool calls with the task's number."""
+    function, module = writer.function, writer.module
+    if function.lane is not None:
+        raise CodegenError(
+            f"Expected tasks around vector loops, got the parallel loop over {loop.var} inside "
+            f"the vector loop over {function.lane.var}")
+    task = Writer(module, writer)
+    module.task_count += 1
+    name = f"@task{module.task_count}"
+    task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
+    write_all(task, loop.body)
+    finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
+    size = max(1, len(task.captured))
+    function.prologue.append(f"  %closure{module.task_count} = alloca [{size} x i64], align 8")
+    closure = f"%closure{module.task_count}"
+    block = function.block
+    for slot, value in enumerate(task.captured):
+        place = block.define(f"getelementptr i64, ptr {closure}, i64 {slot}") if slot else closure
+        block.emit(f"store {value.typed}, ptr {place}, align 8")
+    own = writer.context()
+    parallel_for = block.define(f"load ptr, ptr {own}, align 8, !invariant.load !0")
+    block.emit(f"call void {parallel_for}(ptr {own}, ptr {name}, ptr {closure}, "
+               f"i64 {count.text})")
+    function.forget(module.writes(loop.body))
+
+
+def finish(writer: Writer, header: str) -> None:
+    """End a function and add it to the module."""
+    function = writer.function
+    lines = [f"{header} nounwind {{", "entry:", *function.prologue, *function.block.lines]
+    if writer.streams and writer.module.target.is_x86:
+        lines.append("  call void @llvm.x86.sse.sfence()")
+    lines += ["  ret void", "}"]
+    writer.module.functions.append("\n".join(lines))
+
+
+# Branches
+
+
+def _write_if(writer: Writer, branch: If) -> None:
+    condition = writer.evaluate(branch.condition)
+    _require_uniform(writer, condition, branch.condition)
+    if types.is_literal(condition.text):
+        write_all(writer, branch.then if condition.text == "true" else branch.otherwise)
+        return
+    arms = []
+    for statements in (branch.then, branch.otherwise):
+        if statements:
+            with writer.function.scope(_block(writer), conditional=True,
+                                       speculative=False) as inner:
+                start = inner.label
+                write_all(writer, statements)
+            arms.append((start, inner))
+        else:
+            arms.append(None)
+    if arms[0] is None:
+        condition = writer.op("not", BOOL, (condition,))
+        arms.reverse()
+    _join(writer, condition.text, [arm for arm in arms if arm is not None])
+
+
+def _require_uniform(writer: Writer, condition: Value, node: Expr) -> None:
+    if condition.lanes:
+        raise CodegenError(
+            f"Expected a condition that is the same in all lanes of the vector loop over "
+            f"{writer.function.lane.var}, got {node}: guard the stores instead")
+
+
+def _join(writer: Writer, condition: str, arms: Sequence[tuple[str, Block]]) -> None:
+    """Branch to the first arm if the condition holds, else to the second or past both."""
+    outer, after = writer.function.block, writer.function.label()
+    otherwise = arms[1][0] if len(arms) > 1 else after
+    outer.emit(f"br i1 {condition}, label %{arms[0][0]}, label %{otherwise}")
+    for start, inner in arms:
+        outer.start(start)
+        outer.lines += inner.lines
+        outer.emit(f"br label %{after}")
+    outer.start(after)
+
+
+def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]) -> None:
+    """Call `write` for where the guard holds: behind a branch, or for those lanes only."""
+    if guard is None:
+        write()
+        return
+    function = writer.function
+    condition = writer.evaluate(guard)
+    if types.is_literal(condition.text):
+        if condition.text == "true":
+            write()
+    elif condition.lanes:
+        outer_mask = function.mask
+        function.mask = condition
+        with function.scope(conditional=True):
+            write()
+        function.mask = outer_mask
+    else:
+        with function.scope(_block(writer), conditional=True, speculative=False) as inner:
+            start = inner.label
+            write()
+        _join(writer, condition.text, [(start, inner)])
+
+
+# Memory
+
+
+def _write_allocate(writer: Writer, stmt: Allocate) -> None:
+    buffer, function = stmt.buffer, writer.function
+    if buffer.scope not in ("stack", "register"):
+        raise CodegenError(f"Expected a stack or register buffer to allocate, got {buffer!r}")
+    if not all(isinstance(d, int) for d in buffer.shape):
+        raise CodegenError(f"Expected an allocation of constant size, got {buffer!r}")
+    lanes = function.lane.width if function.lane is not None else 0
+    rows = element_strides(buffer)[0] * buffer.shape[0] if buffer.shape else 1
+    size = rows * buffer.dtype.bytes * (lanes or 1)
+    writer.stack_bytes += size
+    if writer.stack_bytes > STACK_LIMIT_BYTES:
+        raise CodegenError(
+            f"Expected at most {STACK_LIMIT_BYTES} bytes on the stack of kernel "
+            f"{writer.module.program.name!r}, got {writer.stack_bytes} with {buffer!r}: put large "
+            f"buffers into scratch")
+    pointer = function.prepare(f"alloca [{size} x i8], align 64")
+    module, is_register = writer.module, buffer.scope == "register"
+    writer.allocate(buffer, Storage(
+        pointer, 64, module.alias_class(buffer), "" if is_register else module.tags(buffer),
+        lanes, size if is_register else 0))
+    write_all(writer, stmt.body)
+    function.forget((module.alias_class(buffer),))
+    writer.allocate(buffer, None)
+
+
+def _write_store(writer: Writer, stmt: Store) -> None:
+    def write() -> None:
+        value = writer.evaluate(stmt.value)
+        memory.write(writer, memory.resolve(writer, stmt.buffer, stmt.indices), value,
+                     stmt.streaming)
+
+    _write_guarded(writer, stmt.guard, write)

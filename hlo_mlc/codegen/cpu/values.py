@@ -1,0 +1,279 @@
+"""Writing expressions: each distinct value once, in the outermost scope where it can be known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_mlc.codegen.cpu import indices, memory, scalar, types
+from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
+from hlo_mlc.codegen.cpu.program import Module, Storage
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
+from hlo_mlc.support.errors import CodegenError
+
+
+class Writer:
+    """Writes the statements and expressions of one LLVM function.
+
+    A function that runs a parallel loop's body is nested in its `parent`: what it uses from there
+    travels in a closure, an array of eight-byte slots, filled as uses are met.
+    """
+
+    def __init__(self, module: Module, parent: Writer | None = None) -> None:
+        self.module = module
+        self.parent = parent
+        self.function = Function()
+        self.captured: list[Value] = []
+        self.streams = False  # whether non-temporal stores were written
+        self.stack_bytes = 0
+        self._storages: dict[Buffer, Storage] = {}
+        self._context = "%ctx" if parent is None else None
+        if parent is not None:
+            self.function.constants = dict(parent.function.constants)
+
+    # Expressions
+
+    def evaluate(self, root: Expr) -> Value:
+        """The value of a statement's expression, which may hold ops that this target lacks."""
+        return self.value(self.module.legalized(root))
+
+    def value(self, root: Expr) -> Value:
+        """The value of an expression."""
+        known = self.known(root)
+        if known is not None:
+            return known
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            pending = [c for c in _eager(node) if self.known(c) is None]
+            if pending:
+                stack += pending
+                continue
+            stack.pop()
+            if self.known(node) is None:
+                self.function.remember(self.key(node), self._write(node))
+        known = self.known(root)
+        assert known is not None
+        return known
+
+    def known(self, node: Expr) -> Value | None:
+        """The value of `node` if it needs no code."""
+        if isinstance(node, Const):
+            return Value(types.constant(node), types.register_type(node.dtype))
+        if isinstance(node, Var):
+            return self.variable(node)
+        return self.function.recall(self.key(node))
+
+    def key(self, node: Expr) -> object:
+        """What identifies the value of `node`: itself, with the unrolled numbers it depends on."""
+        unrolled = self.module.unrolled(node)
+        if not unrolled:
+            return node
+        constants = self.function.constants
+        return (node, *[constants.get(v) for v in unrolled])
+
+    def variable(self, var: Var) -> Value:
+        """The value of a loop variable, a dimension, or a combiner's operand.
+
+        Raises: CodegenError for a variable that nothing around the expression defines.
+        """
+        function = self.function
+        number = function.constants.get(var)
+        if number is not None:
+            return Value(str(number), types.INDEX_TYPE)
+        known = function.bindings.get(var)
+        if known is None:
+            known = function.bindings[var] = self._import(var)
+        return known
+
+    def _import(self, var: Var) -> Value:
+        if self.parent is not None:
+            return self.capture(self.parent.variable(var))
+        dims = self.module.program.dims
+        if var.name not in dims:
+            raise CodegenError(
+                f"Expected {var.name!r} in kernel {self.module.program.name!r} to be the variable "
+                f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})")
+        prepare = self.function.prepare
+        slot = prepare(f"getelementptr i64, ptr %dims, i64 {dims.index(var.name)}")
+        return Value(prepare(f"load i64, ptr {slot}, align 8, !invariant.load !0"),
+                     types.INDEX_TYPE)
+
+    def capture(self, value: Value) -> Value:
+        """A value of the parent, loaded from the closure."""
+        if types.is_literal(value.text):
+            return value
+        prepare = self.function.prepare
+        slot = prepare(f"getelementptr i64, ptr %closure, i64 {len(self.captured)}")
+        self.captured.append(value)
+        text = prepare(f"load {value.element}, ptr {slot}, align 8, !invariant.load !0")
+        return Value(text, value.element)
+
+    def _write(self, node: Expr) -> Value:
+        if isinstance(node, Load):
+            return memory.load(self, node)
+        if node.op == "select_unlikely" and not _is_cheap(node.args[1]):
+            return self._branch_around(node)
+        function, module = self.function, self.module
+        args = [self.value(a) for a in node.args]
+        if node.dtype is INDEX or any(a.dtype is INDEX for a in node.args):
+            return indices.apply(function, module.target, node, args)
+        if node.op in _LOGIC and (folded := _fold_logic(node.op, args)) is not None:
+            return folded
+        lanes, depth, reads = 0, function.scopes[-1].floor, NO_READS
+        for a in args:
+            lanes = a.lanes or lanes
+            depth = max(depth, a.depth)
+            reads = reads | a.reads if a.reads else reads
+        site = scalar.Site(function.at(depth), module.target, node.args[0].dtype, node.dtype, lanes)
+        text = scalar.spell(node.op, site, [function.widen(a, lanes) for a in args])
+        return Value(text, types.register_type(node.dtype), lanes, depth, reads)
+
+    def op(self, name: str, dtype: DType, args: Sequence[Value]) -> Value:
+        """One scalar op on values at hand, all of type `dtype`."""
+        function = self.function
+        lanes = max(a.lanes for a in args)
+        depth = function.pure_depth(args)
+        site = scalar.Site(function.at(depth), self.module.target, dtype, dtype, lanes)
+        text = scalar.spell(name, site, [function.widen(a, lanes) for a in args])
+        reads = NO_READS.union(*(a.reads for a in args))
+        return Value(text, types.register_type(dtype), lanes, depth, reads)
+
+    def _branch_around(self, node: Apply) -> Value:
+        """select_unlikely: the rare side is computed only when some lane needs it."""
+        function = self.function
+        with function.truncated(self._placement(node)):
+            condition, fast = self.value(node.args[0]), self.value(node.args[2])
+            if types.is_literal(condition.text):
+                return self.value(node.args[1]) if condition.text == "true" else fast
+            block, depth = function.block, function.depth
+            taken = self.any_lane(condition)
+            with function.scope(_detached(function), conditional=True, speculative=False) as cold:
+                slow_label = cold.label
+                slow = self.value(node.args[1])
+                lanes = max(condition.lanes, slow.lanes, fast.lanes)
+                site = scalar.Site(cold, self.module.target, BOOL, node.dtype, lanes)
+                chosen = scalar.spell("select", site, [
+                    function.widen(v, lanes) for v in (condition, slow, fast)])
+            whole = types.vector(fast.element, lanes)
+            fast_text = function.widen(fast, lanes)
+            done = function.label()
+            block.emit(f"br i1 {taken}, label %{slow_label}, label %{done}, !prof !2")
+            fast_label = block.label
+            block.start(slow_label)
+            block.lines += cold.lines
+            block.emit(f"br label %{done}")
+            block.start(done)
+            text = block.define(f"phi {whole} [ {fast_text}, %{fast_label} ], "
+                                f"[ {chosen}, %{cold.label} ]")
+            reads = condition.reads | slow.reads | fast.reads
+            return Value(text, fast.element, lanes, depth, reads)
+
+    def any_lane(self, condition: Value) -> str:
+        """Whether a condition holds in some lane that is executed."""
+        if not condition.lanes:
+            return condition.text
+        block, lane = self.function.block, self.function.lane
+        text, kind = condition.text, condition.type
+        if lane is not None and not lane.is_full:
+            text = block.define(f"and {kind} {text}, {lane.mask}")
+        return block.define(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({kind} {text})")
+
+    def _placement(self, node: Expr) -> int:
+        """The outermost scope in which all of `node` can be known."""
+        function = self.function
+        depth = function.scopes[-1].floor
+        for var in node.free:
+            depth = max(depth, self.variable(var).depth)
+        for inner in loads(node):
+            storage = self.storage(inner.source)
+            depth = max(depth, function.load_depth(storage.writable))
+        return depth
+
+    def combine(self, combiner: Combiner, lhs: Sequence[Value],
+                rhs: Sequence[Value]) -> list[Value]:
+        """The combiner's results for two tuples of values."""
+        if combiner.name in _DIRECT and not combiner.lhs[0].dtype.is_narrow_float \
+                and len(lhs) == 1:
+            return [self.op(combiner.name, combiner.lhs[0].dtype, (lhs[0], rhs[0]))]
+        function = self.function
+        with function.scope():  # what depends on the operands holds for these operands only
+            depth = function.depth
+            for var, value in zip((*combiner.lhs, *combiner.rhs), (*lhs, *rhs), strict=True):
+                function.bindings[var] = value._replace(depth=depth)
+            results = [self.evaluate(r) for r in combiner.results]
+        return [r._replace(depth=min(r.depth, depth - 1)) for r in results]
+
+    # Buffers
+
+    def storage(self, buffer: Buffer) -> Storage:
+        """Where a buffer lies.
+
+        Raises: CodegenError for a buffer that is neither allocated nor one of the kernel's.
+        """
+        known = self._storages.get(buffer)
+        if known is None:
+            if self.parent is not None:
+                outer = self.parent.storage(buffer)
+                pointer = self.capture(Value(outer.pointer, "ptr")).text
+                known = outer._replace(pointer=pointer)
+            else:
+                known = self.module.storage(self.function, buffer)
+            self._storages[buffer] = known
+        return known
+
+    def context(self) -> str:
+        """The pointer to the execution's context."""
+        if self._context is None:
+            assert self.parent is not None
+            self._context = self.capture(Value(self.parent.context(), "ptr")).text
+        return self._context
+
+    def allocate(self, buffer: Buffer, storage: Storage | None) -> None:
+        """Say where a buffer lies from now on (None: nowhere)."""
+        if storage is None:
+            self._storages.pop(buffer, None)
+        else:
+            self._storages[buffer] = storage
+
+    def enter_lanes(self, lane: Lane) -> None:
+        """Bind the variable of a vector loop to 0, 1, 2, …"""
+        self.function.lane = lane
+        self.function.bindings[lane.var] = Value(types.iota("i32", lane.width), "i32", lane.width)
+
+
+_LOGIC = frozenset(("and", "or", "not", "select", "select_unlikely"))
+# Combiners that are one op, written without going through their expressions.
+_DIRECT = frozenset(("add", "mul", "max", "min", "and", "or", "xor"))
+
+
+def _eager(node: Expr) -> tuple[Expr, ...]:
+    """Operands that are computed in any case before `node`."""
+    if isinstance(node, Apply) and (node.op != "select_unlikely" or _is_cheap(node.args[1])):
+        return node.args
+    return ()
+
+
+def _is_cheap(node: Expr) -> bool:
+    return isinstance(node, Const | Var)
+
+
+def _detached(function: Function):
+    return type(function.block)(function, function.label())
+
+
+def _fold_logic(op: str, args: Sequence[Value]) -> Value | None:
+    """and, or, not and select with literal conditions: guards that unrolling has decided."""
+    first = args[0].text
+    if op in ("select", "select_unlikely"):
+        return {"true": args[1], "false": args[2]}.get(first)
+    if op == "not":
+        return {"true": args[0]._replace(text="false"),
+                "false": args[0]._replace(text="true")}.get(first)
+    for one, other in (args, args[::-1]):
+        if one.text == "true":
+            return other if op == "and" else one
+        if one.text == "false":
+            return one if op == "and" else other
+    return None

@@ -1,0 +1,176 @@
+"""A small vocabulary for writing kernels of scalar arithmetic as expressions.
+
+Python numbers among the operands become literals of the first expression's type.  Each function
+is one operation unless its docstring says otherwise, so op counts can be read off the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import F32, F64, I32, I64, DType
+
+Operand = Expr | int | float
+
+# Adding this to an f32 of magnitude below 2**22 rounds it to an integer, held in the low bits.
+ROUNDING = 1.5 * 2.0**23
+SMALLEST_NORMAL = 2.0**-126
+SIGN = -0x80000000
+
+
+def _lift(operands: Sequence[Operand]) -> list[Expr]:
+    dtype = next(x.dtype for x in operands if isinstance(x, Expr))
+    return [x if isinstance(x, Expr) else const(x, dtype) for x in operands]
+
+
+def add(x: Operand, y: Operand) -> Expr:
+    return apply("add", *_lift((x, y)))
+
+
+def sub(x: Operand, y: Operand) -> Expr:
+    return apply("sub", *_lift((x, y)))
+
+
+def mul(x: Operand, y: Operand) -> Expr:
+    return apply("mul", *_lift((x, y)))
+
+
+def div(x: Operand, y: Operand) -> Expr:
+    return apply("div", *_lift((x, y)))
+
+
+def fma(x: Operand, y: Operand, z: Operand) -> Expr:
+    """x * y + z, rounded once where the target has the instruction."""
+    return apply("fma", *_lift((x, y, z)))
+
+
+def neg(x: Expr) -> Expr:
+    return apply("neg", x)
+
+
+def absolute(x: Expr) -> Expr:
+    return apply("abs", x)
+
+
+def floor(x: Expr) -> Expr:
+    return apply("floor", x)
+
+
+def trunc(x: Expr) -> Expr:
+    return apply("trunc", x)
+
+
+def sqrt(x: Expr) -> Expr:
+    return apply("sqrt", x)
+
+
+def compare(relation: str, x: Operand, y: Operand) -> Expr:
+    """relation: eq, ne, lt, le, gt, ge; false where an operand is NaN, but `ne`."""
+    return apply(relation, *_lift((x, y)))
+
+
+def both(x: Operand, y: Operand) -> Expr:
+    return apply("and", *_lift((x, y)))
+
+
+def either(x: Operand, y: Operand) -> Expr:
+    return apply("or", *_lift((x, y)))
+
+
+def xor(x: Operand, y: Operand) -> Expr:
+    return apply("xor", *_lift((x, y)))
+
+
+def negation(x: Expr) -> Expr:
+    return apply("not", x)
+
+
+def shift_left(x: Expr, amount: Operand) -> Expr:
+    return apply("shl", *_lift((x, amount)))
+
+
+def shift_right(x: Expr, amount: Operand) -> Expr:
+    """Arithmetic where `x` is signed, logical where it is not."""
+    return apply("shr_arithmetic" if x.dtype.is_signed else "shr_logical", *_lift((x, amount)))
+
+
+def select(condition: Expr, on_true: Operand, on_false: Operand) -> Expr:
+    return apply("select", condition, *_lift((on_true, on_false)))
+
+
+def unlikely(condition: Expr, slow: Operand, fast: Expr) -> Expr:
+    """`slow` where a condition holds that almost never does."""
+    return apply("select_unlikely", condition, *_lift((slow, fast)))
+
+
+def convert(x: Expr, dtype: DType) -> Expr:
+    return apply("convert", x, dtype=dtype)
+
+
+def bits(x: Expr) -> Expr:
+    """The bits of a float as a signed integer of the same width (no instruction)."""
+    return apply("bitcast", x, dtype=I32 if x.dtype is F32 else I64)
+
+
+def from_bits(x: Expr) -> Expr:
+    """The float that a 32- or 64-bit integer's bits say (no instruction)."""
+    return apply("bitcast", x, dtype=F32 if x.dtype.bits == 32 else F64)
+
+
+def at_most(x: Expr, limit: float) -> Expr:
+    """The smaller of x and `limit`; NaN stays.  One `min` on x86, unlike the op `min`."""
+    return select(compare("lt", const(limit, x.dtype), x), limit, x)
+
+
+def at_least(x: Expr, limit: float) -> Expr:
+    """The larger of x and `limit`; NaN stays.  One `max` on x86, unlike the op `max`."""
+    return select(compare("gt", const(limit, x.dtype), x), limit, x)
+
+
+def sign_bit(x: Expr) -> Expr:
+    """The bits of an f32 with all but the sign cleared."""
+    return both(bits(x), SIGN)
+
+
+def with_sign_of(magnitude: Expr, x: Expr) -> Expr:
+    """`magnitude` negated where x is negative or -0 (three logic ops, one or two on AVX-512)."""
+    return from_bits(xor(bits(magnitude), sign_bit(x)))
+
+
+def power_of_two(exponent: Expr) -> Expr:
+    """2**n from `add(n, ROUNDING + 127)`, n integral: 0 for n = -127, infinity for n = 128."""
+    return from_bits(shift_left(bits(exponent), 23))
+
+
+def polynomial(x: Expr, coefficients: Sequence[Operand]) -> Expr:
+    """Sum of coefficients[i] * x**i by Horner's rule: the fewest operations."""
+    result: Operand = coefficients[-1]
+    for c in reversed(coefficients[:-1]):
+        result = fma(result, x, c)
+    return result
+
+
+def two_sum(large: Expr, small: Expr) -> tuple[Expr, Expr]:
+    """The sum and its rounding error, for |large| >= |small| or large = 0 (three operations)."""
+    total = add(large, small)
+    return total, sub(small, sub(total, large))
+
+
+def two_product(x: Expr, y: Operand, has_fma: bool) -> tuple[Expr, Expr]:
+    """The product of two f32 and its rounding error: two operations, or 14 without fma (Dekker)."""
+    x, y = _lift((x, y))
+    product = mul(x, y)
+    if has_fma:
+        return product, fma(x, y, neg(product))
+    (x_high, x_low), (y_high, y_low) = _halves(x), _halves(y)
+    error = sub(mul(x_high, y_high), product)
+    error = add(add(error, mul(x_high, y_low)), mul(x_low, y_high))
+    return product, add(error, mul(x_low, y_low))
+
+
+def _halves(x: Expr) -> tuple[Expr, Expr]:
+    """x as a sum of two f32 of 12 bits each, so that products of halves are exact."""
+    high = from_bits(both(bits(x), -0x1000))
+    return high, sub(x, high)

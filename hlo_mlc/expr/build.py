@@ -1,0 +1,173 @@
+"""Building expressions: constants, applications with simplification, substitution."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, children
+from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
+from hlo_mlc.expr.ops import OPS, compute, result_type
+from hlo_mlc.expr.rules import simplify
+
+TRUE = Const(True, BOOL)
+FALSE = Const(False, BOOL)
+
+
+def const(value: int | float | bool, dtype: DType) -> Const:
+    """A literal, wrapped or rounded to `dtype`."""
+    if dtype is INDEX:
+        return Const(int(value), INDEX)
+    with np.errstate(all="ignore"):
+        if dtype.is_integer:
+            mask = (1 << dtype.bits) - 1
+            raw = int(value) & mask
+            return Const(raw - (mask + 1) if dtype.is_signed and raw >> (dtype.bits - 1) else raw,
+                         dtype)
+        rounded = np.asarray(value).astype(dtype.numpy)
+    if dtype is BOOL:
+        return Const(bool(rounded), dtype)
+    as_float = float(rounded)
+    return Const(math.nan if math.isnan(as_float) else as_float, dtype)
+
+
+def variable(name: str, extent: int) -> Var:
+    """An index variable over [0, extent)."""
+    return Var(name, INDEX, extent)
+
+
+def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
+    """`op(args)`, simplified; `dtype` is needed for convert and bitcast only."""
+    result = dtype or result_type(op, tuple(a.dtype for a in args))
+    if args[0].dtype is INDEX and (simple := _index(op, args)) is not None:
+        return simple
+    if all(isinstance(a, Const) for a in args) and _foldable(op, args):
+        values = [np.asarray(a.value).astype(a.dtype.numpy) for a in args]
+        return const(compute(op, values, result).item(), result)
+    if OPS[op].commutative and isinstance(args[0], Const) and not isinstance(args[1], Const):
+        args = (args[1], args[0])
+    simple = simplify(op, args, result)
+    if isinstance(simple, Expr):
+        return simple
+    op, args = simple
+    return Apply(op, args, result)
+
+
+def _foldable(op: str, args: tuple[Expr, ...]) -> bool:
+    # A NaN's sign and payload are visible through bitcast only; leave those to run time.
+    return not (op == "bitcast" and args[0].dtype.is_float and math.isnan(args[0].value))
+
+
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def _index(op: str, args: tuple[Expr, ...]) -> Expr | None:
+    match op:
+        case "add":
+            return index.add(*args)
+        case "sub":
+            return index.subtract(*args)
+        case "mul":
+            return index.multiply(*args)
+        case "floordiv":
+            return index.floordiv(args[0], args[1].value)
+        case "floormod":
+            return index.floormod(args[0], args[1].value)
+        case "min":
+            return index.minimum(*args)
+        case "max":
+            return index.maximum(*args)
+        case "neg":
+            return index.subtract(index.constant(0), args[0])
+        case _ if op in _COMPARISONS:
+            return index.compare(op, *args)
+    return None
+
+
+def load(source: Buffer, indices: tuple[Expr, ...], guard: Expr | None = None,
+         default: Expr | None = None) -> Expr:
+    """`source[indices] if guard else default`; a constant guard disappears."""
+    if guard is TRUE:
+        guard = default = None
+    if guard is FALSE:
+        return default
+    return Load(source, indices, guard, default)
+
+
+def all_of(*conditions: Expr) -> Expr:
+    """Conjunction of any number of conditions."""
+    result: Expr = TRUE
+    for condition in conditions:
+        result = apply("and", result, condition)
+    return result
+
+
+def as_index(e: Expr) -> Expr:
+    """An integer value as an index."""
+    return e if e.dtype is INDEX else apply("convert", e, dtype=INDEX)
+
+
+def rebuild(node: Expr, parts: tuple[Expr, ...]) -> Expr:
+    """`node` with other children, simplified again."""
+    if parts == children(node):
+        return node
+    if isinstance(node, Load):
+        rank = len(node.indices)
+        guarded = node.guard is not None
+        return load(node.source, parts[:rank], *(parts[rank:] if guarded else ()))
+    return apply(node.op, *parts, dtype=node.dtype)
+
+
+def transform(root: Expr, rule: Callable[[Expr], Expr | None],
+              memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Rewrite bottom-up: `rule(node with new children)` gives a replacement or None.
+
+    Pass one `memo` to several calls with the same rule to share the work between roots.
+    """
+    done = {} if memo is None else memo
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        parts = children(node)
+        pending = [p for p in parts if p not in done]
+        if pending:
+            stack.extend(reversed(pending))
+            continue
+        stack.pop()
+        new = rebuild(node, tuple(done[p] for p in parts)) if parts else node
+        replacement = rule(new)
+        done[node] = new if replacement is None else replacement
+    return done[root]
+
+
+def substitute(root: Expr, mapping: Mapping[Var, Expr],
+               memo: dict[Expr, Expr] | None = None) -> Expr:
+    """Replace variables; subtrees without them are left as they are."""
+    if root.free.isdisjoint(mapping):
+        return root
+    done: dict[Expr, Expr] = {} if memo is None else memo
+    stack = [root]
+    while stack:
+        node = stack[-1]
+        if node in done:
+            stack.pop()
+            continue
+        if node.free.isdisjoint(mapping):
+            done[node] = node
+        elif isinstance(node, Var):
+            done[node] = mapping[node]
+        else:
+            parts = children(node)
+            pending = [p for p in parts if p not in done]
+            if pending:
+                stack.extend(reversed(pending))
+                continue
+            done[node] = rebuild(node, tuple(done[p] for p in parts))
+        stack.pop()
+    return done[root]

@@ -1,0 +1,244 @@
+"""Scalar expressions: an acyclic graph of hash-consed nodes.
+
+Structurally equal expressions are the same object, so equality is identity, sharing is free
+(every shared node is a `let`), and traversals remember what they have seen.  Build expressions
+with `hlo_mlc.expr.build`, which simplifies; the classes here only intern.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hlo_mlc.expr.dtypes import BOOL, DType, Dim
+from hlo_mlc.expr.ops import OPS
+
+_interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class Expr:
+    """A scalar value; `dtype` is its type and `free` the variables that it depends on."""
+
+    __slots__ = ("dtype", "free", "_text", "_affine", "_bounds", "_loads", "__weakref__")
+    dtype: DType
+    free: frozenset[Var]
+
+    def __repr__(self) -> str:
+        return text(self)
+
+    def __reduce__(self) -> str | tuple:
+        raise TypeError("expressions are interned per process; write them as text instead")
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named block of memory: `shape` elements of `dtype`, row-major unless `strides` are given.
+
+    scope: "operand" (read-only unless aliased) | "result" | "scratch" (the kernel's arena, shared
+    by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled).
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...]
+    scope: str = "scratch"
+    strides: tuple[int, ...] | None = None  # in elements
+
+    @property
+    def size(self) -> int:
+        """Number of elements of a static shape."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    @property
+    def element_strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each axis."""
+        if self.strides is not None:
+            return self.strides
+        strides, step = [], 1
+        for extent in reversed(self.shape):
+            strides.append(step)
+            step *= extent
+        return tuple(reversed(strides))
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
+
+
+class Const(Expr):
+    """A literal.  Floats differ by their bits, so -0 and 0 are two constants and NaN is one."""
+
+    __slots__ = ("value",)
+    value: int | float | bool
+
+    def __new__(cls, value: int | float | bool, dtype: DType) -> Const:
+        bits = struct.pack("<d", value) if isinstance(value, float) else value
+        return _intern(cls, (cls, bits, dtype), _init_const, value, dtype)
+
+
+class Var(Expr):
+    """A variable; an index variable runs over [0, extent)."""
+
+    __slots__ = ("name", "extent")
+    name: str
+    extent: int | None
+
+    def __new__(cls, name: str, dtype: DType, extent: int | None = None) -> Var:
+        return _intern(cls, (cls, name, dtype, extent), _init_var, name, dtype, extent)
+
+
+class Apply(Expr):
+    """`op(args)`, `op` being a row of expr/ops.py."""
+
+    __slots__ = ("op", "args")
+    op: str
+    args: tuple[Expr, ...]
+
+    def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType) -> Apply:
+        return _intern(cls, (cls, op, args, dtype), _init_apply, op, args, dtype)
+
+
+class Load(Expr):
+    """`source[indices]`, or `default` where `guard` is false (then memory is not touched)."""
+
+    __slots__ = ("source", "indices", "guard", "default")
+    source: Buffer
+    indices: tuple[Expr, ...]
+    guard: Expr | None
+    default: Expr | None
+
+    def __new__(cls, source: Buffer, indices: tuple[Expr, ...], guard: Expr | None = None,
+                default: Expr | None = None) -> Load:
+        assert len(indices) == len(source.shape), (source, indices)
+        assert guard is None or (guard.dtype is BOOL and default is not None)
+        key = (cls, source, indices, guard, default)
+        return _intern(cls, key, _init_load, source, indices, guard, default)
+
+
+def _intern(cls: type, key: tuple, init, *fields) -> Expr:
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(cls)
+            found._text = found._affine = found._bounds = found._loads = None
+            init(found, *fields)
+            _interned[key] = found
+        return found
+
+
+def _init_const(node: Const, value, dtype: DType) -> None:
+    node.value, node.dtype, node.free = value, dtype, frozenset()
+
+
+def _init_var(node: Var, name: str, dtype: DType, extent) -> None:
+    node.name, node.dtype, node.extent, node.free = name, dtype, extent, frozenset((node,))
+
+
+def _init_apply(node: Apply, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
+    node.op, node.args, node.dtype = op, args, dtype
+    node.free = _union(args)
+
+
+def _init_load(node: Load, source: Buffer, indices, guard, default) -> None:
+    node.source, node.indices, node.guard, node.default = source, indices, guard, default
+    node.dtype = source.dtype
+    node.free = _union(children(node))
+
+
+def _union(nodes: tuple[Expr, ...]) -> frozenset[Var]:
+    free = nodes[0].free if nodes else frozenset()
+    for node in nodes[1:]:
+        if not node.free <= free:
+            free = free | node.free
+    return free
+
+
+def children(node: Expr) -> tuple[Expr, ...]:
+    """The expressions that `node` is made of, in a fixed order."""
+    if isinstance(node, Apply):
+        return node.args
+    if isinstance(node, Load):
+        if node.guard is not None:
+            return (*node.indices, node.guard, node.default)
+        return node.indices
+    return ()
+
+
+def walk(*roots: Expr) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands before users."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(children(node)))
+
+
+def loads(node: Expr) -> tuple[Load, ...]:
+    """The distinct loads in `node`, those inside indices included, in order of evaluation."""
+    if node._loads is None:
+        node._loads = tuple(n for n in walk(node) if isinstance(n, Load))
+    return node._loads
+
+
+def text(node: Expr) -> str:
+    """One-line infix text; equal for equal expressions, so it serves as a canonical key."""
+    if node._text is None:
+        for inner in walk(node):
+            if inner._text is None:
+                inner._text = spell(inner, text)
+    return node._text
+
+
+def spell(node: Expr, part: Callable[[Expr], str]) -> str:
+    """The text of `node`, without parentheses around it; `part` gives that of each child."""
+    match node:
+        case Const():
+            return str(node.value) if node.dtype.name == "index" else f"{node.value}:{node.dtype}"
+        case Var():
+            return node.name
+        case Load():
+            body = f"{node.source.name}[{', '.join(map(part, node.indices))}]"
+            if node.guard is None:
+                return body
+            guard, default = (_operand(None, e, part) for e in (node.guard, node.default))
+            return f"{body} if {guard} else {default}"
+        case Apply():
+            infix = OPS[node.op].infix
+            if infix:
+                left, right = (_operand(node, a, part) for a in node.args)
+                return f"{left} {infix} {right}"
+            given = f":{node.dtype}" if OPS[node.op].result == "given" else ""
+            return f"{node.op}({', '.join(map(part, node.args))}){given}"
+    raise TypeError(f"not an expression: {node!r}")
+
+
+def _operand(user: Apply | None, node: Expr, part: Callable[[Expr], str]) -> str:
+    """The text of an operand of an infix operator, or of one of `… if … else …` without `user`."""
+    spelled = part(node)
+    if " " not in spelled or not isinstance(node, Apply | Load):
+        return spelled
+    if isinstance(node, Load):
+        return spelled if node.guard is None else f"({spelled})"
+    # Index sums are long and never rounded: i * 4 + j + 1
+    plain = user is None or (user.op == "add" and user.dtype.name == "index"
+                             and node.op in ("add", "mul"))
+    return spelled if plain or not OPS[node.op].infix else f"({spelled})"

@@ -1,0 +1,127 @@
+"""Element types of tensors and scalars, and the type of a whole tensor."""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+class Kind(enum.Enum):
+    """The family of an element type."""
+
+    BOOL = "bool"
+    SIGNED = "signed"
+    UNSIGNED = "unsigned"
+    FLOAT = "float"
+    COMPLEX = "complex"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DType:
+    """An element type; the instances below are the only ones, so identity is equality."""
+
+    name: str  # as StableHLO spells it: i1, i8, ui8, f32, bf16, …
+    kind: Kind
+    bits: int
+    numpy: np.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of one element in memory (a bool takes a whole byte)."""
+        return max(1, self.bits // 8)
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind is Kind.FLOAT
+
+    @property
+    def is_integer(self) -> bool:
+        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
+
+    @property
+    def is_signed(self) -> bool:
+        return self.kind is Kind.SIGNED
+
+    @property
+    def is_narrow_float(self) -> bool:
+        """Floats that are computed in f32 and rounded after every op."""
+        return self.is_float and self.bits < 32
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> str | tuple:
+        return dtype, (self.name,)
+
+
+BOOL = DType("i1", Kind.BOOL, 1, np.dtype(np.bool_))
+I8 = DType("i8", Kind.SIGNED, 8, np.dtype(np.int8))
+I16 = DType("i16", Kind.SIGNED, 16, np.dtype(np.int16))
+I32 = DType("i32", Kind.SIGNED, 32, np.dtype(np.int32))
+I64 = DType("i64", Kind.SIGNED, 64, np.dtype(np.int64))
+U8 = DType("ui8", Kind.UNSIGNED, 8, np.dtype(np.uint8))
+U16 = DType("ui16", Kind.UNSIGNED, 16, np.dtype(np.uint16))
+U32 = DType("ui32", Kind.UNSIGNED, 32, np.dtype(np.uint32))
+U64 = DType("ui64", Kind.UNSIGNED, 64, np.dtype(np.uint64))
+F16 = DType("f16", Kind.FLOAT, 16, np.dtype(np.float16))
+BF16 = DType("bf16", Kind.FLOAT, 16, np.dtype(ml_dtypes.bfloat16))
+F32 = DType("f32", Kind.FLOAT, 32, np.dtype(np.float32))
+F64 = DType("f64", Kind.FLOAT, 64, np.dtype(np.float64))
+C64 = DType("complex<f32>", Kind.COMPLEX, 64, np.dtype(np.complex64))
+C128 = DType("complex<f64>", Kind.COMPLEX, 128, np.dtype(np.complex128))
+
+# Loop variables, sizes and addresses.  Index arithmetic never overflows, so it may be
+# rearranged freely (expr/index.py); i64 arithmetic of the user's program wraps and may not.
+INDEX = DType("index", Kind.SIGNED, 64, np.dtype(np.int64))
+
+ALL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, C64, C128)
+_BY_NAME = {t.name: t for t in (*ALL, INDEX)}
+_BY_NUMPY = {t.numpy: t for t in ALL}
+
+
+def dtype(name: str) -> DType:
+    """The type that StableHLO spells `name`.
+
+    Raises: KeyError for a type that is not modelled.
+    """
+    return _BY_NAME[name]
+
+
+def from_numpy(numpy_dtype: np.dtype) -> DType:
+    """The type of a NumPy array's elements.
+
+    Raises: KeyError for a type that is not modelled.
+    """
+    return _BY_NUMPY[np.dtype(numpy_dtype)]
+
+
+# A dimension is a number, or the name of one that is known only at run time.
+Dim = int | str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Shape and element type of a tensor."""
+
+    shape: tuple[Dim, ...]
+    dtype: DType
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(d, int) for d in self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements of a static shape."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.size * self.dtype.bytes
+
+    def __str__(self) -> str:
+        return "x".join([*(str(d) for d in self.shape), self.dtype.name])

@@ -1,0 +1,230 @@
+"""Index arithmetic: affine normal form, bounds, and exact division.
+
+Index values never overflow, so sums of multiples of atoms have one normal form.  That is what
+turns `(f // n) * n + f % n` back into `f` after loops are fused, and tells which loop variable
+walks through memory with which stride.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, text
+from hlo_mlc.expr.dtypes import BOOL, INDEX
+
+Terms = dict[Expr, int]
+INFINITY = math.inf
+
+
+def constant(value: int) -> Const:
+    """An index literal."""
+    return Const(int(value), INDEX)
+
+
+def affine(e: Expr) -> tuple[Terms, int]:
+    """`e` as sum(coefficient * atom) + constant; atoms are variables and non-affine terms."""
+    if e._affine is None:
+        e._affine = _affine(e)
+    return e._affine
+
+
+def _affine(e: Expr) -> tuple[Terms, int]:
+    if isinstance(e, Const):
+        return {}, e.value
+    if isinstance(e, Apply) and e.op == "add":
+        left, right = affine(e.args[0]), affine(e.args[1])
+        return _sum(left, right, 1)
+    if isinstance(e, Apply) and e.op == "mul" and isinstance(e.args[1], Const):
+        terms, offset = affine(e.args[0])
+        factor = e.args[1].value
+        return {a: c * factor for a, c in terms.items()}, offset * factor
+    return {e: 1}, 0
+
+
+def _sum(left: tuple[Terms, int], right: tuple[Terms, int], sign: int) -> tuple[Terms, int]:
+    terms = dict(left[0])
+    for atom, coefficient in right[0].items():
+        total = terms.get(atom, 0) + sign * coefficient
+        if total:
+            terms[atom] = total
+        else:
+            terms.pop(atom, None)
+    return terms, left[1] + sign * right[1]
+
+
+def from_affine(terms: Terms, offset: int) -> Expr:
+    """The one expression with this normal form."""
+    terms = _rejoin(terms)
+    result: Expr | None = None
+    for atom in sorted(terms, key=lambda a: (not isinstance(a, Var), text(a))):
+        coefficient = terms[atom]
+        term = atom if coefficient == 1 else Apply("mul", (atom, constant(coefficient)), INDEX)
+        result = term if result is None else Apply("add", (result, term), INDEX)
+    if result is None:
+        return constant(offset)
+    return result if offset == 0 else Apply("add", (result, constant(offset)), INDEX)
+
+
+def _rejoin(terms: Terms) -> Terms:
+    """k*c*(x // c) + k*(x % c)  ->  k*x"""
+    for atom, k in terms.items():
+        if isinstance(atom, Apply) and atom.op == "floormod":
+            x, c = atom.args
+            quotient = floordiv(x, c.value)
+            inner, offset = affine(quotient)
+            if offset or len(inner) != 1:
+                continue
+            (whole, unit), = inner.items()
+            if unit == 1 and terms.get(whole) == k * c.value:
+                rest = {a: v for a, v in terms.items() if a is not atom and a is not whole}
+                joined, shift = _sum((rest, 0), affine(_scaled(x, k)), 1)
+                if shift == 0:
+                    return _rejoin(joined)
+    return terms
+
+
+def _scaled(x: Expr, factor: int) -> Expr:
+    terms, offset = affine(x)
+    return from_affine({a: c * factor for a, c in terms.items()}, offset * factor)
+
+
+def add(x: Expr, y: Expr) -> Expr:
+    return from_affine(*_sum(affine(x), affine(y), 1))
+
+
+def subtract(x: Expr, y: Expr) -> Expr:
+    return from_affine(*_sum(affine(x), affine(y), -1))
+
+
+def multiply(x: Expr, y: Expr) -> Expr:
+    if isinstance(y, Const):
+        return _scaled(x, y.value) if y.value else constant(0)
+    if isinstance(x, Const):
+        return multiply(y, x)
+    return Apply("mul", (x, y) if text(x) <= text(y) else (y, x), INDEX)
+
+
+def _divide_terms(x: Expr, divisor: int) -> tuple[Terms, int, Terms, int]:
+    """x == divisor * (whole) + rest, with as much as possible in `whole`."""
+    terms, offset = affine(x)
+    whole = {a: c // divisor for a, c in terms.items() if c % divisor == 0}
+    rest = {a: c for a, c in terms.items() if c % divisor}
+    return whole, offset // divisor, rest, offset % divisor
+
+
+def floordiv(x: Expr, divisor: int) -> Expr:
+    """x // divisor, rounded toward minus infinity; divisor > 0."""
+    if divisor == 1:
+        return x
+    whole, whole_offset, rest, rest_offset = _divide_terms(x, divisor)
+    common = math.gcd(divisor, *rest.values())
+    if common > 1:  # (g*r + s) // (g*d) == (r + s//g) // d
+        small = from_affine({a: c // common for a, c in rest.items()}, rest_offset // common)
+        quotient = floordiv(small, divisor // common)
+        terms, offset = _sum((whole, whole_offset), affine(quotient), 1)
+        return from_affine(terms, offset)
+    remainder = from_affine(rest, rest_offset)
+    low, high = bounds(remainder)
+    if 0 <= low and high < divisor:
+        return from_affine(whole, whole_offset)
+    if isinstance(remainder, Apply) and remainder.op == "floordiv":
+        inner = floordiv(remainder.args[0], remainder.args[1].value * divisor)
+    else:
+        inner = Apply("floordiv", (remainder, constant(divisor)), INDEX)
+    terms, offset = _sum((whole, whole_offset), affine(inner), 1)
+    return from_affine(terms, offset)
+
+
+def floormod(x: Expr, divisor: int) -> Expr:
+    """x - divisor * (x // divisor); divisor > 0."""
+    if divisor == 1:
+        return constant(0)
+    _, _, rest, rest_offset = _divide_terms(x, divisor)
+    remainder = from_affine(rest, rest_offset)
+    low, high = bounds(remainder)
+    if 0 <= low and high < divisor:
+        return remainder
+    if isinstance(remainder, Apply) and remainder.op == "floormod" \
+            and remainder.args[1].value % divisor == 0:
+        return floormod(remainder.args[0], divisor)
+    return Apply("floormod", (remainder, constant(divisor)), INDEX)
+
+
+def minimum(x: Expr, y: Expr) -> Expr:
+    low, high = bounds(subtract(x, y))
+    if high <= 0:
+        return x
+    return y if low >= 0 else Apply("min", (x, y), INDEX)
+
+
+def maximum(x: Expr, y: Expr) -> Expr:
+    low, high = bounds(subtract(x, y))
+    if low >= 0:
+        return x
+    return y if high <= 0 else Apply("max", (x, y), INDEX)
+
+
+def compare(op: str, x: Expr, y: Expr) -> Expr:
+    """x op y for index values, decided where the bounds decide it."""
+    difference = subtract(x, y)
+    low, high = bounds(difference)
+    verdict = {
+        "lt": (high < 0, low >= 0), "le": (high <= 0, low > 0),
+        "gt": (low > 0, high <= 0), "ge": (low >= 0, high < 0),
+        "eq": (low == high == 0, low > 0 or high < 0),
+        "ne": (low > 0 or high < 0, low == high == 0),
+    }[op]
+    if verdict[0] or verdict[1]:
+        return Const(verdict[0], BOOL)
+    return Apply(op, (x, y), BOOL)
+
+
+def bounds(e: Expr) -> tuple[float, float]:
+    """Smallest and largest value that an index expression can take (±inf where unknown)."""
+    if e._bounds is None:
+        e._bounds = _bounds(e)
+    return e._bounds
+
+
+def _bounds(e: Expr) -> tuple[float, float]:
+    if isinstance(e, Const):
+        return e.value, e.value
+    if isinstance(e, Var):
+        return (0, e.extent - 1) if e.extent is not None else (-INFINITY, INFINITY)
+    if isinstance(e, Load):
+        return -INFINITY, INFINITY
+    if e.op in ("add", "mul") and (e.op == "add" or isinstance(e.args[1], Const)):
+        terms, low = affine(e)
+        high = low
+        for atom, coefficient in terms.items():
+            ends = [coefficient * b for b in bounds(atom)]
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+    if e.op == "floordiv":
+        low, high = bounds(e.args[0])
+        divisor = e.args[1].value
+        return (low // divisor if abs(low) != INFINITY else low,
+                high // divisor if abs(high) != INFINITY else high)
+    if e.op == "floormod":
+        low, high = bounds(e.args[0])
+        divisor = e.args[1].value
+        return 0, min(divisor - 1, high) if low >= 0 else divisor - 1
+    if e.op in ("min", "max"):
+        (a, b), (c, d) = bounds(e.args[0]), bounds(e.args[1])
+        return (min(a, c), min(b, d)) if e.op == "min" else (max(a, c), max(b, d))
+    if e.op in ("select", "select_unlikely"):
+        (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
+        return min(a, c), max(b, d)
+    return -INFINITY, INFINITY
+
+
+def coefficient(e: Expr, variable: Var) -> int | None:
+    """How much `e` grows when `variable` grows by one; None where that is not constant."""
+    terms, _ = affine(e)
+    result = 0
+    for atom, c in terms.items():
+        if atom is variable:
+            result += c
+        elif variable in atom.free:
+            return None
+    return result

@@ -1,0 +1,349 @@
+"""The scalar operations: one table with arity, result type and meaning.
+
+The meaning is a NumPy function over arrays of the operands' element type; it is what constant
+folding, the loop interpreter and the graph evaluator use, so it is the definition, and the
+printers are tested against it.  Semantics follow the StableHLO specification (integer division
+by zero, over-long shifts, NaN-propagating min/max, saturating float-to-int conversion).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScalarOp:
+    """`name(args) -> result`; all args have one type unless `meaning` says otherwise."""
+
+    name: str
+    arity: int
+    meaning: Callable[..., Array]
+    result: str = "same"  # "same": the last argument's type; "bool"; "given": named by the node
+    commutative: bool = False
+    infix: str = ""  # how text and printers of C-like languages spell it
+
+
+def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Silence NumPy's warnings: overflow and invalid operands have defined results here."""
+
+    def quiet(*args: Array) -> Array:
+        with np.errstate(all="ignore"):
+            return function(*args)
+
+    return quiet
+
+
+def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
+    """Compute f16 and bf16 in f32, and round once after the op."""
+
+    def widened(*args: Array) -> Array:
+        if args[0].dtype.kind in "fV" and args[0].dtype.itemsize == 2:
+            wide = function(*(a.astype(np.float32) if a.dtype == args[0].dtype else a for a in args))
+            return wide.astype(args[0].dtype) if wide.dtype == np.float32 else wide
+        return function(*args)
+
+    return _wrap(widened)
+
+
+def _is_integer(x: Array) -> bool:
+    return x.dtype.kind in "iu"
+
+
+def _divide(x: Array, y: Array) -> Array:
+    if not _is_integer(x):
+        return x / y
+    minus_one = np.array(-1).astype(x.dtype)  # all ones when unsigned
+    safe = np.where(y == 0, np.ones_like(y), y)
+    quotient = _truncated_quotient(x, safe)
+    return np.where(y == 0, minus_one, quotient).astype(x.dtype)
+
+
+def _truncated_quotient(x: Array, y: Array) -> Array:
+    if x.dtype.kind == "u":
+        return x // y
+    quotient = x // np.where(y == -1, np.ones_like(y), y)
+    remainder = x - quotient * y
+    toward_zero = quotient + ((remainder != 0) & ((x < 0) != (y < 0))).astype(x.dtype)
+    return np.where(y == -1, -x, toward_zero)
+
+
+def _remainder(x: Array, y: Array) -> Array:
+    if not _is_integer(x):
+        return np.fmod(x, y)
+    safe = np.where(y == 0, np.ones_like(y), y)
+    safe = np.where(safe == np.array(-1).astype(x.dtype), np.ones_like(y), safe) \
+        if x.dtype.kind == "i" else safe
+    return np.where(y == 0, x, np.fmod(x, safe)).astype(x.dtype)
+
+
+def _power(x: Array, y: Array) -> Array:
+    if not _is_integer(x):
+        return np.power(x, y)
+    result, base = np.ones_like(x), x.copy()
+    exponent = np.where(y < 0, np.zeros_like(y), y).astype(np.uint64)
+    while np.any(exponent):
+        result = np.where(exponent & np.uint64(1), result * base, result).astype(x.dtype)
+        base = (base * base).astype(x.dtype)
+        exponent = exponent >> np.uint64(1)
+    if x.dtype.kind == "i":
+        odd = (y & np.array(1, y.dtype)) != 0
+        inverse = np.where(x == 1, 1, np.where(x == -1, np.where(odd, -1, 1), 0))
+        result = np.where(y < 0, inverse, result)
+    return result.astype(x.dtype)
+
+
+def _bits(x: Array) -> int:
+    return x.dtype.itemsize * 8
+
+
+def _shift_left(x: Array, y: Array) -> Array:
+    width = _bits(x)
+    amount = y.astype(f"u{x.dtype.itemsize}")
+    safe = np.minimum(amount, width - 1).astype(x.dtype)
+    return np.where(amount >= width, np.zeros_like(x), x << safe).astype(x.dtype)
+
+
+def _shift_right_logical(x: Array, y: Array) -> Array:
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    width, amount = _bits(x), y.astype(unsigned)
+    shifted = x.astype(unsigned) >> np.minimum(amount, width - 1).astype(unsigned)
+    return np.where(amount >= width, np.zeros_like(shifted), shifted).astype(x.dtype)
+
+
+def _shift_right_arithmetic(x: Array, y: Array) -> Array:
+    signed = np.dtype(f"i{x.dtype.itemsize}")
+    amount = np.minimum(y.astype(f"u{x.dtype.itemsize}"), _bits(x) - 1).astype(signed)
+    return (x.astype(signed) >> amount).astype(x.dtype)
+
+
+def _maximum(x: Array, y: Array) -> Array:
+    if x.dtype.kind in "iub":
+        return np.maximum(x, y)
+    larger = np.where((x > y) | ((x == y) & ~np.signbit(x)), x, y)
+    return np.where(np.isnan(x), x, np.where(np.isnan(y), y, larger)).astype(x.dtype)
+
+
+def _minimum(x: Array, y: Array) -> Array:
+    if x.dtype.kind in "iub":
+        return np.minimum(x, y)
+    smaller = np.where((x < y) | ((x == y) & np.signbit(x)), x, y)
+    return np.where(np.isnan(x), x, np.where(np.isnan(y), y, smaller)).astype(x.dtype)
+
+
+def _sign(x: Array) -> Array:
+    if _is_integer(x):
+        return np.sign(x)
+    return np.where(x == 0, x, np.where(np.isnan(x), x, np.sign(x))).astype(x.dtype)
+
+
+def _round_away(x: Array) -> Array:
+    truncated = np.trunc(x)
+    return np.copysign(np.where(np.abs(x - truncated) >= 0.5, np.abs(truncated) + 1,
+                                np.abs(truncated)), x).astype(x.dtype)
+
+
+def _logistic(x: Array) -> Array:
+    return (1 / (1 + np.exp(-x))).astype(x.dtype)
+
+
+_erf_f64 = np.vectorize(math.erf, otypes=[np.float64])
+_erfc_f64 = np.vectorize(math.erfc, otypes=[np.float64])
+
+
+def _erf(x: Array) -> Array:
+    return _erf_f64(x.astype(np.float64)).astype(x.dtype).reshape(x.shape)
+
+
+def _erfc(x: Array) -> Array:
+    return _erfc_f64(x.astype(np.float64)).astype(x.dtype).reshape(x.shape)
+
+
+def _popcount(x: Array) -> Array:
+    return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
+
+
+def _leading_zeros(x: Array) -> Array:
+    unsigned = x.astype(f"u{x.dtype.itemsize}")
+    count = np.full(x.shape, _bits(x), np.int64)
+    for bit in range(_bits(x)):
+        count = np.where((unsigned >> unsigned.dtype.type(bit)) & 1, _bits(x) - 1 - bit, count)
+    return count.astype(x.dtype)
+
+
+def _not(x: Array) -> Array:
+    return np.logical_not(x) if x.dtype == np.bool_ else np.bitwise_not(x)
+
+
+def _add(x: Array, y: Array) -> Array:
+    return np.logical_or(x, y) if x.dtype == np.bool_ else x + y
+
+
+def _subtract(x: Array, y: Array) -> Array:
+    return np.logical_xor(x, y) if x.dtype == np.bool_ else x - y
+
+
+def _fma(x: Array, y: Array, z: Array) -> Array:
+    """x * y + z rounded once; exact for f32 because an f64 product of two f32 is exact and the
+    double rounding of the sum is repaired by rounding to odd."""
+    if x.dtype == np.float64:
+        return np.vectorize(_fma_f64, otypes=[np.float64])(x, y, z).reshape(np.shape(x))
+    product = x.astype(np.float64) * y.astype(np.float64)
+    addend = z.astype(np.float64)
+    total = np.asarray(product + addend)
+    # TwoSum gives the rounding error of the f64 sum; if it is not zero, make the sum odd.
+    shadow = total - product
+    error = (product - (total - shadow)) + (addend - shadow)
+    raw = total.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((raw & 1) == 0)
+    step = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact, raw + step, raw).view(np.float64).astype(x.dtype)
+
+
+def _fma_f64(x: float, y: float, z: float) -> float:
+    if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
+        return float(np.float64(x) * np.float64(y) + np.float64(z))
+    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    if exact == 0:
+        return float(np.float64(x) * np.float64(y) + np.float64(z))
+    try:
+        return float(exact)
+    except OverflowError:
+        return math.inf if exact > 0 else -math.inf
+
+
+def convert(x: Array, to: DType) -> Array:
+    """StableHLO `convert`: integers wrap, float-to-integer saturates with NaN -> 0, any -> i1 is
+    `!= 0`."""
+    with np.errstate(all="ignore"):
+        if to is BOOL:
+            return x != 0
+        if to.is_integer and x.dtype.kind not in "iub":
+            info = np.iinfo(to.numpy)
+            wide = x.astype(np.float64)
+            clipped = np.where(np.isnan(wide), 0.0, wide)
+            inside = np.clip(clipped, float(info.min), float(info.max))
+            result = np.where(clipped >= float(info.max), info.max,
+                              np.where(clipped <= float(info.min), info.min, 0)).astype(to.numpy)
+            small = (clipped < float(info.max)) & (clipped > float(info.min))
+            return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
+        return x.astype(to.numpy)
+
+
+def _same(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[ScalarOp]:
+    return [ScalarOp(name, arity, _through_f32(f)) for name, arity, f in names_and_functions]
+
+
+_TABLE = [
+    # arithmetic
+    ScalarOp("add", 2, _through_f32(_add), commutative=True, infix="+"),
+    ScalarOp("sub", 2, _through_f32(_subtract), infix="-"),
+    ScalarOp("mul", 2, _through_f32(lambda x, y: x & y if x.dtype == np.bool_ else x * y),
+             commutative=True, infix="*"),
+    ScalarOp("div", 2, _through_f32(_divide), infix="/"),
+    ScalarOp("rem", 2, _through_f32(_remainder), infix="%"),
+    ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
+    ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
+    ScalarOp("fma", 3, _through_f32(_fma)),
+    *_same(("pow", 2, _power), ("atan2", 2, np.arctan2), ("neg", 1, np.negative),
+           ("abs", 1, np.abs), ("sign", 1, _sign), ("floor", 1, np.floor), ("ceil", 1, np.ceil),
+           ("round_even", 1, np.rint), ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),
+    # transcendental
+    *_same(("sqrt", 1, np.sqrt), ("rsqrt", 1, lambda x: (1 / np.sqrt(x)).astype(x.dtype)),
+           ("cbrt", 1, np.cbrt), ("exp", 1, np.exp), ("expm1", 1, np.expm1), ("log", 1, np.log),
+           ("log1p", 1, np.log1p), ("logistic", 1, _logistic), ("sin", 1, np.sin),
+           ("cos", 1, np.cos), ("tan", 1, np.tan), ("tanh", 1, np.tanh), ("erf", 1, _erf),
+           ("erfc", 1, _erfc), ("asin", 1, np.arcsin), ("acos", 1, np.arccos),
+           ("atan", 1, np.arctan), ("sinh", 1, np.sinh), ("cosh", 1, np.cosh),
+           ("asinh", 1, np.arcsinh), ("acosh", 1, np.arccosh), ("atanh", 1, np.arctanh)),
+    # bits and logic
+    ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
+    ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),
+    ScalarOp("xor", 2, _wrap(np.bitwise_xor), commutative=True, infix="^"),
+    ScalarOp("not", 1, _wrap(_not)),
+    ScalarOp("shl", 2, _wrap(_shift_left)),
+    ScalarOp("shr_logical", 2, _wrap(_shift_right_logical)),
+    ScalarOp("shr_arithmetic", 2, _wrap(_shift_right_arithmetic)),
+    ScalarOp("popcnt", 1, _wrap(_popcount)),
+    ScalarOp("clz", 1, _wrap(_leading_zeros)),
+    # comparison (ordered: false where an operand is NaN, but `ne`)
+    ScalarOp("eq", 2, _wrap(np.equal), "bool", True, "=="),
+    ScalarOp("ne", 2, _wrap(np.not_equal), "bool", True, "!="),
+    ScalarOp("lt", 2, _wrap(np.less), "bool", infix="<"),
+    ScalarOp("le", 2, _wrap(np.less_equal), "bool", infix="<="),
+    ScalarOp("gt", 2, _wrap(np.greater), "bool", infix=">"),
+    ScalarOp("ge", 2, _wrap(np.greater_equal), "bool", infix=">="),
+    ScalarOp("is_finite", 1, _wrap(lambda x: np.isfinite(x.astype(np.float64))), "bool"),
+    # choice: select(predicate, on_true, on_false); select_unlikely promises that the predicate
+    # is almost never true, so a printer may branch around computing on_true
+    ScalarOp("select", 3, lambda p, t, f: np.where(p, t, f)),
+    ScalarOp("select_unlikely", 3, lambda p, t, f: np.where(p, t, f)),
+    # change of type: the node's own type says to what
+    ScalarOp("convert", 1, _wrap(lambda x: x), "given"),
+    ScalarOp("bitcast", 1, _wrap(lambda x: x), "given"),
+    # float to integer by truncation, for values known to fit (others: unspecified)
+    ScalarOp("convert_in_range", 1, _wrap(lambda x: x), "given"),
+    # high half of the double-width product of two unsigned integers
+    ScalarOp("mul_high", 2, _wrap(lambda x, y: _multiply_high(x, y)), commutative=True),
+    # index arithmetic only: rounded toward minus infinity, divisor positive
+    ScalarOp("floordiv", 2, _wrap(np.floor_divide)),
+    ScalarOp("floormod", 2, _wrap(np.mod)),
+]
+
+
+def _multiply_high(x: Array, y: Array) -> Array:
+    product = x.astype(object) * y.astype(object)
+    return np.asarray(product // (1 << _bits(x))).astype(x.dtype)
+
+
+OPS: dict[str, ScalarOp] = {op.name: op for op in _TABLE}
+
+
+def result_type(op: str, arguments: tuple[DType, ...]) -> DType:
+    """The result's type of an op whose rule needs no node ("given" ops name theirs)."""
+    return BOOL if OPS[op].result == "bool" else arguments[-1]
+
+
+def compute(op: str, arguments: list[Array], to: DType) -> Array:
+    """Evaluate one op on arrays; `to` is the node's type."""
+    if op in ("convert", "convert_in_range"):
+        return convert(arguments[0], to)
+    if op == "bitcast":
+        return np.asarray(arguments[0]).view(to.numpy)
+    return np.asarray(OPS[op].meaning(*arguments)).astype(to.numpy, copy=False)
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type in which arithmetic on `dtype` is done: narrow floats in f32, others as they are."""
+    return F32 if dtype.is_narrow_float else dtype
+
+
+def identity(op: str, dtype: DType) -> int | float | bool | None:
+    """The neutral element of a combining op, or None if it has none.
+
+    Source: the monoids of StableHLO `reduce`; -0 is the true identity of float addition.
+    """
+    if op == "add":
+        return -0.0 if dtype.is_float else (False if dtype.kind is Kind.BOOL else 0)
+    if op == "mul":
+        return 1.0 if dtype.is_float else 1
+    if op in ("max", "min"):
+        if dtype.is_float:
+            return -math.inf if op == "max" else math.inf
+        if dtype is BOOL:
+            return op == "min"
+        info = np.iinfo(dtype.numpy)
+        return int(info.min if op == "max" else info.max)
+    if op in ("or", "xor"):
+        return False if dtype is BOOL else 0
+    if op == "and":
+        return True if dtype is BOOL else (-1 if dtype.is_signed else int(np.iinfo(dtype.numpy).max))
+    return None

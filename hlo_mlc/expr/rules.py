@@ -1,0 +1,181 @@
+"""Simplification rules for scalar expressions; each keeps every bit of the result.
+
+Float rules hold for -0, infinities and NaN (up to a NaN's payload): `x + 0` stays, `x + -0` goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from hlo_mlc.expr.core import Apply, Const, Expr
+from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
+from hlo_mlc.expr.index import bounds
+
+Simplified = Expr | tuple[str, tuple[Expr, ...]]
+Rule = Callable[[tuple[Expr, ...], DType], Expr | None]
+
+
+def _is(e: Expr, value: float) -> bool:
+    if not isinstance(e, Const) or e.value != value:
+        return False
+    return not isinstance(value, float) or math.copysign(1, e.value) == math.copysign(1, value)
+
+
+def _add(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x + 0 -> x (integers);  x + -0.0 -> x (floats)"""
+    return args[0] if _is(args[1], -0.0 if dtype.is_float else 0) else None
+
+
+def _sub(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x - 0 -> x;  x - x -> 0 (integers)"""
+    if _is(args[1], 0.0 if dtype.is_float else 0):
+        return args[0]
+    return Const(0, dtype) if args[0] is args[1] and dtype.is_integer else None
+
+
+def _mul(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x * 1 -> x;  x * 0 -> 0 (integers)"""
+    x, y = args
+    if _is(y, 1.0 if dtype.is_float else 1):
+        return x
+    return y if _is(y, 0) and dtype.is_integer else None
+
+
+def _div(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x / 1 -> x;  x / 2**k -> x * 2**-k (floats: both are exact or round alike)"""
+    x, y = args
+    if _is(y, 1.0 if dtype.is_float else 1):
+        return x
+    if dtype.is_float and isinstance(y, Const) and _is_safe_power_of_two(y.value, dtype):
+        return Apply("mul", (x, Const(1 / y.value, dtype)), dtype)
+    return None
+
+
+def _is_safe_power_of_two(value: float, dtype: DType) -> bool:
+    """True where the reciprocal is exact and normal in `dtype`."""
+    if value == 0 or not math.isfinite(value):
+        return False
+    mantissa, exponent = math.frexp(value)
+    return abs(mantissa) == 0.5 and abs(exponent) < (13 if dtype.name == "f16" else 120)
+
+
+def _neg(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """--x -> x"""
+    inner = args[0]
+    return inner.args[0] if isinstance(inner, Apply) and inner.op == "neg" else None
+
+
+def _and(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x & true -> x;  x & false -> false;  x & x -> x"""
+    x, y = args
+    if x is y:
+        return x
+    if isinstance(y, Const) and dtype is BOOL:
+        return x if y.value else y
+    return y if _is(y, 0) else None
+
+
+def _or(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x | false -> x;  x | true -> true;  x | x -> x"""
+    x, y = args
+    if x is y:
+        return x
+    if isinstance(y, Const) and dtype is BOOL:
+        return y if y.value else x
+    return x if _is(y, 0) else None
+
+
+def _shift(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x << 0 -> x, likewise to the right"""
+    return args[0] if _is(args[1], 0) else None
+
+
+def _not(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """~~x -> x"""
+    inner = args[0]
+    return inner.args[0] if isinstance(inner, Apply) and inner.op == "not" else None
+
+
+def _max(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """max(x, x) -> x;  max(x, -inf) -> x"""
+    x, y = args
+    return x if x is y or (dtype.is_float and _is(y, -math.inf)) else None
+
+
+def _min(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """min(x, x) -> x;  min(x, inf) -> x"""
+    x, y = args
+    return x if x is y or (dtype.is_float and _is(y, math.inf)) else None
+
+
+def _select(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """select(true, a, b) -> a;  select(p, a, a) -> a;  select(p, true, false) -> p"""
+    predicate, on_true, on_false = args
+    if isinstance(predicate, Const):
+        return on_true if predicate.value else on_false
+    if on_true is on_false:
+        return on_true
+    if dtype is BOOL and _is(on_true, True) and _is(on_false, False):
+        return predicate
+    return None
+
+
+def _convert(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """convert to the same type -> nothing;  convert(convert(x: A -> B) -> A) -> x where B holds A"""
+    x = args[0]
+    if x.dtype is dtype:
+        return x
+    if not (isinstance(x, Apply) and x.op == "convert"):
+        return None
+    inner = x.args[0]
+    if inner.dtype is INDEX and x.dtype.is_integer:  # a loop counter that the integer can hold
+        low, high = bounds(inner)
+        info = np.iinfo(x.dtype.numpy)
+        if info.min <= low and high <= info.max:
+            return inner if dtype is INDEX else Apply("convert", (inner,), dtype)
+        return None
+    return inner if inner.dtype is dtype and _holds(x.dtype, dtype) else None
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """True where every value of `narrow` survives a trip through `wide`."""
+    if narrow.is_float and wide.is_float:
+        return wide.bits > narrow.bits
+    if narrow.is_integer and wide.is_integer:
+        return wide.bits >= narrow.bits
+    return narrow is BOOL
+
+
+def _ne(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x != false -> x"""
+    x, y = args
+    return x if x.dtype is BOOL and _is(y, False) else None
+
+
+def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """bitcast to the same type -> nothing;  bitcast(bitcast(x)) -> bitcast(x)"""
+    x = args[0]
+    if x.dtype is dtype:
+        return x
+    if isinstance(x, Apply) and x.op == "bitcast":
+        inner = x.args[0]
+        return inner if inner.dtype is dtype else Apply("bitcast", (inner,), dtype)
+    return None
+
+
+_RULES: dict[str, Rule] = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "and": _and, "or": _or,
+    "xor": _add, "shl": _shift, "shr_logical": _shift, "shr_arithmetic": _shift, "not": _not,
+    "max": _max, "min": _min, "select": _select, "select_unlikely": _select,
+    "convert": _convert, "ne": _ne, "bitcast": _bitcast,
+}
+
+
+def simplify(op: str, args: tuple[Expr, ...], dtype: DType) -> Simplified:
+    """A simpler equal expression, or the (op, args) to build."""
+    rule = _RULES.get(op)
+    simple = rule(args, dtype) if rule else None
+    return (op, args) if simple is None else simple

@@ -1,0 +1,41 @@
+"""MLIR locations -> one line for messages: the user's innermost frame and the op's name."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+# An op's name ("jit(f)/sin") and the file:line of the frame; either may be empty.
+_Place = tuple[str, str]
+
+
+class LocationReader:
+    """Reads locations of one module, each distinct one once."""
+
+    def __init__(self) -> None:
+        self._places: dict[ir.Attribute, _Place] = {}
+
+    def read(self, location: ir.Location) -> str:
+        """For example "model.py:12 jit(f)/sin"; empty for an unknown location."""
+        name, frame = self._place(location)
+        return f"{frame} {name}".strip()
+
+    def _place(self, location: ir.Location) -> _Place:
+        key = location.attr
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = self._parse(location)
+        return place
+
+    def _parse(self, location: ir.Location) -> _Place:
+        if isinstance(location, ir.FileLineColLoc):
+            return "", f"{location.filename}:{location.start_line}"
+        if isinstance(location, ir.NameLoc):
+            # The outermost name is the op's; the inner ones are those of Python functions.
+            return location.name_str.rstrip(":"), self._place(location.child_loc)[1]
+        if isinstance(location, ir.CallSiteLoc):
+            name, frame = self._place(location.callee)
+            return name, frame or self._place(location.caller)[1]
+        if isinstance(location, ir.FusedLoc):
+            places = [self._place(part) for part in location.locations]
+            return max(places, key=lambda place: (bool(place[1]), bool(place[0])), default=("", ""))
+        return "", ""

@@ -1,0 +1,100 @@
+"""The graph: typed values and nodes in single-assignment form, with nested graphs for regions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import TensorType
+
+# What a node's attribute may hold: everything prints, compares and hashes.  Large constants are
+# arrays (`Node.literal`), never attributes.
+Attribute = bool | int | float | str | tuple["Attribute", ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """One result of a node or one parameter of a graph; identity is equality.
+
+    `type` is None where the type is not modelled (token, tuple, f8, …).
+    """
+
+    type: TensorType | None
+    name: str = ""
+
+    def __repr__(self) -> str:
+        return f"%{self.name or hex(id(self))[-5:]}: {self.type}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Origin:
+    """Keeps the MLIR operation that a node came from, so that it can be written back whole.
+
+    `operation` is an `ir.Operation` and `module` the `ir.Module` that owns its memory; only
+    frontend/ looks inside them.  `attributes` and `regions` say what the operation holds: while
+    the node has the same ones, the operation is cloned; else it is built anew.
+    A rewrite that changes result types or the literal drops the origin.
+    """
+
+    operation: object
+    module: object
+    attributes: Mapping[str, Attribute]
+    regions: tuple[Graph, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation: `results = op(operands) {attributes} (regions)`.
+
+    `op` is the StableHLO/CHLO name with its dialect prefix ("stablehlo.add").  An *opaque* node
+    is one of another dialect, or whose types or attributes are not modelled: it can only be
+    written back through its `origin`.  Where a region of an opaque node could not be read,
+    `regions` is empty and the values that the region uses follow the op's own operands.
+    """
+
+    op: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    regions: tuple[Graph, ...] = ()
+    literal: np.ndarray | None = None  # the payload of stablehlo.constant
+    location: str = ""  # the user's file:line and op name, for messages
+    origin: Origin | None = None
+    opaque: str = ""  # why the node is opaque; empty for a modelled node
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """Parameters, nodes in topological order, and results.
+
+    The graph of a region may use values of the graphs around it; they are its `captures`.
+    """
+
+    parameters: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    results: tuple[Value, ...]
+
+    def walk(self) -> Iterator[Node]:
+        """All nodes, those of nested regions included, outer before inner."""
+        for node in self.nodes:
+            yield node
+            for region in node.regions:
+                yield from region.walk()
+
+    @property
+    def captures(self) -> tuple[Value, ...]:
+        """Values used here that are defined outside, in order of first use."""
+        defined: set[Value] = set(self.parameters)
+        found: dict[Value, None] = {}
+        for node in self.nodes:
+            inner = [v for region in node.regions for v in region.captures]
+            for value in (*node.operands, *inner):
+                if value not in defined:
+                    found.setdefault(value)
+            defined.update(node.results)
+        for value in self.results:
+            if value not in defined:
+                found.setdefault(value)
+        return tuple(found)

@@ -1,0 +1,163 @@
+"""Rewriting graphs: a driver for local rules, removal of dead nodes, who uses what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.build import constant_node
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.effects import is_removable
+from hlo_mlc.support.errors import PassError
+
+# A rule looks at a modelled node of static shapes and gives what to use in place of its results
+# (one value, or all), or None where it does not apply.
+Rule = Callable[[Node, "Rewriter"], Value | tuple[Value, ...] | None]
+# The rules to try, in order, on the nodes of an op; those of EVERY_OP are tried first.
+Rules = Mapping[str, Sequence[Rule]]
+EVERY_OP = "*"
+
+
+def apply_rules(graph: Graph, rules: Rules) -> Graph:
+    """One pass of `rules` over the graph and its regions, operands before their users.
+
+    Nodes that rules add are rewritten too.  What only a replaced node used is dead afterwards and
+    stays, for `eliminate_dead_nodes`.  Returns `graph` itself where no rule applied.
+    Raises: PassError if a rule gives values of other types than those it replaces.
+    """
+    return Rewriter(rules).graph(graph)
+
+
+class Rewriter:
+    """The state of one pass, and what rules may ask for and add."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._definitions: dict[Value, Node] = {}
+        self._replaced: dict[Value, Value] = {}
+        self._nodes: list[Node] = []
+        self._location = ""
+
+    def definition(self, value: Value) -> Node | None:
+        """The node that defines `value`; None for parameters."""
+        return self._definitions.get(value)
+
+    def literal(self, value: Value) -> np.ndarray | None:
+        """The payload of `value` if it is a constant."""
+        node = self._definitions.get(value)
+        return None if node is None else node.literal
+
+    def constant(self, literal: np.ndarray) -> Value:
+        """A new constant in front of the node that is being rewritten."""
+        return self._append(constant_node(literal, self._location)).results[0]
+
+    def add(
+        self,
+        op: str,
+        operands: Sequence[Value],
+        tensor: TensorType,
+        attributes: Mapping[str, Attribute] | None = None,
+    ) -> Value:
+        """A new node of one result in front of the node that is being rewritten."""
+        result = Value(tensor)
+        self._visit(Node(op, tuple(operands), (result,), attributes or {}, location=self._location))
+        return self._replaced.get(result, result)
+
+    def graph(self, graph: Graph) -> Graph:
+        """`graph` rewritten; the same object where nothing changed."""
+        outer, self._nodes = self._nodes, []
+        for node in graph.nodes:
+            self._visit(node)
+        nodes, self._nodes = tuple(self._nodes), outer
+        results = self._resolve(graph.results)
+        if nodes == graph.nodes and results == graph.results:
+            return graph
+        return Graph(graph.parameters, nodes, results)
+
+    def _visit(self, node: Node) -> None:
+        operands = self._resolve(node.operands)
+        regions = tuple([self.graph(region) for region in node.regions])
+        node = with_parts(node, operands, regions)
+        self._location = node.location
+        if not node.opaque and _is_static(node):
+            for rule in (*self._rules.get(EVERY_OP, ()), *self._rules.get(node.op, ())):
+                found = rule(node, self)
+                if found is not None:
+                    self._replace(node, (found,) if isinstance(found, Value) else found, rule)
+                    return
+        self._append(node)
+
+    def _replace(self, node: Node, values: tuple[Value, ...], rule: Rule) -> None:
+        if [v.type for v in values] != [v.type for v in node.results]:
+            raise PassError(
+                f"rule {rule.__name__} replaces the results of {node.op}, "
+                f"{[str(v.type) for v in node.results]}, by {[str(v.type) for v in values]}",
+                location=node.location or None,
+            )
+        self._replaced.update(zip(node.results, values, strict=True))
+
+    def _append(self, node: Node) -> Node:
+        self._nodes.append(node)
+        self._definitions.update((result, node) for result in node.results)
+        return node
+
+    def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        replaced = self._replaced
+        return tuple([replaced.get(value, value) for value in values])
+
+
+def with_parts(node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ...]) -> Node:
+    """The node with other operands and regions; the same object where they are the same."""
+    if operands == node.operands and regions == node.regions:
+        return node
+    # dataclasses.replace does the same in five times the time.
+    return Node(
+        node.op,
+        operands,
+        node.results,
+        node.attributes,
+        regions,
+        node.literal,
+        node.location,
+        node.origin,
+        node.opaque,
+    )
+
+
+def eliminate_dead_nodes(graph: Graph) -> Graph:
+    """Drops nodes, also in regions, that have no effect and whose results nobody uses."""
+    return _live_part(graph, set())
+
+
+def _live_part(graph: Graph, live: set[Value]) -> Graph:
+    """The live nodes of `graph`; adds all that they use to `live`."""
+    live.update(graph.results)
+    kept = []
+    for node in reversed(graph.nodes):
+        if live.isdisjoint(node.results) and is_removable(node):
+            continue
+        regions = tuple([_live_part(region, live) for region in node.regions])
+        live.update(node.operands)
+        kept.append(with_parts(node, node.operands, regions))
+    nodes = tuple(reversed(kept))
+    return graph if nodes == graph.nodes else Graph(graph.parameters, nodes, graph.results)
+
+
+def users(graph: Graph) -> dict[Value, list[Node]]:
+    """For each value the nodes of `graph` that use it, themselves or in their regions, in order.
+
+    Values that nobody uses are absent; being a result of the graph is no use.
+    """
+    found: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        captures = [value for region in node.regions for value in region.captures]
+        for value in dict.fromkeys((*node.operands, *captures)):
+            found.setdefault(value, []).append(node)
+    return found
+
+
+def _is_static(node: Node) -> bool:
+    return all(map(attrgetter("type.is_static"), (*node.operands, *node.results)))

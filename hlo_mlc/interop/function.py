@@ -1,0 +1,69 @@
+"""A decorated function: its options, and the reports on what became of it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+from jaxlib.mlir import ir
+
+from hlo_mlc.report import Report
+from hlo_mlc.support.errors import UnknownTargetError
+from hlo_mlc.support.options import Options
+
+TARGETS = ("cpu",)
+"""What programs can be compiled for here and now."""
+
+class Ledger:
+    """The reports on one function: one for each module that it was lowered into.
+
+    JAX keeps lowered modules and lowers a call that it has seen no second time, so reports are
+    found again by the module, and forgotten with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._by_module: weakref.WeakKeyDictionary[ir.Module, Report] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._latest: Report | None = None
+
+    def record(self, module: ir.Module, report: Report) -> None:
+        with self._lock:
+            self._by_module[module] = report
+            self._latest = report
+
+    def find(self, module: ir.Module) -> Report | None:
+        """The report on the function as it stands in this module."""
+        with self._lock:
+            return self._by_module.get(module)
+
+    @property
+    def latest(self) -> Report | None:
+        return self._latest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedFunction:
+    """The function that a call came from; its transformed versions keep it. Identity is equality."""
+
+    name: str
+    options: Options
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __repr__(self) -> str:
+        return f"{self.name}[{self.options.choose}]"
+
+
+def resolve_options(choose: str | None, target: str | None) -> Options:
+    """The options for one function; None stands for what the environment says.
+
+    Raises: UsageError, ConfigurationError, and UnknownTargetError.
+    """
+    options = Options.from_environment(choose=choose, target=target)
+    if options.target not in TARGETS:
+        raise UnknownTargetError(
+            f"Target {options.target!r}: JAX functions can be compiled for {', '.join(TARGETS)}"
+        )
+    return options

@@ -1,0 +1,267 @@
+"""`compile_stablehlo`: a StableHLO module, from wherever it comes, as a function on arrays."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jax.interpreters import mlir
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import func, stablehlo
+
+from hlo_mlc.report import Report
+from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.extraction import ENTRY, compile_extracted, extract
+from hlo_mlc.interop.function import resolve_options
+from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
+from hlo_mlc.support.options import Options
+
+_REFINE = (
+    "builtin.module(stablehlo-refine-arguments{{types={types}}},"
+    "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
+)
+
+stablehlo.register_stablehlo_passes()
+
+
+def compile_stablehlo(
+    module: str | bytes | os.PathLike[str],
+    *,
+    entry: str = ENTRY,
+    target: str | None = None,
+    choose: str | None = None,
+) -> StablehloFunction:
+    """The function `entry` of a StableHLO module, compiled.
+
+    `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, or the path of a file with
+    one of these. `target` and `choose` are as for `mlc_jit`. A function with dynamic shapes is
+    compiled for the shapes that it is called with, at the first such call.
+
+    Raises: FrontendError if the module is malformed or has no such entry, UnsupportedOpError if
+    it cannot run as a function on arrays of one device, UsageError and UnknownTargetError for
+    options.
+    """
+    options = resolve_options(choose, target)
+    parsed = parse_module(_read(module))
+    _require_one_device(parsed)
+    return StablehloFunction(_extract_entry(parsed, entry), entry, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _ArgumentType:
+    """What an argument has to be; a dimension of None may have any size."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+
+    def accepts(self, array: Any) -> bool:
+        return (
+            array.dtype == self.dtype
+            and len(array.shape) == len(self.shape)
+            and all(
+                expected in (None, size)
+                for expected, size in zip(self.shape, array.shape, strict=True)
+            )
+        )
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype.name}[{sizes}]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """The function compiled for one set of shapes."""
+
+    execute: Callable[[list[Any]], tuple[jax.Array, ...]]
+    report: Report
+
+
+class StablehloFunction:
+    """A compiled StableHLO function: takes NumPy or JAX arrays, returns a tuple of JAX arrays."""
+
+    def __init__(self, module: ir.Module, name: str, options: Options) -> None:
+        self._module = module
+        self._name = name
+        self._options = options
+        self._arguments = _argument_types(module, name)
+        self._programs: dict[tuple[tuple[int, ...], ...], _Program] = {}
+        self._latest: _Program | None = None
+        self._lock = threading.Lock()
+        if not self._is_dynamic:
+            self._program(tuple(argument.shape for argument in self._arguments))
+
+    def __call__(self, *arrays: Any) -> tuple[jax.Array, ...]:
+        """Runs the function.
+
+        Raises: UsageError if the arrays are not what the function takes.
+        """
+        self._check(arrays)
+        return self._program(tuple(tuple(array.shape) for array in arrays)).execute(arrays)
+
+    def report(self) -> Report:
+        """What was compiled and what stays with XLA; of the latest shapes if they are dynamic.
+
+        Raises: UsageError for a function with dynamic shapes that was not called yet.
+        """
+        if self._latest is None:
+            raise UsageError(
+                f"@{self._name} has dynamic shapes and is compiled when it is called: "
+                "call it before you ask for a report"
+            )
+        return self._latest.report
+
+    def explain(self) -> str:
+        """The report in words."""
+        return self.report().explain()
+
+    @property
+    def _is_dynamic(self) -> bool:
+        return any(None in argument.shape for argument in self._arguments)
+
+    def _check(self, arrays: tuple[Any, ...]) -> None:
+        if len(arrays) != len(self._arguments):
+            raise UsageError(
+                f"@{self._name} takes {len(self._arguments)} arguments "
+                f"({', '.join(map(str, self._arguments))}), got {len(arrays)}"
+            )
+        for index, (expected, array) in enumerate(zip(self._arguments, arrays, strict=True)):
+            if not isinstance(array, np.ndarray | np.generic | jax.Array):
+                raise UsageError(
+                    f"Argument {index} of @{self._name}: expected an array {expected}, "
+                    f"got {type(array).__name__}; convert it with numpy.asarray"
+                )
+            if not expected.accepts(array):
+                got = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
+                raise UsageError(
+                    f"Argument {index} of @{self._name}: expected {expected}, got {got}"
+                )
+
+    def _program(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
+        program = self._programs.get(shapes)
+        if program is None:
+            with self._lock:
+                program = self._programs.get(shapes) or self._compile(shapes)
+                self._programs[shapes] = self._latest = program
+        return program
+
+    def _compile(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
+        module = self._refine(shapes) if self._is_dynamic else self._module
+        candidate = _extract_entry(module, ENTRY)
+        compiled, report = compile_extracted(candidate, self._options, name=f"@{self._name}")
+        return _Program(compat.compile_for_cpu(compiled or module), report)
+
+    def _refine(self, shapes: tuple[tuple[int, ...], ...]) -> ir.Module:
+        """The module with all its shapes static, for arguments of these shapes.
+
+        Raises: UnsupportedOpError if some shapes do not follow from those of the arguments.
+        """
+        module = _extract_entry(self._module, ENTRY)
+        function = ir.SymbolTable(module.operation)[ENTRY]
+        with module.context, ir.Location.unknown():
+            types = [
+                ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
+                for shape, given in zip(shapes, function.type.inputs, strict=True)
+            ]
+            pipeline = _REFINE.format(types=",".join(map(str, types)))
+            try:
+                passmanager.PassManager.parse(pipeline).run(module.operation)
+            except ir.MLIRError as error:
+                raise UnsupportedOpError(
+                    f"@{self._name}", f"its dynamic shapes cannot be resolved: {error}"
+                ) from error
+        results = ir.SymbolTable(module.operation)[ENTRY].type.results
+        if not all(ir.RankedTensorType(result).has_static_shape for result in results):
+            raise UnsupportedOpError(
+                f"@{self._name}",
+                "the shapes of its results depend on more than the shapes of its arguments: "
+                + ", ".join(map(str, results)),
+            )
+        return module
+
+
+def _read(module: str | bytes | os.PathLike[str]) -> str | bytes:
+    """The contents of a module, from a file if what is given is a path."""
+    if isinstance(module, str) and ("\n" in module or "{" in module):
+        return module
+    if isinstance(module, bytes | bytearray | memoryview):
+        return bytes(module)
+    if not isinstance(module, str | os.PathLike):
+        raise UsageError(
+            f"expected a StableHLO module as text, bytes or path, got {type(module).__name__}"
+        )
+    try:
+        return Path(module).read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"expected StableHLO text or the path of a file, got {str(module)!r}: {error}"
+        ) from error
+
+
+def _require_one_device(module: ir.Module) -> None:
+    for kind in ("partitions", "replicas"):
+        name = f"mhlo.num_{kind}"
+        attributes = module.operation.attributes
+        if name in attributes and ir.IntegerAttr(attributes[name]).value > 1:
+            raise UnsupportedOpError(
+                name, f"a module for {attributes[name]} {kind} does not run on one device"
+            )
+
+
+def _extract_entry(module: ir.Module, entry: str) -> ir.Module:
+    """A copy of what @entry needs, where its name is @main."""
+    functions = [
+        operation for operation in module.body.operations if isinstance(operation, func.FuncOp)
+    ]
+    names = [function.name.value for function in functions]
+    if entry not in names:
+        found = ", ".join(f"@{name}" for name in names) or "none"
+        raise FrontendError(f"The module has no function @{entry}; its functions are: {found}")
+    return extract(module, ir.SymbolTable(module.operation), entry)
+
+
+def _argument_types(module: ir.Module, name: str) -> tuple[_ArgumentType, ...]:
+    types = []
+    for index, given in enumerate(ir.SymbolTable(module.operation)[ENTRY].type.inputs):
+        dtype = (
+            _element_types().get(str(given.element_type))
+            if isinstance(given, ir.RankedTensorType)
+            else None
+        )
+        if dtype is None:
+            raise UnsupportedOpError(
+                f"@{name}", f"argument {index} is {given}, for which there is no kind of array"
+            )
+        shape = tuple(
+            None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)
+        )
+        types.append(_ArgumentType(shape, dtype))
+    return tuple(types)
+
+
+@functools.cache
+def _element_types() -> dict[str, np.dtype]:
+    """MLIR's spelling of an element type -> the type of arrays, for all that JAX has."""
+    candidates = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdFD"]
+    candidates += [
+        np.dtype(scalar)
+        for scalar in vars(ml_dtypes).values()
+        if isinstance(scalar, type) and issubclass(scalar, np.generic)
+    ]
+    spelled: dict[str, np.dtype] = {}  # i1 is NumPy's bool, which comes before int1
+    with mlir.make_ir_context():
+        for dtype in candidates:
+            try:
+                spelled.setdefault(str(mlir.dtype_to_ir_type(dtype)), dtype)
+            except TypeError:  # a type that NumPy has and JAX does not
+                continue
+    return spelled

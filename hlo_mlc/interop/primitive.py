@@ -1,0 +1,105 @@
+"""The call primitive: a traced function that its lowering hands to our compiler as one piece."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+
+from hlo_mlc.report import Report
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.extraction import compile_extracted, extract, splice
+from hlo_mlc.interop.function import TARGETS, TracedFunction
+
+mlc_call_p = jex.Primitive("mlc_call")
+"""`results = mlc_call(*args, call_jaxpr=closed jaxpr, function=TracedFunction)`."""
+
+
+class _BodyCache(dict):
+    """JAX's cache of lowered functions, for those that belong to the body of one call.
+
+    Bodies share no functions with the program around them: a call inside a body is compiled as a
+    part of it, the same call outside on its own.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[Any, Any] = {}
+        self.compiled: set[str] = set()
+
+
+def _lower_call(
+    ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, function: TracedFunction
+) -> Any:
+    """Lowers a call; takes the function it calls through the compiler the first time."""
+    module_context = ctx.module_context
+    lower = mlir.core_call_lowering
+    arguments = {"name": function.name, "call_jaxpr": call_jaxpr}
+    if isinstance(module_context.cached_primitive_lowerings, _BodyCache):
+        return lower(ctx, *operands, **arguments)
+    reason = _why_not(ctx, call_jaxpr)
+    if reason is not None:
+        function.ledger.record(module_context.module, Report.untouched(reason))
+        return lower(ctx, *operands, **arguments)
+
+    # In JAX's own cache, because that lives and dies with the module.
+    cache = module_context.cached_primitive_lowerings.setdefault(
+        (mlc_call_p, function, module_context.axis_context), _BodyCache()
+    )
+    body_context = module_context.replace(
+        cached_primitive_lowerings=cache, lowering_cache=cache.operations
+    )
+    results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
+    symbol = _called_function(jax.tree.leaves(results)[0])
+    if symbol not in cache.compiled:
+        cache.compiled.add(symbol)
+        _compile(module_context, symbol, function)
+    return results
+
+
+def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
+    """Why a call is left to XLA without a look at what it computes."""
+    module_context = ctx.module_context
+    platforms = tuple(ctx.platforms or module_context.platforms)
+    if len(platforms) != 1 or platforms[0] not in TARGETS:
+        return f"it is lowered for {', '.join(platforms)}; only {', '.join(TARGETS)} is compiled"
+    if compat.has_side_effects(call_jaxpr):
+        return "it has side effects (prints, callbacks or references), whose order XLA keeps"
+    if not call_jaxpr.out_avals:
+        return "it has no results"
+    if ctx.dim_var_values:
+        return "it is exported with symbolic shapes"
+    partitions = compat.partition_count(module_context.axis_context)
+    if partitions > 1:
+        return (
+            f"it is partitioned over {partitions} devices outside shard_map: "
+            "custom calls would gather all their operands on each of them"
+        )
+    return None
+
+
+def _compile(
+    module_context: mlir.ModuleContext, symbol: str, function: TracedFunction
+) -> None:
+    module, symbols = module_context.module, module_context.symbol_table
+    compiled, report = compile_extracted(
+        extract(module, symbols, symbol), function.options, name=function.name
+    )
+    if compiled is not None:
+        splice(module, symbols, symbol, compiled)
+    function.ledger.record(module, report)
+
+
+def _called_function(result: ir.Value) -> str:
+    """The symbol of the function whose call computed a result, maybe with sharding ops behind."""
+    operation = result.owner
+    while operation.name != "func.call":
+        operation = operation.operands[0].owner
+    return operation.attributes["callee"].value
+
+
+compat.register_call_rules(mlc_call_p)
+mlir.register_lowering(mlc_call_p, _lower_call, cacheable=False)

@@ -1,0 +1,129 @@
+"""The loop IR: statements over buffers, made of scalar expressions.
+
+Order, placement and parallelism are explicit here and nowhere above.  Everything is a frozen
+value that prints (loops/text.py), runs in an interpreter (loops/interpret.py), is checked
+(loops/verify.py), is rewritten by schedule primitives, and is printed as LLVM IR or CUDA C++.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Var
+
+
+class LoopKind(enum.Enum):
+    """How the iterations of a loop are executed."""
+
+    SERIAL = "serial"
+    PARALLEL = "parallel"  # independent tasks, in any order, possibly on several threads
+    VECTORIZE = "vectorize"  # one vector, a lane an iteration; constant extent
+    UNROLL = "unroll"  # written out; constant extent
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For:
+    """`for var in 0 .. extent`."""
+
+    var: Var
+    extent: Expr
+    kind: LoopKind
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """`buffer[indices] = value`, skipped where `guard` is false."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr
+    guard: Expr | None = None
+    streaming: bool = False  # written once and not read again soon: may bypass the caches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Accumulate:
+    """`buffers[indices] = combiner(buffers[indices], terms)`, all results taking effect at once.
+
+    Where the indices do not depend on the variable of an enclosing VECTORIZE loop, the lanes are
+    combined with each other first, by halves: lane l with lane l + width/2, and so on.
+    """
+
+    buffers: tuple[Buffer, ...]
+    indices: tuple[Expr, ...]
+    combiner: Combiner
+    terms: tuple[Expr, ...]
+    guard: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class If:
+    """A branch on a condition that is the same for all lanes of an enclosing vector loop."""
+
+    condition: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class While:
+    """Repeat `body` as long as `condition`, evaluated before each iteration, holds."""
+
+    condition: Expr
+    body: tuple[Stmt, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocate:
+    """`buffer` (scope "stack" or "register") exists, uninitialised, during `body`."""
+
+    buffer: Buffer
+    body: tuple[Stmt, ...]
+
+
+Stmt = For | Store | Accumulate | If | While | Allocate
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoopProgram:
+    """One kernel: buffers in the order of its calling convention, and what it does.
+
+    `scratch` buffers live in one arena at the given byte offsets (multiples of 64); those whose
+    lifetimes do not overlap may share bytes.  `aliases` are (result, operand) pairs that may be
+    the same memory.  Operands are never written, results are written before they are read.
+    """
+
+    name: str
+    operands: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    body: tuple[Stmt, ...]
+    scratch: tuple[tuple[Buffer, int], ...] = ()
+    aliases: tuple[tuple[Buffer, Buffer], ...] = ()
+    dims: tuple[str, ...] = field(default=())
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Size of the arena, a multiple of 64."""
+        return max((offset + -(-b.bytes // 64) * 64 for b, offset in self.scratch), default=0)
+
+
+def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
+    """The statement lists nested directly in `stmt`."""
+    match stmt:
+        case For() | While() | Allocate():
+            return (stmt.body,)
+        case If():
+            return (stmt.then, stmt.otherwise)
+    return ()
+
+
+def walk(statements: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """All statements, outer before inner, in program order."""
+    for stmt in statements:
+        yield stmt
+        for body in bodies(stmt):
+            yield from walk(body)

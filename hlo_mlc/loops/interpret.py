@@ -1,0 +1,330 @@
+"""Running loop programs on NumPy arrays, element by element: what the loop IR means, executed.
+
+Memory that was never written holds NaN, or all bits set; every access is checked against the
+bounds of its buffer; parallel iterations run in a shuffled order; the lanes of a vector run in
+lockstep, each statement for all lanes before the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+)
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.loops.scalar import Compiled, Compiler, Frame, combine
+from hlo_mlc.loops.text import headline
+from hlo_mlc.support.errors import VerifyError
+
+Run = Callable[[Frame], None]
+Update = Callable[[Sequence, Sequence], tuple]
+Value = np.generic | int
+
+
+def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int = 0,
+              aliased: bool = True) -> list[np.ndarray]:
+    """The results of running `program`; `seed` chooses the order of parallel iterations.
+
+    With `aliased`, results that may share an operand's memory do; the arrays given are never
+    written.
+
+    Raises: VerifyError for operands that do not fit, an access outside of a buffer, or lanes that
+    write the same element.
+    """
+    memory = _Memory(program, operands, aliased)
+    machine = _Machine(program, memory, np.random.default_rng(seed))
+    with np.errstate(all="ignore"):
+        run = machine.block(program.body, None)
+        run(machine.frame)
+    return [memory.arrays[b, None] for b in program.results]
+
+
+class _Memory:
+    """The arrays behind the buffers of a program."""
+
+    def __init__(self, program: LoopProgram, operands: Sequence[np.ndarray],
+                 aliased: bool) -> None:
+        self.arrays: dict[tuple[Buffer, Var | None], np.ndarray] = {}
+        self.dims: dict[str, int] = {}
+        if len(operands) != len(program.operands):
+            raise VerifyError(f"kernel {program.name}: expected {len(program.operands)} operands, "
+                              f"got {len(operands)}")
+        for buffer, given in zip(program.operands, operands, strict=True):
+            self.arrays[buffer, None] = self._fitting(buffer, np.array(given, order="C"))
+        twins = dict(program.aliases) if aliased else {}
+        for buffer in program.results:
+            self.arrays[buffer, None] = self._as(buffer, self.arrays[twins[buffer], None]) \
+                if buffer in twins else self._blank(buffer)
+        arena = np.full(program.scratch_bytes, 0xFF, np.uint8)
+        for buffer, offset in program.scratch:
+            size = self._blank(buffer).nbytes
+            self.arrays[buffer, None] = self._as(buffer, arena[offset:offset + size])
+        self._add_private(program.body, None)
+
+    def shape(self, buffer: Buffer) -> tuple[int, ...]:
+        """The extents of a buffer, symbolic ones looked up."""
+        return tuple(d if isinstance(d, int) else self.dims[d] for d in buffer.shape)
+
+    def _fitting(self, buffer: Buffer, given: np.ndarray) -> np.ndarray:
+        for extent, actual in zip(buffer.shape, given.shape, strict=False):
+            if isinstance(extent, str):
+                self.dims.setdefault(extent, actual)
+        if given.dtype != buffer.dtype.numpy or given.shape != self.shape(buffer):
+            raise VerifyError(f"expected an array for {buffer!r}, got "
+                              f"{'x'.join(map(str, (*given.shape, given.dtype)))}")
+        return given
+
+    def _as(self, buffer: Buffer, memory: np.ndarray) -> np.ndarray:
+        """Other memory seen as this buffer."""
+        return memory.reshape(-1).view(buffer.dtype.numpy).reshape(self.shape(buffer))
+
+    def _blank(self, buffer: Buffer, copies: tuple[int, ...] = ()) -> np.ndarray:
+        array = np.empty((*copies, *self.shape(buffer)), buffer.dtype.numpy)
+        poison(array)
+        return array
+
+    def _add_private(self, statements: tuple[Stmt, ...], vector: For | None) -> None:
+        """Arrays for allocated buffers; inside of a vector every lane has its own."""
+        for stmt in statements:
+            if isinstance(stmt, Allocate):
+                copies = () if vector is None else (constant_extent(vector),)
+                self.arrays[stmt.buffer, _lane(vector)] = self._blank(stmt.buffer, copies)
+            inside = stmt if _is_vector(stmt) else vector
+            for body in bodies(stmt):
+                self._add_private(body, inside)
+
+
+def poison(array: np.ndarray) -> None:
+    """Make every element NaN, or all bits set."""
+    if array.dtype == np.bool_:
+        array.fill(True)
+    else:
+        array.reshape(-1).view(np.uint8).fill(0xFF)
+
+
+def _lane(vector: For | None) -> Var | None:
+    return None if vector is None else vector.var
+
+
+def _is_vector(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
+
+
+class _Machine:
+    """Statements turned into functions of a frame, which holds the values of all variables.
+
+    `vector` is the vector loop around a statement: such a function runs all lanes.
+    """
+
+    def __init__(self, program: LoopProgram, memory: _Memory, rng: np.random.Generator) -> None:
+        self.arrays, self.rng = memory.arrays, rng
+        self.slots: dict[Var, int] = {}
+        self.frame: Frame = []
+        for name, extent in memory.dims.items():
+            self._bind(Var(name, INDEX), extent)
+        for stmt in walk(program.body):
+            if isinstance(stmt, For):
+                self._bind(stmt.var, 0)
+        self.compiler = Compiler(memory.arrays, self.slots)
+
+    def _bind(self, var: Var, value: int) -> None:
+        if var not in self.slots:
+            self.slots[var] = len(self.frame)
+            self.frame.append(value)
+
+    def _array(self, buffer: Buffer, vector: For | None) -> np.ndarray:
+        own = self.arrays.get((buffer, _lane(vector)))
+        return self.arrays[buffer, None] if own is None else own
+
+    def block(self, statements: tuple[Stmt, ...], vector: For | None) -> Run:
+        """All statements, one after the other."""
+        parts = [self._statement(stmt, vector) for stmt in statements]
+        if len(parts) == 1:
+            return parts[0]
+
+        def run(frame: Frame) -> None:
+            for part in parts:
+                part(frame)
+
+        return run
+
+    def _statement(self, stmt: Stmt, vector: For | None) -> Run:
+        match stmt:
+            case For():
+                return self._for(stmt, vector)
+            case Store():
+                return self._store(stmt, vector)
+            case Accumulate():
+                return self._accumulate(stmt, vector)
+            case If():
+                return self._if(stmt, vector)
+            case While():
+                return self._while(stmt, vector)
+            case Allocate():
+                return self._allocate(stmt, vector)
+        raise TypeError(f"not a statement: {stmt!r}")
+
+    def _uniform(self, value: Expr, stmt: Stmt, vector: For | None) -> Callable[[Frame], Value]:
+        """The value of an expression that must be the same in all lanes."""
+        function = self.compiler.compile([value], lane=_lane(vector), where=headline(stmt))
+        if vector is None:
+            return lambda frame: function(frame)[0]
+        lanes = self._lanes(vector)
+
+        def same(frame: Frame) -> Value:
+            values = {r[0] for r in lanes(function, frame)}
+            if len(values) != 1:
+                raise VerifyError(f"expected one value in all lanes of {vector.var.name}, got "
+                                  f"{sorted(values)} in: {headline(stmt)}")
+            return values.pop()
+
+        return same
+
+    def _lanes(self, vector: For) -> Callable[[Compiled, Frame], list]:
+        """Runs a function for every lane."""
+        slot, width = self.slots[vector.var], constant_extent(vector)
+
+        def run(function: Compiled, frame: Frame) -> list:
+            results = []
+            for lane in range(width):
+                frame[slot] = lane
+                results.append(function(frame))
+            return results
+
+        return run
+
+    def _for(self, stmt: For, vector: For | None) -> Run:
+        if _is_vector(stmt):
+            if vector is not None or constant_extent(stmt) is None:
+                raise VerifyError(f"expected a vector of constant extent outside of any other: "
+                                  f"{headline(stmt)}")
+            return self.block(stmt.body, stmt)
+        extent, body = self._uniform(stmt.extent, stmt, vector), self.block(stmt.body, vector)
+        slot, rng = self.slots[stmt.var], self.rng
+        shuffled = stmt.kind is LoopKind.PARALLEL
+
+        def run(frame: Frame) -> None:
+            trips = extent(frame)
+            for i in rng.permutation(trips).tolist() if shuffled else range(trips):
+                frame[slot] = i
+                body(frame)
+
+        return run
+
+    def _if(self, stmt: If, vector: For | None) -> Run:
+        condition = self._uniform(stmt.condition, stmt, vector)
+        then, otherwise = self.block(stmt.then, vector), self.block(stmt.otherwise, vector)
+
+        def run(frame: Frame) -> None:
+            (then if condition(frame) else otherwise)(frame)
+
+        return run
+
+    def _while(self, stmt: While, vector: For | None) -> Run:
+        condition, body = self._uniform(stmt.condition, stmt, vector), self.block(stmt.body, vector)
+
+        def run(frame: Frame) -> None:
+            while condition(frame):
+                body(frame)
+
+        return run
+
+    def _allocate(self, stmt: Allocate, vector: For | None) -> Run:
+        array, body = self._array(stmt.buffer, vector), self.block(stmt.body, vector)
+
+        def run(frame: Frame) -> None:
+            poison(array)
+            body(frame)
+
+        return run
+
+    def _store(self, stmt: Store, vector: For | None) -> Run:
+        where = headline(stmt)
+        function = self.compiler.compile([stmt.value], stmt.guard, (stmt.buffer, stmt.indices),
+                                         _lane(vector), where)
+        array = self._array(stmt.buffer, vector)
+        if vector is None:
+            def run(frame: Frame) -> None:
+                result = function(frame)
+                if result is not None:
+                    array[result[0]] = result[1]
+
+            return run
+        lanes = self._lanes(vector)
+
+        def run_lanes(frame: Frame) -> None:
+            for place, value in _distinct(lanes(function, frame), where):
+                array[place] = value
+
+        return run_lanes
+
+    def _accumulate(self, stmt: Accumulate, vector: For | None) -> Run:
+        where = headline(stmt)
+        function = self.compiler.compile(stmt.terms, stmt.guard, (stmt.buffers[0], stmt.indices),
+                                         _lane(vector), where)
+        update = combine(stmt.combiner.results, stmt.combiner.lhs, stmt.combiner.rhs)
+        arrays = [self._array(b, vector) for b in stmt.buffers]
+
+        def apply(place: tuple[int, ...], terms: Sequence) -> None:
+            new = update([a[place] for a in arrays], terms)
+            for array, value in zip(arrays, new, strict=True):
+                array[place] = value
+
+        def run(frame: Frame) -> None:
+            result = function(frame)
+            if result is not None:
+                apply(result[0], result[1:])
+
+        if vector is None:
+            return run
+        lanes = self._lanes(vector)
+        shared = all(vector.var not in i.free for i in stmt.indices) \
+            and (stmt.buffers[0], vector.var) not in self.arrays
+
+        def run_lanes(frame: Frame) -> None:
+            results = lanes(function, frame)
+            if shared:
+                results = [by_halves(results, update)]
+            for place, *terms in _distinct(results, where):
+                apply(place, terms)
+
+        return run_lanes
+
+
+def by_halves(lanes: Sequence[tuple | None], update: Update) -> tuple | None:
+    """(place, terms…) of all lanes combined: lane l with lane l + width/2 (rounded up), and so
+    on; lanes that are masked take no part."""
+    live = list(lanes)
+    while len(live) > 1:
+        half = (len(live) + 1) // 2
+        for lane in range(len(live) - half):
+            low, high = live[lane], live[lane + half]
+            if low is None or high is None:
+                live[lane] = high if low is None else low
+            else:
+                live[lane] = (low[0], *update(low[1:], high[1:]))
+        del live[half:]
+    return live[0]
+
+
+def _distinct(results: Sequence[tuple | None], where: str) -> list[tuple]:
+    """The lanes that are not masked, whose places must differ."""
+    active = [r for r in results if r is not None]
+    if len({r[0] for r in active}) < len(active):
+        raise VerifyError(f"several lanes write the same element in: {where}")
+    return active

@@ -1,0 +1,212 @@
+"""Rewriting loop programs: substitution, replacing loops, and finding things by name.
+
+Statements that a rewrite does not touch come back as the same objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+)
+
+Body = tuple[Stmt, ...]
+
+
+def with_bodies(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
+    """`stmt` around other statement lists, given in the order of `loops.core.bodies`."""
+    if all(a is b for a, b in zip(bodies(stmt), new, strict=True)):
+        return stmt
+    match stmt:
+        case For():
+            return For(stmt.var, stmt.extent, stmt.kind, new[0])
+        case While():
+            return While(stmt.condition, new[0])
+        case Allocate():
+            return Allocate(stmt.buffer, new[0])
+        case If():
+            return If(stmt.condition, new[0], new[1])
+    return stmt
+
+
+def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+    """The expressions that `stmt` itself evaluates, those of nested statements excluded."""
+    match stmt:
+        case For():
+            return (stmt.extent,)
+        case Store():
+            guard = () if stmt.guard is None else (stmt.guard,)
+            return (*stmt.indices, stmt.value, *guard)
+        case Accumulate():
+            guard = () if stmt.guard is None else (stmt.guard,)
+            return (*stmt.indices, *stmt.terms, *guard)
+        case If() | While():
+            return (stmt.condition,)
+    return ()
+
+
+def map_expressions(statements: Body, rule: Callable[[Expr], Expr]) -> Body:
+    """`rule` applied to every expression; a Store or Accumulate guarded by `false` disappears."""
+    result = []
+    for stmt in statements:
+        new = _map_one(stmt, rule)
+        if new is not None:
+            result.append(new)
+    return _same(statements, result)
+
+
+def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
+    match stmt:
+        case For():
+            extent, body = rule(stmt.extent), map_expressions(stmt.body, rule)
+            if extent is stmt.extent and body is stmt.body:
+                return stmt
+            return For(stmt.var, extent, stmt.kind, body)
+        case Store():
+            indices, value = tuple(map(rule, stmt.indices)), rule(stmt.value)
+            guard = None if stmt.guard is None else rule(stmt.guard)
+            if indices == stmt.indices and value is stmt.value and guard is stmt.guard:
+                return stmt
+            return guarded(Store(stmt.buffer, indices, value, None, stmt.streaming), guard)
+        case Accumulate():
+            indices, terms = tuple(map(rule, stmt.indices)), tuple(map(rule, stmt.terms))
+            guard = None if stmt.guard is None else rule(stmt.guard)
+            if indices == stmt.indices and terms == stmt.terms and guard is stmt.guard:
+                return stmt
+            return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms), guard)
+        case Allocate():
+            return with_bodies(stmt, (map_expressions(stmt.body, rule),))
+        case While():
+            return While(rule(stmt.condition), map_expressions(stmt.body, rule))
+        case If():
+            return If(rule(stmt.condition), map_expressions(stmt.then, rule),
+                      map_expressions(stmt.otherwise, rule))
+    raise TypeError(f"not a statement: {stmt!r}")
+
+
+def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate | None:
+    """`stmt`, executed only where `guard` holds as well; None where that is never."""
+    if guard is None or guard is build.TRUE:
+        return stmt
+    if guard is build.FALSE:
+        return None
+    both = guard if stmt.guard is None else build.apply("and", stmt.guard, guard)
+    if both is build.FALSE:
+        return None
+    if isinstance(stmt, Store):
+        return Store(stmt.buffer, stmt.indices, stmt.value, both, stmt.streaming)
+    return Accumulate(stmt.buffers, stmt.indices, stmt.combiner, stmt.terms, both)
+
+
+def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
+    """Replace variables by expressions, everywhere."""
+    memo: dict[Expr, Expr] = {}
+
+    def rule(e: Expr) -> Expr:
+        return build.substitute(e, mapping, memo)
+
+    return map_expressions(statements, rule)
+
+
+def redirect(statements: Body, old: Buffer, new: Buffer,
+             place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Body:
+    """Let every access `old[i]` be `new[place(i)]`."""
+    memo: dict[Expr, Expr] = {}
+
+    def swap(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source == old:
+            return build.load(new, place(node.indices), node.guard, node.default)
+        return None
+
+    def visit(stmt: Stmt) -> Body | None:
+        match stmt:
+            case Store() if stmt.buffer == old:
+                return (Store(new, place(stmt.indices), stmt.value, stmt.guard, stmt.streaming),)
+            case Accumulate() if old in stmt.buffers:
+                assert len(stmt.buffers) == 1, "the buffers of one Accumulate share their indices"
+                return (Accumulate((new,), place(stmt.indices), stmt.combiner, stmt.terms,
+                                   stmt.guard),)
+        return None
+
+    return transform(map_expressions(statements, lambda e: build.transform(e, swap, memo)), visit)
+
+
+def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
+    """Replace statements, outermost first: where `visit` returns statements they are taken as
+    they are; where it returns None the search goes on inside."""
+    result: list[Stmt] = []
+    for stmt in statements:
+        replacement = visit(stmt)
+        if replacement is not None:
+            result.extend(replacement)
+        else:
+            inner = bodies(stmt)
+            if inner:
+                stmt = with_bodies(stmt, tuple(transform(body, visit) for body in inner))
+            result.append(stmt)
+    return _same(statements, result)
+
+
+def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
+    """Rewrite every statement list, innermost first."""
+    result = [with_bodies(s, tuple(transform_lists(body, visit) for body in bodies(s)))
+              for s in statements]
+    return visit(_same(statements, result))
+
+
+def _same(old: Body, new: list[Stmt]) -> Body:
+    if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
+        return old
+    return tuple(new)
+
+
+def with_body(program: LoopProgram, body: Body) -> LoopProgram:
+    """`program` doing something else."""
+    return LoopProgram(program.name, program.operands, program.results, body, program.scratch,
+                       program.aliases, program.dims)
+
+
+def loops_named(statements: Body, name: str) -> list[For]:
+    """Every loop over a variable called `name`."""
+    return [s for s in walk(statements) if isinstance(s, For) and s.var.name == name]
+
+
+def loop_names(statements: Body) -> tuple[str, ...]:
+    """The names of all loops, outer before inner, each once."""
+    return tuple(dict.fromkeys(s.var.name for s in walk(statements) if isinstance(s, For)))
+
+
+def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Body]) -> For:
+    """A loop over a new variable, whose range is known as far as that of `extent` is."""
+    size = index.constant(extent) if isinstance(extent, int) else extent
+    _, largest = index.bounds(size)
+    var = Var(name, INDEX, None if largest == index.INFINITY else max(0, int(largest)))
+    return For(var, size, kind, body(var))
+
+
+def constant_extent(stmt: For) -> int | None:
+    """The number of iterations where it is known."""
+    return stmt.extent.value if isinstance(stmt.extent, Const) else None
+
+
+def paths(statements: Body, above: tuple[Stmt, ...] = ()) -> Iterator[tuple[Stmt, ...]]:
+    """For every statement in program order: its ancestors, outermost first, then itself."""
+    for stmt in statements:
+        here = (*above, stmt)
+        yield here
+        for body in bodies(stmt):
+            yield from paths(body, here)

@@ -1,0 +1,152 @@
+"""Loop programs as indented text: for people, golden tests, and as what is hashed.
+
+The text is canonical: it says everything that a program computes, and equal programs have equal
+texts.  Values that a statement uses more than once are named above it (`%0 = …`), so that the
+text of a shared expression stays as small as the expression.
+"""
+
+from __future__ import annotations
+
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, children, spell, walk
+from hlo_mlc.expr.dtypes import INDEX, TensorType
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+)
+
+_INDENT = "  "
+# A shared expression of at most this many nodes is written again where it is used: indices repeat
+# in every access, and reading them in place is worth more than naming them.
+_SMALL = 4
+_SMALL_INDEX = 16
+
+
+def program_text(program: LoopProgram) -> str:
+    """The whole program: signature, memory, statements."""
+    operands = ", ".join(map(_declaration, program.operands))
+    results = ", ".join(map(_declaration, program.results))
+    lines = [f"kernel {program.name}({operands}) -> ({results})"]
+    if program.dims:
+        lines.append(f"{_INDENT}dims {', '.join(program.dims)}")
+    lines += [f"{_INDENT}scratch {_declaration(b)} at byte {offset}"
+              for b, offset in program.scratch]
+    lines += [f"{_INDENT}alias {result.name} = {operand.name}"
+              for result, operand in program.aliases]
+    _write(program.body, 1, lines)
+    return "\n".join(lines) + "\n"
+
+
+def body_text(statements: tuple[Stmt, ...]) -> str:
+    """Some statements alone."""
+    lines: list[str] = []
+    _write(statements, 0, lines)
+    return "\n".join(lines) + "\n"
+
+
+def headline(stmt: Stmt) -> str:
+    """The first line of a statement, for messages."""
+    return _lines(stmt)[-1]
+
+
+def _declaration(buffer: Buffer) -> str:
+    text = f"{buffer.name}: {TensorType(buffer.shape, buffer.dtype)}"
+    if buffer.scope in ("stack", "register"):
+        text += f" {buffer.scope}"
+    if buffer.strides is not None:
+        text += f" strides({', '.join(map(str, buffer.strides))})"
+    return text
+
+
+def _write(statements: tuple[Stmt, ...], depth: int, lines: list[str]) -> None:
+    indent = _INDENT * depth
+    for stmt in statements:
+        lines += [indent + line for line in _lines(stmt)]
+        match stmt:
+            case For() | While() | Allocate():
+                _write(stmt.body, depth + 1, lines)
+            case If():
+                _write(stmt.then, depth + 1, lines)
+                if stmt.otherwise:
+                    lines.append(f"{indent}else:")
+                    _write(stmt.otherwise, depth + 1, lines)
+
+
+def _lines(stmt: Stmt) -> list[str]:
+    """The lets that the statement needs, then its own line."""
+    match stmt:
+        case For():
+            lets, (extent,) = _spelled((stmt.extent,))
+            kind = "" if stmt.kind is LoopKind.SERIAL else f" {stmt.kind.value}"
+            return [*lets, f"for {stmt.var.name} in 0..{extent}{kind}:"]
+        case While():
+            lets, (condition,) = _spelled((stmt.condition,))
+            return [*lets, f"while {condition}:"]
+        case If():
+            lets, (condition,) = _spelled((stmt.condition,))
+            return [*lets, f"if {condition}:"]
+        case Allocate():
+            return [f"alloc {_declaration(stmt.buffer)}:"]
+        case Store():
+            guard = () if stmt.guard is None else (stmt.guard,)
+            lets, parts = _spelled((*stmt.indices, stmt.value, *guard))
+            rank = len(stmt.indices)
+            line = f"{stmt.buffer.name}[{', '.join(parts[:rank])}] = {parts[rank]}"
+            return [*lets, line + _suffix(parts[rank + 1:], " streaming" * stmt.streaming)]
+        case Accumulate():
+            guard = () if stmt.guard is None else (stmt.guard,)
+            lets, parts = _spelled((*stmt.indices, *stmt.terms, *guard))
+            rank, count = len(stmt.indices), len(stmt.terms)
+            place = f"[{', '.join(parts[:rank])}]"
+            targets = ", ".join(b.name + place for b in stmt.buffers)
+            terms = ", ".join(parts[rank:rank + count])
+            line = f"{targets} <- {combiner_text(stmt.combiner)} {terms}"
+            return [*lets, line + _suffix(parts[rank + count:])]
+    raise TypeError(f"not a statement: {stmt!r}")
+
+
+def combiner_text(combiner: Combiner) -> str:
+    """`add` for a combiner that is one scalar op, else the function written out."""
+    if combiner.name:
+        return combiner.name
+    lets, results = _spelled(combiner.results)
+    parameters = ", ".join(f"{v.name}: {v.dtype}" for v in (*combiner.lhs, *combiner.rhs))
+    body = "; ".join([*lets, ", ".join(results)])
+    identity = "" if combiner.identity is None else \
+        f" identity {', '.join(map(repr, combiner.identity))}"
+    return f"{{({parameters}) {body}{identity}}}"
+
+
+def _suffix(guard: tuple[str, ...], streaming: str = "") -> str:
+    return (f" where {guard[0]}" if guard else "") + streaming
+
+
+def _spelled(roots: tuple[Expr, ...]) -> tuple[list[str], tuple[str, ...]]:
+    """The texts of `roots`, and the named values they refer to."""
+    order = list(walk(*roots))
+    uses: dict[Expr, int] = {}
+    for node in order:
+        for child in children(node):
+            uses[child] = uses.get(child, 0) + 1
+    for root in roots:
+        uses[root] = uses.get(root, 0) + 1
+    texts: dict[Expr, str] = {}
+    sizes: dict[Expr, int] = {}
+    lets: list[str] = []
+    for node in order:
+        text = spell(node, texts.__getitem__)
+        size = 1 + sum(sizes[child] for child in children(node))
+        small = _SMALL_INDEX if node.dtype is INDEX else _SMALL
+        if uses[node] > 1 and size > small and isinstance(node, Apply | Load):
+            name = f"%{len(lets)}"
+            lets.append(f"{name} = {text}")
+            text, size = name, 1
+        texts[node], sizes[node] = text, size
+    return lets, tuple(texts[root] for root in roots)

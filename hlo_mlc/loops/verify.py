@@ -1,0 +1,304 @@
+"""The rules of loop programs, checked: scopes, types, bounds, and freedom from races."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.dtypes import BOOL, INDEX
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+)
+from hlo_mlc.loops.dependence import Memory, accesses, carried
+from hlo_mlc.loops.rewrite import constant_extent, expressions
+from hlo_mlc.loops.text import headline
+from hlo_mlc.support.errors import VerifyError
+
+# The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
+MAX_LANES = 64
+ARENA_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was neither proved nor refuted: accesses in bounds, iterations independent."""
+
+    unproven: tuple[str, ...]
+
+
+def verify(program: LoopProgram) -> Report:
+    """Check every rule of the loop IR.
+
+    Raises: VerifyError at the first statement that breaks one, with the statements around it.
+    """
+    checker = _Checker(program, Memory.of(program))
+    checker.signature()
+    checker.body(program.body, _Scope(frozenset(), frozenset(checker.visible)))
+    return Report(tuple(dict.fromkeys(checker.unproven)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What surrounds a statement."""
+
+    variables: frozenset[Var]
+    buffers: frozenset[Buffer]
+    path: tuple[Stmt, ...] = ()
+
+    @property
+    def loops(self) -> Iterator[For]:
+        return (s for s in self.path if isinstance(s, For))
+
+    @property
+    def vector(self) -> For | None:
+        return next((s for s in self.loops if s.kind is LoopKind.VECTORIZE), None)
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether the statement is executed for every point of the loops around it."""
+        return all(isinstance(s, Allocate) or (isinstance(s, For) and _is_full(s))
+                   for s in self.path)
+
+
+def _is_full(loop: For) -> bool:
+    """Whether the variable takes every value of its range, and there is one."""
+    return loop.var.extent is not None and loop.var.extent > 0 \
+        and constant_extent(loop) == loop.var.extent
+
+
+@dataclass(slots=True)
+class _Checker:
+    program: LoopProgram
+    memory: Memory
+    visible: tuple[Buffer, ...] = ()
+    unproven: list[str] = field(default_factory=list)
+
+    def signature(self) -> None:
+        """Names, scopes and memory of the program's own buffers."""
+        program = self.program
+        scratch = tuple(b for b, _ in program.scratch)
+        self.visible = (*program.operands, *program.results, *scratch)
+        names = [b.name for b in self.visible]
+        for name in names:
+            if names.count(name) > 1:
+                raise VerifyError(f"kernel {program.name}: two buffers are called {name}")
+        for buffers, scope in ((program.operands, "operand"), (program.results, "result"),
+                               (scratch, "scratch")):
+            for buffer in buffers:
+                if buffer.scope != scope:
+                    raise VerifyError(f"kernel {program.name}: expected scope {scope}, got "
+                                      f"{buffer!r}")
+        for buffer, offset in program.scratch:
+            if offset < 0 or offset % ARENA_ALIGNMENT:
+                raise VerifyError(f"kernel {program.name}: expected an offset that is a multiple "
+                                  f"of {ARENA_ALIGNMENT}, got {offset} for {buffer!r}")
+        for result, operand in program.aliases:
+            if result not in program.results or operand not in program.operands:
+                raise VerifyError(f"kernel {program.name}: expected an alias of a result and an "
+                                  f"operand, got {result!r} and {operand!r}")
+        self._arena()
+
+    def _arena(self) -> None:
+        """Scratch buffers that share bytes are not in use at the same time."""
+        lives: dict[Buffer, tuple[int, int]] = {}
+        for n, stmt in enumerate(self.program.body):
+            for access in accesses((stmt,)):
+                first, _ = lives.get(access.buffer, (n, n))
+                lives[access.buffer] = first, n
+        live = [b for b, _ in self.program.scratch if b in lives]
+        for n, a in enumerate(live):
+            for b in live[n + 1:]:
+                (a_first, a_last), (b_first, b_last) = lives[a], lives[b]
+                if self.memory.may_overlap(a, b) and a_first <= b_last and b_first <= a_last:
+                    raise VerifyError(f"kernel {self.program.name}: {a!r} and {b!r} share bytes "
+                                      "of the arena while both are in use")
+
+    def body(self, statements: tuple[Stmt, ...], scope: _Scope) -> None:
+        """All statements of a list, and those inside of them."""
+        for stmt in statements:
+            self._expressions(stmt, scope)
+            match stmt:
+                case For():
+                    self._for(stmt, scope)
+                case Store():
+                    self._store(stmt, scope)
+                case Accumulate():
+                    self._accumulate(stmt, scope)
+                case Allocate():
+                    self._allocate(stmt, scope)
+                case If() | While():
+                    self._condition(stmt, scope)
+            self._inside(stmt, scope)
+
+    def _inside(self, stmt: Stmt, scope: _Scope) -> None:
+        variables, buffers = scope.variables, scope.buffers
+        if isinstance(stmt, For):
+            variables = variables | {stmt.var}
+        elif isinstance(stmt, Allocate):
+            buffers = buffers | {stmt.buffer}
+        inner = _Scope(variables, buffers, (*scope.path, stmt))
+        for nested in bodies(stmt):
+            self.body(nested, inner)
+
+    def _fail(self, stmt: Stmt, scope: _Scope, reason: str) -> VerifyError:
+        lines = [*map(headline, scope.path), headline(stmt)]
+        return VerifyError(f"kernel {self.program.name}: {reason} in `{headline(stmt)}`",
+                           context="\n".join("  " * n + line for n, line in enumerate(lines)))
+
+    def _expressions(self, stmt: Stmt, scope: _Scope) -> None:
+        """Variables and buffers exist; loads are well formed and in bounds."""
+        for e in expressions(stmt):
+            unbound = [v for v in e.free - scope.variables if v.name not in self.program.dims]
+            if unbound:
+                names = ", ".join(sorted(v.name for v in unbound))
+                raise self._fail(stmt, scope, f"no loop around it defines {names}")
+            for load in loads(e):
+                self._place(stmt, scope, load.source, load.indices, load.guard)
+
+    def _place(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...],
+               guard: Expr | None) -> None:
+        if buffer not in scope.buffers:
+            raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
+        if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
+            raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
+                             f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
+        guarded = guard is not None or getattr(stmt, "guard", None) is not None
+        for i, extent in zip(indices, buffer.shape, strict=True):
+            if isinstance(extent, int):
+                self._bounds(stmt, scope, buffer, i, extent, guarded)
+
+    def _bounds(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int,
+                guarded: bool) -> None:
+        low, high = index.bounds(i)
+        if low >= 0 and high < extent:
+            return
+        terms, _ = index.affine(i)
+        attained = all(isinstance(atom, Var) for atom in terms)
+        if not guarded and scope.unconditional and (attained or low >= extent or high < 0):
+            raise self._fail(stmt, scope, f"{i} takes values from {low} to {high}, which is "
+                             f"outside of {buffer!r}")
+        if not guarded:
+            self.unproven.append(f"{i} is within {buffer!r} in `{headline(stmt)}`")
+
+    def _for(self, stmt: For, scope: _Scope) -> None:
+        if stmt.extent.dtype is not INDEX or stmt.var.dtype is not INDEX:
+            raise self._fail(stmt, scope, "expected a variable and an extent of type index")
+        if any(s.var.name == stmt.var.name for s in scope.loops):
+            raise self._fail(stmt, scope, f"a loop around it is called {stmt.var.name} too")
+        constant = constant_extent(stmt)
+        if stmt.var.extent is not None:
+            _, most = index.bounds(stmt.extent)
+            if constant is not None and constant > stmt.var.extent:
+                raise self._fail(stmt, scope, f"the variable is declared to stay below "
+                                 f"{stmt.var.extent}")
+            if most > stmt.var.extent:
+                self.unproven.append(f"{stmt.var.name} stays below {stmt.var.extent} in "
+                                     f"`{headline(stmt)}`")
+        if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL) and constant is None:
+            raise self._fail(stmt, scope, "expected a constant extent")
+        self._uniform(stmt, stmt.extent, scope)
+        if stmt.kind is LoopKind.VECTORIZE:
+            if constant > MAX_LANES:
+                raise self._fail(stmt, scope, f"expected at most {MAX_LANES} lanes")
+            if scope.vector is not None:
+                raise self._fail(stmt, scope, "a vector inside of a vector")
+            self._independent(stmt, scope, reductions_are_free=True)
+        if stmt.kind is LoopKind.PARALLEL:
+            self._tasks(stmt, scope)
+
+    def _tasks(self, stmt: For, scope: _Scope) -> None:
+        if any(s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE) for s in scope.loops):
+            raise self._fail(stmt, scope, "tasks inside of a task or a vector")
+        private = {s.buffer for s in scope.path if isinstance(s, Allocate)}
+        for access in accesses(stmt.body):
+            if access.buffer in private:
+                raise self._fail(access.stmt, scope, f"a task of {stmt.var.name} uses "
+                                 f"{access.buffer!r}, which is private to the code around it")
+        self._independent(stmt, scope, reductions_are_free=False)
+
+    def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:
+        conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free)
+        if conflict is None:
+            return
+        if conflict.certain:
+            raise self._fail(stmt, scope, str(conflict))
+        self.unproven.append(f"iterations of `{headline(stmt)}` are independent: {conflict}")
+
+    def _store(self, stmt: Store, scope: _Scope) -> None:
+        self._place(stmt, scope, stmt.buffer, stmt.indices, stmt.guard)
+        self._writable(stmt, scope, stmt.buffer)
+        self._guard(stmt, scope)
+        if stmt.value.dtype is not stmt.buffer.dtype:
+            raise self._fail(stmt, scope, f"expected a value of type {stmt.buffer.dtype}, got "
+                             f"{stmt.value.dtype}")
+
+    def _accumulate(self, stmt: Accumulate, scope: _Scope) -> None:
+        for buffer in stmt.buffers:
+            self._place(stmt, scope, buffer, stmt.indices, stmt.guard)
+            self._writable(stmt, scope, buffer)
+        self._guard(stmt, scope)
+        combiner = stmt.combiner
+        wanted = [v.dtype for v in combiner.lhs]
+        for what, given in (("buffers", [b.dtype for b in stmt.buffers]),
+                            ("terms", [t.dtype for t in stmt.terms]),
+                            ("results of the combiner", [r.dtype for r in combiner.results])):
+            if given != wanted:
+                raise self._fail(stmt, scope, f"expected {what} of types {wanted}, got {given}")
+        foreign = frozenset().union(*(r.free for r in combiner.results)) \
+            - {*combiner.lhs, *combiner.rhs}
+        if foreign:
+            raise self._fail(stmt, scope, f"the combiner uses {', '.join(map(str, foreign))}, "
+                             "which are not its own variables")
+
+    def _writable(self, stmt: Stmt, scope: _Scope, buffer: Buffer) -> None:
+        if buffer.scope == "operand":
+            raise self._fail(stmt, scope, f"{buffer.name} is an operand, which is never written")
+
+    def _guard(self, stmt: Store | Accumulate, scope: _Scope) -> None:
+        if stmt.guard is not None and stmt.guard.dtype is not BOOL:
+            raise self._fail(stmt, scope, f"expected a guard of type {BOOL}, got "
+                             f"{stmt.guard.dtype}")
+
+    def _allocate(self, stmt: Allocate, scope: _Scope) -> None:
+        buffer = stmt.buffer
+        if buffer.scope not in ("stack", "register"):
+            raise self._fail(stmt, scope, "expected the scope stack or register")
+        if not all(isinstance(d, int) for d in buffer.shape):
+            raise self._fail(stmt, scope, "expected a constant shape")
+        if any(b.name == buffer.name for b in scope.buffers):
+            raise self._fail(stmt, scope, f"{buffer.name} exists already")
+
+    def _condition(self, stmt: If | While, scope: _Scope) -> None:
+        if stmt.condition.dtype is not BOOL:
+            raise self._fail(stmt, scope, f"expected a condition of type {BOOL}, got "
+                             f"{stmt.condition.dtype}")
+        if isinstance(stmt, While) and scope.vector is not None:
+            raise self._fail(stmt, scope, "a while loop inside of a vector")
+        self._uniform(stmt, stmt.condition, scope)
+
+    def _uniform(self, stmt: Stmt, value: Expr, scope: _Scope) -> None:
+        """Within a vector, control flow is the same for all lanes."""
+        vector = scope.vector
+        if vector is not None and (vector.var in value.free or any(
+                load.source in _lane_buffers(scope) for load in loads(value))):
+            raise self._fail(stmt, scope, f"control flow depends on the lane {vector.var.name}")
+
+
+def _lane_buffers(scope: _Scope) -> set[Buffer]:
+    """Buffers that each lane has for itself."""
+    path = iter(scope.path)
+    for stmt in path:
+        if isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE:
+            return {s.buffer for s in path if isinstance(s, Allocate)}
+    return set()

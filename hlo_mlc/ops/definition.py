@@ -1,0 +1,76 @@
+"""What an op definition is: its meaning on arrays, and as tensor expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.graph.core import Node
+
+Indices = tuple[Expr, ...]
+Read = Callable[[Indices], Expr]  # the element of a tensor at the given index expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """Each result element is an expression of its own indices: elementwise and injective ops."""
+
+    elements: tuple[Read, ...]  # one per result
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """result k[i] = finish(fold over r of terms(i, r), from `initial`)[k].
+
+    `finish` turns the accumulators into results, where they differ: narrow floats are accumulated
+    in f32 and rounded once.
+    """
+
+    extents: tuple[int, ...]  # of the reduced axes
+    combiner: Combiner
+    terms: Callable[[Indices, Indices], tuple[Expr, ...]]
+    initial: tuple[Expr, ...]
+    finish: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A copy of operand `target` in which the elements place(p) become element(p), p in `extents`.
+
+    Points whose guard is false write nothing.  With a combiner the new element is
+    combiner(old, element(p)), applied in order of p; without one the last p wins.
+    """
+
+    target: int
+    extents: tuple[int, ...]
+    place: Callable[[Indices], Indices]
+    element: Callable[[Indices], Expr]
+    guard: Callable[[Indices], Expr] | None = None
+    combiner: Combiner | None = None
+    unique: bool = True  # no two points share a place
+
+
+Lowered = Pointwise | Fold | Update
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """One op: everything the compiler knows about it.
+
+    supports(node): "" where `lower` handles this node, else the reason why not (for a person).
+    reference(node, operands): the results as NumPy arrays; the definition that tests compare with.
+    lower(node, reads): tensor expressions; only called where supports(node) == "".
+    examples: StableHLO functions (text) that exercise it, found by the tests.
+    source: section of the StableHLO specification.
+    """
+
+    name: str
+    reference: Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
+    lower: Callable[[Node, Sequence[Read]], Lowered]
+    supports: Callable[[Node], str]
+    examples: tuple[str, ...]
+    source: str

@@ -1,0 +1,116 @@
+"""The ops that are known, and the meaning of whole graphs through their references."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import Kind
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.ops import contraction, elementwise, indexing, reduction, shape
+from hlo_mlc.ops.definition import OpDef
+from hlo_mlc.support.errors import UnsupportedOpError
+
+DEFINITIONS: Mapping[str, OpDef] = {
+    definition.name: definition
+    for family in (elementwise, shape, reduction, contraction, indexing)
+    for definition in family.DEFINITIONS
+}
+
+Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
+references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
+
+_DYNAMIC = "shapes that are known only at run time stay with XLA"
+_COMPLEX = "complex arithmetic stays with XLA"
+_GAMMA = "gamma and Bessel functions are not composed of scalar ops here"
+_COLLECTIVE = "communication between devices stays with XLA"
+# Ops of the specification without a definition, and why.
+_LEFT_TO_XLA: Mapping[str, str] = {
+    **dict.fromkeys(("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj",
+                     "stablehlo.fft"), _COMPLEX),
+    **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
+                     "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
+                     "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
+                     "stablehlo.set_dimension_size"), _DYNAMIC),
+    **dict.fromkeys(("chlo.lgamma", "chlo.digamma", "chlo.polygamma", "chlo.zeta",
+                     "chlo.bessel_i1e"), _GAMMA),
+    **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
+                     "stablehlo.collective_broadcast", "stablehlo.collective_permute",
+                     "stablehlo.reduce_scatter", "stablehlo.partition_id",
+                     "stablehlo.replica_id"), _COLLECTIVE),
+    **dict.fromkeys(("stablehlo.cholesky", "stablehlo.triangular_solve"),
+                    "matrix factorisations and solves stay with XLA's libraries"),
+    **dict.fromkeys(("stablehlo.rng", "stablehlo.rng_bit_generator"),
+                    "XLA defines the state and the bits of its own generators"),
+    "stablehlo.select_and_scatter": "it scatters to where a window's selection falls, which no "
+                                    "index expression says",
+    **dict.fromkeys(("stablehlo.sort", "chlo.top_k"),
+                    "sorting has no form as index -> scalar expressions"),
+}
+_CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
+# A while loop that runs longer than this is taken for one that does not end.
+_MAX_TRIPS = 1_000_000
+
+
+def lookup(op: str) -> OpDef | None:
+    """The definition of an op, given with its dialect's prefix."""
+    return DEFINITIONS.get(op)
+
+
+def supports(node: Node) -> str:
+    """Why `lower` cannot handle `node`; "" where it can."""
+    if node.opaque:
+        return node.opaque
+    definition = DEFINITIONS.get(node.op)
+    if definition is None:
+        return _LEFT_TO_XLA.get(node.op, f"{node.op} has no definition here")
+    for value in (*node.operands, *node.results):
+        if value.type is None:
+            return "an operand or result has a type that is not modelled"
+        if not value.type.is_static:
+            return _DYNAMIC
+        if value.type.dtype.kind is Kind.COMPLEX:
+            return _COMPLEX
+    return definition.supports(node)
+
+
+def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
+                   outer: Mapping[Value, np.ndarray] | None = None) -> tuple[np.ndarray, ...]:
+    """The results of a graph, op by op through the references; loops and branches are run.
+
+    `outer`: the values of the graphs around it.
+    Raises: UnsupportedOpError for a node without a reference.
+    """
+    known: dict[Value, np.ndarray] = dict(outer or {})
+    known.update(zip(graph.parameters, arrays, strict=True))
+    for node in graph.nodes:
+        operands = [known[v] for v in node.operands]
+        if node.op in _CONTROL and not node.opaque:
+            results = _run(node, operands, known)
+        elif reason := supports(node):
+            raise UnsupportedOpError(node.op, reason, location=node.location or None)
+        else:
+            results = DEFINITIONS[node.op].reference(node, operands)
+        known.update(zip(node.results, results, strict=True))
+    return tuple(known[v] for v in graph.results)
+
+
+def _run(node: Node, operands: Sequence[np.ndarray],
+         known: Mapping[Value, np.ndarray]) -> tuple[np.ndarray, ...]:
+    if node.op == "stablehlo.while":
+        condition, body = node.regions
+        state = tuple(operands)
+        for _ in range(_MAX_TRIPS):
+            if not evaluate_graph(condition, state, known)[0]:
+                return state
+            state = evaluate_graph(body, state, known)
+        raise UnsupportedOpError(node.op, f"it did not end after {_MAX_TRIPS} trips",
+                                 location=node.location or None)
+    choice = int(operands[0])
+    if node.op == "stablehlo.if":
+        branch = 0 if choice else 1
+    else:  # an index out of range means the last branch
+        last = len(node.regions) - 1
+        branch = choice if 0 <= choice <= last else last
+    return evaluate_graph(node.regions[branch], (), known)

@@ -1,0 +1,294 @@
+"""Loops as part of a kernel: carried values in buffers, written in place where nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.ops.definition import Indices
+from hlo_mlc.ops.registry import supports
+from hlo_mlc.partition.lowering import Item, StageLowering, uses_of
+from hlo_mlc.partition.units import Fuser, finished, in_order, step_reads
+from hlo_mlc.tensor.classify import is_map, reads
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
+from hlo_mlc.tensor.rewrite import rename_axes, replace_loads
+
+
+def loop_refusal(node: Node) -> str:
+    """Why a while loop cannot become part of a kernel; empty where it can."""
+    for region in node.regions:
+        for inner in region.nodes:
+            reason = loop_refusal(inner) if inner.op == "stablehlo.while" else supports(inner)
+            if reason:
+                return f"its body has {inner.op}: {reason}"
+            if inner.op == "stablehlo.constant" and not _is_splat(inner):
+                return "its body has a constant table"
+    return ""
+
+
+def _is_splat(node: Node) -> bool:
+    literal = node.literal
+    return literal.size == 1 or not any(literal.strides) or bool((literal == literal.flat[0]).all())
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """Carried value number `position` is `start + iteration * step`."""
+
+    position: int
+    start: int
+    step: int
+    trip_count: int
+
+
+def lower_while(node: Node, outer: StageLowering) -> list[Step]:
+    """The steps of a while loop; its results get buffers in `outer`."""
+    condition, body = node.regions
+    counted = _find_counter(node, outer)
+    iteration = Var(outer.fresh("n"), INDEX, counted.trip_count if counted else None)
+    invariant = {k for k, v in enumerate(body.results) if v is body.parameters[k]}
+    if counted and counted.trip_count == 0:
+        invariant = set(range(len(body.results)))
+    carried: dict[int, Buffer] = {}
+    first = len(outer.items)
+    for k, result in enumerate(node.results):
+        if k in invariant:
+            outer.alias(node, result, node.operands[k])
+        elif counted and k == counted.position:
+            end = counted.start + counted.step * counted.trip_count
+            outer.compute(node, result, lambda _, t=result.type.dtype, v=end: const(v, t))
+        else:
+            carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
+    initial = outer.items[first:]
+    del outer.items[first:]
+    steps = fuse_items(initial, _all_written(initial))
+    if counted and counted.trip_count == 0:
+        return steps
+
+    def inner_lowering(region: Graph, wanted: frozenset[Value]) -> StageLowering:
+        def outside(value: Value, indices: Indices) -> Expr:
+            if value in region.parameters:
+                k = region.parameters.index(value)
+                if k in invariant:
+                    return outer.read(node.operands[k], indices)
+                scaled = apply("mul", iteration, index.constant(counted.step))
+                shifted = apply("add", scaled, index.constant(counted.start))
+                return apply("convert", shifted, dtype=value.type.dtype)
+            return outer.read(value, indices)
+
+        lowering = StageLowering(region, wanted, outside, outer.fresh)
+        for k, buffer in carried.items():
+            lowering.buffers[region.parameters[k]] = buffer
+        return lowering
+
+    inner = inner_lowering(body, frozenset(body.results))
+    segments = _lower_body(body, inner)
+    segments = _write_back(node, segments, inner, carried)
+    needed = frozenset(carried.values())
+    body_steps = _steps(segments, needed)
+    if counted:
+        return [*steps, Loop(tuple(body_steps), iteration, counted.trip_count)]
+    test = inner_lowering(condition, frozenset(condition.results))
+    predicate = condition.results[0]
+    test_segments = _lower_body(condition, test)
+    if predicate not in test.buffers:
+        test.store(node, predicate, test.reader(predicate))
+        test_segments.append(list(test.items))
+        test.items.clear()
+    verdict = test.buffers[predicate]
+    test_steps = _steps(test_segments, frozenset((verdict,)))
+    return [*steps, Loop(tuple(body_steps), iteration, None, tuple(test_steps), load(verdict, ()))]
+
+
+# The lowered body: lists of items, with the steps of inner loops between them.
+Segment = list[Item] | Step
+
+
+def _lower_body(graph: Graph, lowering: StageLowering) -> list[Segment]:
+    uses = uses_of(graph)
+    segments: list[Segment] = []
+    for node in graph.nodes:
+        if node.op == "stablehlo.while":
+            steps = lower_while(node, lowering)
+            segments += [list(lowering.items), *steps]
+            lowering.items.clear()
+        else:
+            lowering.add(node, uses)
+    segments.append(list(lowering.items))
+    lowering.items.clear()
+    return segments
+
+
+def _write_back(loop: Node, segments: list[Segment], inner: StageLowering,
+                carried: dict[int, Buffer]) -> list[Segment]:
+    """Make the body's results the next iteration's carried values: in place, else by copies."""
+    body = loop.regions[1]
+    producer_of = {b: v for v, b in inner.buffers.items()}
+    taken: set[Buffer] = set()
+    copies: list[tuple[int, Value]] = []
+    only_items = all(isinstance(s, list) for s in segments)
+    items = [i for s in segments if isinstance(s, list) for i in s]
+    for k, target in carried.items():
+        value = body.results[k]
+        source = inner.buffers.get(value)
+        used_twice = sum(v is value for v in body.results) > 1
+        movable = (only_items and source is not None and source not in taken and not used_twice
+                   and source not in carried.values() and source in producer_of
+                   and all(body.results[j] is not body.parameters[k] for j in carried if j != k))
+        rewritten = _in_place(items, source, target, inner.fresh) if movable else None
+        if rewritten is None:
+            copies.append((k, value))
+        else:
+            items = rewritten
+            taken.add(source)
+            inner.buffers[value] = target
+    if only_items:
+        segments = [items]
+    # Values that are about to be overwritten are copied out of the way first.
+    inner.items.clear()
+    staged: list[tuple[int, Value, Buffer]] = []
+    for k, value in copies:
+        source = inner.buffers.get(value)
+        if source is None or source in carried.values():
+            temporary = Buffer(inner.fresh("b"), carried[k].dtype, carried[k].shape)
+            inner.store_into(loop, temporary, inner.reader(value))
+            staged.append((k, value, temporary))
+        else:
+            staged.append((k, value, source))
+    for k, _, source in staged:
+        inner.store_into(loop, carried[k], lambda i, b=source: load(b, i), closed=True)
+    result = [*segments, list(inner.items)]
+    inner.items.clear()
+    return result
+
+
+def _in_place(items: list[Item], source: Buffer, target: Buffer,
+              fresh: Callable[[str], str]) -> list[Item] | None:
+    """Items that write into `target` instead of `source`, if every old value is read in time."""
+    writers = [n for n, item in enumerate(items) if source in item.stage.outputs]
+    if not writers:
+        return None
+    first = writers[0]
+    filler = items[first].stage
+    if not is_map(filler) or filler.outputs != (source,) or items[first].update:
+        return None
+    own = filler.assigns[0]
+    if any(r.indices != own.indices or r.guard is not None for r in reads(filler, target)):
+        return None
+    is_copy = own.value is load(target, own.indices)
+    result = list(items[:first])
+    if not is_copy:
+        result.append(replace(items[first], stage=_retarget(filler, source, target), closed=True))
+    for n in range(first + 1, len(items)):
+        item = items[n]
+        old = reads(item.stage, target)
+        if n not in writers:
+            if old:
+                return None
+            result.append(replace(item, stage=_read_from(item.stage, source, target)))
+            continue
+        if old and not is_copy:
+            return None
+        result += _update_in_place(item, source, target, bool(old), fresh)
+    return result
+
+
+def _retarget(stage: Stage, source: Buffer, target: Buffer) -> Stage:
+    stage = _read_from(stage, source, target)
+    return replace(stage, assigns=tuple(
+        replace(a, buffer=target if a.buffer == source else a.buffer) for a in stage.assigns))
+
+
+def _read_from(stage: Stage, source: Buffer, target: Buffer) -> Stage:
+    def moved(access: Load) -> Expr:
+        return load(target, access.indices, access.guard, access.default)
+
+    return replace_loads(stage, source, moved)
+
+
+def _update_in_place(item: Item, source: Buffer, target: Buffer, reads_old: bool,
+                     fresh: Callable[[str], str]) -> list[Item]:
+    """An update of `target`; if its new values depend on old ones, all are computed first."""
+    (assign,) = item.stage.assigns
+    if not reads_old:
+        return [replace(item, stage=_retarget(item.stage, source, target), closed=True)]
+    shape = tuple(v.extent for v in item.stage.axes)
+    fetched = Buffer(fresh("b"), target.dtype, shape)
+    point = item.stage.axes
+    compute = Stage(fresh("s"), point, (Assign(fetched, point, assign.value),))
+    other = tuple(Var(fresh("i"), INDEX, v.extent) for v in point)
+    writing = rename_axes(replace(item.stage, assigns=(
+        replace(assign, buffer=target, value=load(fetched, point)),)), dict(zip(point, other)))
+    return [Item(compute, item.node), Item(writing, item.node, update=True, closed=True)]
+
+
+def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
+    """Nests for a straight run of stages; `needed` buffers are read after it."""
+    fuser = Fuser()
+    for item in items:
+        if item.update or item.closed:
+            nest = Nest((item.stage,), len(item.stage.axes))
+            fuser.add_steps(item.node, [nest], after_all=True)
+        else:
+            fuser.add_stage(item.node, item.stage)
+    return [step for unit in in_order(fuser.units) for step in finished(unit, fuser.units, needed)]
+
+
+def _steps(segments: list[Segment], needed: frozenset[Buffer]) -> list[Step]:
+    read_later: set[Buffer] = set(needed)
+    results: list[list[Step]] = []
+    for segment in reversed(segments):
+        if isinstance(segment, list):
+            results.append(fuse_items(segment, frozenset(read_later)))
+            read_later.update(b for item in segment for b in item.stage.inputs)
+        else:
+            results.append([segment])
+            read_later.update(step_reads(segment))
+    return [step for group in reversed(results) for step in group]
+
+
+def _all_written(items: list[Item]) -> frozenset[Buffer]:
+    return frozenset(b for item in items for b in item.stage.outputs)
+
+
+def _find_counter(node: Node, outer: StageLowering) -> _Counter | None:
+    """Recognise `while i < limit: …; i = i + step` with literal start, limit and step."""
+    condition, body = node.regions
+    verdict = _definition(condition, condition.results[0])
+    if verdict is None or verdict.op != "stablehlo.compare":
+        return None
+    left, right = verdict.operands
+    if left not in condition.parameters or verdict.attributes.get("comparison_direction") != "LT":
+        return None
+    position = condition.parameters.index(left)
+    limit = _literal(right, condition, outer)
+    start = _literal(node.operands[position], None, outer)
+    update = _definition(body, body.results[position])
+    if limit is None or start is None or update is None or update.op != "stablehlo.add":
+        return None
+    if update.operands[0] is not body.parameters[position]:
+        return None
+    step = _literal(update.operands[1], body, outer)
+    if step is None or step <= 0:
+        return None
+    return _Counter(position, start, step, max(0, -(-(limit - start) // step)))
+
+
+def _definition(graph: Graph, value: Value) -> Node | None:
+    return next((n for n in graph.nodes if value in n.results), None)
+
+
+def _literal(value: Value, region: Graph | None, outer: StageLowering) -> int | None:
+    """The integer that a rank-0 value is known to be."""
+    node = _definition(region, value) if region is not None else None
+    node = node or outer.definition(value)
+    if node is None or node.literal is None or node.literal.ndim or node.literal.dtype.kind not in "iu":
+        return None
+    return int(np.asarray(node.literal))

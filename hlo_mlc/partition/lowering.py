@@ -1,0 +1,256 @@
+"""From graph to stages: which values get a buffer, and what is computed in place of being stored.
+
+A pointwise value is written into the expressions of its users unless it is wanted outside, or
+computing it again would cost more than storing it once.  Everything else gets a buffer and a stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Update
+from hlo_mlc.ops.registry import lookup
+from hlo_mlc.tensor.core import Assign, Stage
+
+# Operations per element above which a value with several users is stored rather than computed
+# again.  Low, because users in the same nest get the value handed over without a load.
+RECOMPUTE_LIMIT = 2
+# Operations per element above which even a value with one user gets a buffer: larger expressions
+# run out of registers and take long to compile.
+EXPRESSION_LIMIT = 160
+
+_COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
+_TRANSCENDENTAL = 12
+_SIMPLE = frozenset("""add subtract multiply maximum minimum and or xor not negate abs compare select
+    clamp convert shift_left shift_right_logical shift_right_arithmetic sign floor ceil is_finite
+    round_nearest_even round_nearest_afz bitcast_convert popcnt count_leading_zeros""".split())
+_MOVEMENT = frozenset("""broadcast_in_dim reshape transpose slice pad concatenate reverse iota constant
+    dynamic_slice gather optimization_barrier""".split())
+
+
+def operation_cost(node: Node) -> int:
+    """Rough cost of one result element of a pointwise op, in simple operations."""
+    name = node.op.partition(".")[2]
+    if name in _MOVEMENT:
+        return 0
+    if name in _SIMPLE:
+        return 1
+    return _COSTLY.get(name, _TRANSCENDENTAL)
+
+
+@dataclass(slots=True)
+class Item:
+    """A stage with the graph node that it came from."""
+
+    stage: Stage
+    node: Node
+    update: bool = False  # writes parts of a buffer that an earlier stage filled
+    closed: bool = False  # overwrites what earlier stages read: nothing moves across it
+
+
+def uses_of(graph: Graph) -> dict[Value, tuple[Node, ...]]:
+    """The nodes that use each value; a node with regions uses what they capture."""
+    uses: dict[Value, list[Node]] = {}
+    for node in graph.nodes:
+        captured = [v for region in node.regions for v in region.captures]
+        for value in dict.fromkeys((*node.operands, *captured)):
+            uses.setdefault(value, []).append(node)
+    return {value: tuple(nodes) for value, nodes in uses.items()}
+
+
+@dataclass(slots=True)
+class StageLowering:
+    """Lowers the nodes of one graph, in order, to stages.
+
+    `wanted`: values that must have a buffer because something outside the stages reads them.
+    `outside(value, indices)`: how to read a value that this graph does not define.
+    """
+
+    graph: Graph
+    wanted: frozenset[Value]
+    outside: Callable[[Value, Indices], Expr]
+    fresh: Callable[[str], str]
+    buffers: dict[Value, Buffer] = field(default_factory=dict)
+    items: list[Item] = field(default_factory=list)
+    _producers: dict[Value, tuple[Node, int]] = field(default_factory=dict)
+    _lowered: dict[Node, Lowered] = field(default_factory=dict)
+    _reads: dict[tuple[Value, Indices], Expr] = field(default_factory=dict)
+    _costs: dict[Value, int] = field(default_factory=dict)
+
+    def read(self, value: Value, indices: Indices) -> Expr:
+        """The element of `value` at `indices`: a load, or the expression that computes it."""
+        buffer = self.buffers.get(value)
+        if buffer is not None:
+            return load(buffer, indices)
+        if value not in self._producers:
+            return self.outside(value, indices)
+        key = (value, indices)
+        found = self._reads.get(key)
+        if found is None:
+            node, position = self._producers[value]
+            lowered = self.lowered(node)
+            assert isinstance(lowered, Pointwise), node.op
+            found = self._reads[key] = lowered.elements[position](indices)
+        return found
+
+    def reader(self, value: Value) -> Read:
+        return lambda indices: self.read(value, indices)
+
+    def lowered(self, node: Node) -> Lowered:
+        """The tensor expressions of a node."""
+        if node not in self._lowered:
+            reads = tuple(self.reader(v) for v in node.operands)
+            self._lowered[node] = lookup(node.op).lower(node, reads)
+        return self._lowered[node]
+
+    def definition(self, value: Value) -> Node | None:
+        """The node that computes `value`, if it was lowered here."""
+        found = self._producers.get(value)
+        return found[0] if found else None
+
+    def compute(self, node: Node, value: Value, element: Read) -> None:
+        """Let `value` be the given expression of its indices."""
+        self._lowered[node] = Pointwise(tuple(
+            element if v is value else self._elements(node, v) for v in node.results))
+        self._producers[value] = (node, node.results.index(value))
+        if value in self.wanted:
+            self.store(node, value, element)
+
+    def alias(self, node: Node, value: Value, source: Value) -> None:
+        """Let `value` be another name of `source`."""
+        self.compute(node, value, self.reader(source))
+
+    def _elements(self, node: Node, value: Value) -> Read:
+        lowered = self._lowered.get(node)
+        return lowered.elements[node.results.index(value)] if lowered else self.reader(value)
+
+    def define(self, value: Value, scope: str = "scratch") -> Buffer:
+        """Give `value` a buffer of its own."""
+        buffer = Buffer(self.fresh("b"), value.type.dtype, value.type.shape, scope)
+        self.buffers[value] = buffer
+        return buffer
+
+    def add(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> None:
+        """Lower one supported node that is not control flow."""
+        for position, value in enumerate(node.results):
+            self._producers[value] = (node, position)
+        lowered = self.lowered(node)
+        if isinstance(lowered, Pointwise):
+            if node.op == "stablehlo.constant":
+                return
+            for position, value in enumerate(node.results):
+                cost = operation_cost(node) + sum(self._costs.get(v, 0) for v in node.operands)
+                if self._needs_buffer(node, value, cost, uses):
+                    self.store(node, value, lowered.elements[position])
+                else:
+                    self._costs[value] = cost
+        elif isinstance(lowered, Fold):
+            self._fold(node, lowered)
+        else:
+            self._update(node, lowered)
+
+    def _needs_buffer(self, node: Node, value: Value, cost: int,
+                      uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        if value in self.wanted:
+            return True
+        users = uses.get(value, ())
+        if not users:
+            return False
+        if cost > EXPRESSION_LIMIT or (len(users) > 1 and cost > RECOMPUTE_LIMIT):
+            return True
+        if cost == 0 or node.op.partition(".")[2] in _MOVEMENT:
+            return False  # what was costly in it has been stored before it was moved
+        return self._is_reread(value, cost, uses)
+
+    def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        """True where some user, looking through data movement, reads elements several times."""
+        for user in uses.get(value, ()):
+            if _rereads(user, value, cost):
+                return True
+            if user.op.partition(".")[2] in _MOVEMENT and \
+                    self._is_reread(user.results[0], cost, uses):
+                return True
+        return False
+
+    def store(self, node: Node, value: Value, element: Read) -> Buffer:
+        """Give `value` a buffer, filled with element(indices)."""
+        buffer = self.define(value)
+        self.store_into(node, buffer, element)
+        return buffer
+
+    def store_into(self, node: Node, buffer: Buffer, element: Read, closed: bool = False) -> None:
+        """Fill `buffer` with element(indices)."""
+        axes, indices = self._axes(buffer.shape)
+        assign = Assign(buffer, indices, element(indices))
+        self.items.append(Item(Stage(self.fresh("s"), axes, (assign,)), node, closed=closed))
+
+    def _fold(self, node: Node, fold: Fold) -> None:
+        axes, indices = self._axes(node.results[0].type.shape)
+        reduce_axes, reduce_indices = self._axes(fold.extents)
+        accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
+        finished = fold.finish(accumulators) if fold.finish else accumulators
+        terms = fold.terms(indices, reduce_indices)
+        if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
+            pair = dict(zip(fold.combiner.lhs + fold.combiner.rhs, fold.initial + terms, strict=True))
+            combined = [substitute(e, pair) for e in fold.combiner.results]
+            values = dict(zip(accumulators, combined, strict=True))
+            assigns = tuple(Assign(self.define(value), indices, substitute(e, values))
+                            for value, e in zip(node.results, finished, strict=True))
+            self._emit(node, Stage(self.fresh("s"), axes, assigns))
+            return
+        assigns = tuple(Assign(self.define(value), indices, e)
+                        for value, e in zip(node.results, finished, strict=True))
+        self._emit(node, Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner,
+                               terms, fold.initial, accumulators))
+
+    def _update(self, node: Node, update: Update) -> None:
+        value = node.results[0]
+        target = node.operands[update.target]
+        axes, indices = self._axes(value.type.shape)
+        source = self.read(target, indices)
+        buffer = self.define(value)
+        self._emit(node, Stage(self.fresh("s"), axes, (Assign(buffer, indices, source),)))
+        self.emit_update(node, update, buffer)
+
+    def emit_update(self, node: Node, update: Update, buffer: Buffer) -> None:
+        """Write the changed elements of `update` into `buffer`, which holds the others already."""
+        axes, point = self._axes(update.extents)
+        place, element = update.place(point), update.element(point)
+        if update.combiner is not None:
+            combiner = update.combiner
+            pair = {combiner.lhs[0]: load(buffer, place), combiner.rhs[0]: element}
+            element = substitute(combiner.results[0], pair)
+        guard = update.guard(point) if update.guard else TRUE
+        if guard is FALSE:
+            return
+        stage = Stage(self.fresh("u"), axes, (Assign(buffer, place, element, None if guard is TRUE else guard),))
+        self._emit(node, stage, update=True)
+
+    def _axes(self, shape: tuple[int, ...]) -> tuple[tuple[Var, ...], Indices]:
+        """One variable for each axis longer than one, and the index of every axis."""
+        axes, indices = [], []
+        for extent in shape:
+            if extent == 1:
+                indices.append(index.constant(0))
+            else:
+                axes.append(variable(self.fresh("i"), extent))
+                indices.append(axes[-1])
+        return tuple(axes), tuple(indices)
+
+    def _emit(self, node: Node, stage: Stage, update: bool = False) -> None:
+        self.items.append(Item(stage, node, update))
+
+
+def _rereads(user: Node, value: Value, cost: int) -> bool:
+    """True where `user` reads the elements of `value` several times, so that they are worth storing."""
+    name = user.op.partition(".")[2]
+    if name == "broadcast_in_dim":
+        return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size
+    if user.regions and name not in ("reduce", "sort"):
+        return True  # control flow, windows, scatter
+    return name in ("dot_general", "convolution", "gather")

@@ -1,0 +1,245 @@
+"""The plan for a graph: which nodes become which kernel, what stays with XLA, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.ops.definition import Indices
+from hlo_mlc.ops.registry import supports
+from hlo_mlc.partition.control import loop_refusal, lower_while
+from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.partition.lowering import StageLowering, uses_of
+from hlo_mlc.partition.units import Fuser, Unit, finished, in_order, merge_runs, step_reads, step_writes
+from hlo_mlc.tensor.core import Nest, Step
+
+TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """A kernel in its place: the nodes that it computes and the values that it connects."""
+
+    kernel: Kernel
+    nodes: tuple[Node, ...]
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """Whether a cluster is taken, why, and what both sides are expected to need."""
+
+    take: bool
+    reason: str
+    ours_us: float = 0.0
+    xla_us: float = 0.0
+
+
+Chooser = Callable[[Cluster], Verdict]
+
+
+@dataclass(slots=True)
+class Plan:
+    """The rewritten graph with everything that explains it."""
+
+    graph: Graph
+    taken: list[tuple[Cluster, Verdict]] = field(default_factory=list)
+    rejected: list[tuple[Cluster, Verdict]] = field(default_factory=list)
+    left: dict[Node, str] = field(default_factory=dict)  # why a node stays with XLA
+    nodes: int = 0  # non-trivial nodes before
+    remaining: int = 0  # and after
+
+    @property
+    def coverage(self) -> float:
+        """Share of the non-trivial ops that are in our kernels (1 where there are none)."""
+        return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
+
+
+def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool]) -> Plan:
+    """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
+
+    `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
+    become one kernel.
+    """
+    plan = Plan(graph)
+    reasons = {node: _refusal(node) for node in graph.nodes}
+    graph, nested = _rewrite_regions(graph, reasons, choose, small, plan)
+    fuser, values = _lower(graph, reasons)
+    mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
+    runs = merge_runs(in_order(fuser.units), mergeable)
+    produced: dict[Value, Cluster] = {}
+    for run in runs:
+        if run[0].is_outside:
+            continue
+        cluster = _cluster(run, fuser, graph, values)
+        verdict = choose(cluster)
+        (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
+        if verdict.take:
+            produced.update(dict.fromkeys(cluster.results, cluster))
+    plan.left.update({n: r for n, r in reasons.items() if r})
+    plan.nodes += sum(_counts(n) for n in graph.nodes)
+    plan.graph = _rebuild(graph, produced)
+    plan.remaining += sum(_counts(n) for n in plan.graph.nodes)
+    return plan
+
+
+def _counts(node: Node) -> bool:
+    return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"
+
+
+def _refusal(node: Node) -> str:
+    if node.op == "stablehlo.while":
+        return loop_refusal(node)
+    return supports(node)
+
+
+def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
+                     small: Callable[[Unit], bool], plan: Plan) -> tuple[Graph, bool]:
+    """Partition the bodies of control flow that stays with XLA."""
+    nodes, changed = [], False
+    for node in graph.nodes:
+        if reasons[node] and node.op in CONTROL_FLOW:
+            inner = [partition(region, choose, small) for region in node.regions]
+            if any(p.taken for p in inner):
+                new = Node(node.op, node.operands, node.results, node.attributes,
+                           tuple(p.graph for p in inner), node.literal, node.location,
+                           node.origin, node.opaque)
+                reasons[new] = reasons.pop(node)
+                node, changed = new, True
+            for p in inner:
+                plan.taken += p.taken
+                plan.rejected += p.rejected
+                plan.left.update(p.left)
+                plan.nodes += p.nodes
+                plan.remaining += p.remaining
+        nodes.append(node)
+    return (Graph(graph.parameters, tuple(nodes), graph.results) if changed else graph), changed
+
+
+CONTROL_FLOW = frozenset(("stablehlo.while", "stablehlo.if", "stablehlo.case",
+                          "sdy.manual_computation"))
+
+
+def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, Value]]:
+    counter = iter(range(1 << 62))
+    uses = uses_of(graph)
+    wanted = set(graph.results)
+    for node in graph.nodes:
+        if reasons[node]:
+            wanted.update(node.operands)
+            wanted.update(v for region in node.regions for v in region.captures)
+
+    def outside(value: Value, indices: Indices) -> Expr:
+        raise KeyError(f"{value!r} has no buffer")
+
+    lowering = StageLowering(graph, frozenset(wanted), outside,
+                             lambda prefix: f"{prefix}{next(counter)}")
+    fuser = Fuser()
+    for value in (*graph.parameters, *graph.captures):
+        if value.type is not None:
+            lowering.define(value)
+    for node in graph.nodes:
+        if reasons[node] or _is_table(node):
+            for value in node.results:
+                if value.type is not None:
+                    lowering.define(value)
+            known = lowering.buffers
+            captured = (v for region in node.regions for v in region.captures)
+            reads = {known[v] for v in (*node.operands, *captured) if v in known}
+            fuser.add_outside(node, reads, {known[v] for v in node.results if v in known})
+        elif node.op == "stablehlo.while":
+            steps = lower_while(node, lowering)
+            fuser.add_steps(node, steps)
+        else:
+            lowering.add(node, uses)
+        if lowering.items and any(item.update for item in lowering.items):
+            steps = [Nest((i.stage,), len(i.stage.axes)) for i in lowering.items]
+            fuser.add_steps(node, list(steps))
+        else:
+            for item in lowering.items:
+                fuser.add_stage(item.node, item.stage)
+        lowering.items.clear()
+    return fuser, {b: v for v, b in lowering.buffers.items()}
+
+
+def _is_table(node: Node) -> bool:
+    """A constant that is not one repeated value: kernels read it as an operand."""
+    if node.op != "stablehlo.constant":
+        return False
+    literal = node.literal
+    return literal.size > 1 and any(literal.strides) and not (literal == literal.flat[0]).all()
+
+
+def _cluster(run: list[Unit], fuser: Fuser, graph: Graph, values: dict[Buffer, Value]) -> Cluster:
+    results = set(graph.results)
+    members = set(map(id, run))
+    read_outside = {b for u in fuser.units if id(u) not in members for b in u.reads}
+    needed = frozenset(b for u in run for b in u.writes
+                       if b in read_outside or values.get(b) in results)
+    steps: list[Step] = [s for unit in run for s in finished(unit, run, needed)]
+    written = {b for s in steps for b in step_writes(s)}
+    inputs = dict.fromkeys(b for u in run for b in _ordered_reads(u) if b not in written)
+    used = {b for s in steps for b in step_reads(s)}
+    operands = tuple(b for b in inputs if b in used)
+    outputs = tuple(b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s))
+                    if b in needed)
+    kernel = make_kernel(steps, operands, outputs)
+    nodes = tuple(dict.fromkeys(n for u in run for n in u.nodes))
+    return Cluster(kernel, nodes, tuple(values[b] for b in operands),
+                   tuple(values[b] for b in outputs))
+
+
+def _ordered_reads(unit: Unit) -> list[Buffer]:
+    return sorted(unit.reads, key=lambda b: int(b.name[1:]))
+
+
+def _ordered_writes(step: Step) -> list[Buffer]:
+    return sorted(step_writes(step), key=lambda b: int(b.name[1:]))
+
+
+def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
+    """The graph in which the values of `produced` come from kernels, in dependency order."""
+    maker = {v: n for n in graph.nodes for v in n.results}
+    call_of: dict[int, Node] = {}
+    for cluster in produced.values():
+        if id(cluster) not in call_of:
+            call_of[id(cluster)] = Node(
+                "hlo_mlc.kernel", cluster.operands, cluster.results,
+                {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()},
+                location=cluster.nodes[-1].location)
+
+    def producer(value: Value) -> Node | None:
+        cluster = produced.get(value)
+        return call_of[id(cluster)] if cluster is not None else maker.get(value)
+
+    placed: set[Node] = set()
+    ordered: list[Node] = []
+
+    def place(root: Node) -> None:
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in placed:
+                continue
+            if ready:
+                placed.add(node)
+                ordered.append(node)
+                continue
+            stack.append((node, True))
+            captured = (v for region in node.regions for v in region.captures)
+            for value in (*node.operands, *captured):
+                before = producer(value)
+                if before is not None and before not in placed:
+                    stack.append((before, False))
+
+    for node in graph.nodes:  # operations with effects stay, in their order
+        if node.opaque:
+            place(node)
+    for value in graph.results:
+        node = producer(value)
+        if node is not None:
+            place(node)
+    return Graph(graph.parameters, tuple(ordered), graph.results)

@@ -1,0 +1,187 @@
+"""Units of work and their order: fusing stages without ever creating a cycle.
+
+A unit is one future kernel, or one operation that stays with XLA.  Two units may be merged when no
+path leads from one to the other through a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.joining import Joined, finish, join
+from hlo_mlc.tensor.core import Loop, Stage, Step
+
+# Candidate nests that a stage is tried against; more never changed a result on the demo models.
+CANDIDATE_LIMIT = 8
+
+
+@dataclass(slots=True)
+class Unit:
+    """`joined` is an open nest, `steps` finished ones; both are empty for an outside operation."""
+
+    number: int
+    nodes: list[Node]
+    joined: Joined | None = None
+    steps: list[Step] = field(default_factory=list)
+    reads: set[Buffer] = field(default_factory=set)
+    writes: set[Buffer] = field(default_factory=set)
+    ancestors: int = 0  # a bit for each unit that must run before
+
+    @property
+    def is_outside(self) -> bool:
+        return self.joined is None and not self.steps
+
+
+@dataclass(slots=True)
+class Fuser:
+    """Collects units in program order, joining each stage to an earlier unit where that pays."""
+
+    units: list[Unit] = field(default_factory=list)
+    refusals: dict[Stage, str] = field(default_factory=dict)
+    _producer: dict[Buffer, Unit] = field(default_factory=dict)
+    _readers: dict[Buffer, list[Unit]] = field(default_factory=dict)
+
+    def add_outside(self, node: Node, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
+        """An operation that stays as it is."""
+        self._new(Unit(len(self.units), [node]), set(reads), set(writes))
+
+    def add_steps(self, node: Node, steps: list[Step], after_all: bool = False) -> None:
+        """Steps that are a unit of their own: a loop, an update with the copy before it."""
+        unit = Unit(len(self.units), [node], steps=steps)
+        if after_all:
+            unit.ancestors = (1 << unit.number) - 1
+        reads = {b for step in steps for b in step_reads(step)}
+        writes = {b for step in steps for b in step_writes(step)}
+        self._new(unit, reads - writes, writes)
+
+    def add_stage(self, node: Node, stage: Stage) -> None:
+        """A stage, joined to the first candidate that takes it."""
+        reads, writes = set(stage.inputs), set(stage.outputs)
+        reason = ""
+        for unit in self._candidates(stage):
+            if self._would_cycle(unit, reads):
+                reason = "another operation has to run in between"
+                continue
+            result = join(unit.joined, stage)
+            if isinstance(result, str):
+                reason = reason or result
+                continue
+            unit.joined = result
+            unit.nodes.append(node)
+            self._merge(unit, reads, writes)
+            return
+        if reason:
+            self.refusals[stage] = reason
+        fresh = Unit(len(self.units), [node], Joined((stage,), len(stage.axes)))
+        self._new(fresh, reads, writes)
+
+    def _candidates(self, stage: Stage) -> list[Unit]:
+        """Producers of its inputs, latest first, then other readers of its inputs."""
+        found: dict[int, Unit] = {}
+        producers = {u.number: u for b in stage.inputs if (u := self._producer.get(b))}
+        for number in sorted(producers, reverse=True):
+            found[number] = producers[number]
+        for buffer in stage.inputs:
+            for unit in reversed(self._readers.get(buffer, ())):
+                found.setdefault(unit.number, unit)
+        return [u for u in found.values() if u.joined is not None][:CANDIDATE_LIMIT]
+
+    def _would_cycle(self, unit: Unit, reads: set[Buffer]) -> bool:
+        bit = 1 << unit.number
+        producers = (self._producer.get(b) for b in reads)
+        return any(p is not None and p is not unit and p.ancestors & bit for p in producers)
+
+    def _new(self, unit: Unit, reads: set[Buffer], writes: set[Buffer]) -> None:
+        self.units.append(unit)
+        self._merge(unit, reads, writes)
+
+    def _merge(self, unit: Unit, reads: set[Buffer], writes: set[Buffer]) -> None:
+        before = unit.ancestors
+        for buffer in reads:
+            producer = self._producer.get(buffer)
+            if producer is not None and producer is not unit:
+                unit.ancestors |= producer.ancestors | 1 << producer.number
+            if producer is not unit:
+                self._readers.setdefault(buffer, []).append(unit)
+        unit.reads |= reads
+        unit.writes |= writes
+        for buffer in writes:
+            self._producer[buffer] = unit
+        if unit.ancestors != before:
+            bit = 1 << unit.number
+            for later in self.units:
+                if later.ancestors & bit:
+                    later.ancestors |= unit.ancestors
+
+
+def step_reads(step: Step) -> set[Buffer]:
+    """Every buffer that a step loads from."""
+    if isinstance(step, Loop):
+        return {b for inner in (*step.body, *step.test) for b in step_reads(inner)}
+    return {b for stage in step.stages for b in stage.inputs}
+
+
+def step_writes(step: Step) -> set[Buffer]:
+    """Every buffer that a step stores to."""
+    if isinstance(step, Loop):
+        return {b for inner in (*step.body, *step.test) for b in step_writes(inner)}
+    return {b for stage in step.stages for b in stage.outputs}
+
+
+def finished(unit: Unit, units: list[Unit], needed: frozenset[Buffer]) -> list[Step]:
+    """The unit's steps without stores that neither another unit nor `needed` reads."""
+    if unit.joined is None:
+        return unit.steps
+    others = {b for u in units if u is not unit for b in u.reads}
+    nest = finish(unit.joined, frozenset(unit.writes & (others | needed)))
+    return [nest] if nest.stages else []
+
+
+def in_order(units: list[Unit]) -> list[Unit]:
+    """The units sorted so that each comes after its ancestors, otherwise as they were added."""
+    done, result, waiting = 0, [], list(units)
+    while waiting:
+        rest = []
+        for unit in waiting:
+            if unit.ancestors & ~done == 0:
+                result.append(unit)
+                done |= 1 << unit.number
+            else:
+                rest.append(unit)
+        assert len(rest) < len(waiting), "units depend on each other in a circle"
+        waiting = rest
+    return result
+
+
+def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]]:
+    """Group units, in an order that respects their dependencies, into runs of mergeable ones.
+
+    A run is a maximal sequence of mergeable units with no other unit in between, so it may become
+    one kernel.  Units that are not mergeable come as runs of one.
+    """
+    waiting = {u.number: u.ancestors for u in units}
+    remaining = {u.number: u for u in units}
+    done = 0
+    runs: list[list[Unit]] = []
+    while remaining:
+        ready = [u for n, u in remaining.items() if waiting[n] & ~done == 0]
+        others = [u for u in ready if not mergeable[u.number]]
+        if others:  # whatever must stay alone goes first, so that runs grow long
+            for unit in others:
+                runs.append([unit])
+                done |= 1 << unit.number
+                del remaining[unit.number]
+            continue
+        run: list[Unit] = []
+        while ready:
+            for unit in ready:
+                run.append(unit)
+                done |= 1 << unit.number
+                del remaining[unit.number]
+            ready = [u for n, u in remaining.items()
+                     if waiting[n] & ~done == 0 and mergeable[n]]
+        runs.append(run)
+    return runs

@@ -1,0 +1,211 @@
+"""Identities of ops that move elements: reshapes, transposes, broadcasts, slices, …"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.graph.effects import is_removable
+from hlo_mlc.graph.rewrite import EVERY_OP, Rewriter, Rule
+from hlo_mlc.passes.splat import splat
+
+
+def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
+    """`op(…) : 0x…` -> an empty constant"""
+    if (
+        node.literal is not None
+        or not node.results
+        or any(result.type.size for result in node.results)
+        or not is_removable(node)
+    ):
+        return None
+    return tuple(
+        context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
+        for result in node.results
+    )
+
+
+def same_type(node: Node, context: Rewriter) -> Value | None:
+    """`reshape(x : t) : t`, a slice of the whole, a concatenation of one -> `x`
+
+    For ops of which every instance with equal operand and result types is the identity.
+    """
+    operand = node.operands[0]
+    return operand if operand.type == node.results[0].type else None
+
+
+def reshape_of_reshape(node: Node, context: Rewriter) -> Value | None:
+    """`reshape(reshape(x))` -> `reshape(x)`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != node.op:
+        return None
+    return context.add(node.op, inner.operands, node.results[0].type)
+
+
+def reshape_of_broadcast_scalar(node: Node, context: Rewriter) -> Value | None:
+    """`reshape(broadcast(scalar))` -> `broadcast(scalar)`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != "stablehlo.broadcast_in_dim" or inner.operands[0].type.shape:
+        return None
+    return context.add(inner.op, inner.operands, node.results[0].type, {"broadcast_dimensions": ()})
+
+
+def transpose_identity(node: Node, context: Rewriter) -> Value | None:
+    """`transpose(x, [0, 1, …])` -> `x`"""
+    permutation = node.attributes["permutation"]
+    return node.operands[0] if permutation == tuple(range(len(permutation))) else None
+
+
+def transpose_of_transpose(node: Node, context: Rewriter) -> Value | None:
+    """`transpose(transpose(x, p), q)` -> `transpose(x, p[q])`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != node.op:
+        return None
+    first = inner.attributes["permutation"]
+    permutation = tuple(first[axis] for axis in node.attributes["permutation"])
+    return context.add(node.op, inner.operands, node.results[0].type, {"permutation": permutation})
+
+
+def broadcast_identity(node: Node, context: Rewriter) -> Value | None:
+    """`broadcast(x : t, [0, 1, …]) : t` -> `x`"""
+    (operand,) = node.operands
+    dimensions = node.attributes["broadcast_dimensions"]
+    if operand.type == node.results[0].type and dimensions == tuple(range(len(dimensions))):
+        return operand
+    return None
+
+
+def broadcast_of_broadcast(node: Node, context: Rewriter) -> Value | None:
+    """`broadcast(broadcast(x, d), e)` -> `broadcast(x, e[d])`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != node.op:
+        return None
+    outer = node.attributes["broadcast_dimensions"]
+    dimensions = tuple(outer[axis] for axis in inner.attributes["broadcast_dimensions"])
+    return context.add(
+        node.op, inner.operands, node.results[0].type, {"broadcast_dimensions": dimensions}
+    )
+
+
+def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
+    """`x[a:b:s][c:d:t]` -> `x[a + s c : a + s (d - 1) + 1 : s t]`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != node.op:
+        return None
+    first, second = inner.attributes, node.attributes
+    axes = range(len(node.results[0].type.shape))
+    starts, limits, strides = [], [], []
+    for i in axes:
+        origin, step = first["start_indices"][i], first["strides"][i]
+        begin, end = second["start_indices"][i], second["limit_indices"][i]
+        starts.append(origin + step * begin)
+        # `first` stops at its own limit; behind the last element taken nothing is read.
+        limits.append(origin + step * (end - 1) + 1 if end > begin else origin + step * begin)
+        strides.append(step * second["strides"][i])
+    attributes = {
+        "start_indices": tuple(starts),
+        "limit_indices": tuple(limits),
+        "strides": tuple(strides),
+    }
+    return context.add(node.op, inner.operands, node.results[0].type, attributes)
+
+
+def pad_nothing(node: Node, context: Rewriter) -> Value | None:
+    """`pad(x, v, 0, 0, 0)` -> `x`"""
+    attributes = node.attributes
+    amounts = (
+        *attributes["edge_padding_low"],
+        *attributes["edge_padding_high"],
+        *attributes["interior_padding"],
+    )
+    return None if any(amounts) else node.operands[0]
+
+
+def concatenate_nonempty(node: Node, context: Rewriter) -> Value | None:
+    """`concatenate(x, y : 0x…)` -> `concatenate(x)`"""
+    parts = tuple(operand for operand in node.operands if operand.type.size)
+    if not parts or len(parts) == len(node.operands):
+        return None
+    return context.add(node.op, parts, node.results[0].type, node.attributes)
+
+
+def concatenate_one(node: Node, context: Rewriter) -> Value | None:
+    """`concatenate(x)` -> `x`"""
+    return node.operands[0] if len(node.operands) == 1 else None
+
+
+def reverse_single(node: Node, context: Rewriter) -> Value | None:
+    """`reverse(x, d)` -> `reverse(x, d without axes of size 1)`, and `x` if none is left"""
+    (operand,) = node.operands
+    dimensions = node.attributes["dimensions"]
+    kept = tuple(axis for axis in dimensions if operand.type.shape[axis] != 1)
+    if not kept:
+        return operand
+    if kept == dimensions:
+        return None
+    return context.add(node.op, node.operands, node.results[0].type, {"dimensions": kept})
+
+
+def reverse_of_reverse(node: Node, context: Rewriter) -> Value | None:
+    """`reverse(reverse(x, d), d)` -> `x`"""
+    inner = context.definition(node.operands[0])
+    if inner is None or inner.op != node.op:
+        return None
+    same = set(inner.attributes["dimensions"]) == set(node.attributes["dimensions"])
+    return inner.operands[0] if same else None
+
+
+def dynamic_slice_at_constant(node: Node, context: Rewriter) -> Value | None:
+    """`dynamic_slice(x, constants, sizes)` -> `slice(x)`, the starts clamped"""
+    operand, *starts = node.operands
+    known = [splat(start, context) for start in starts]
+    if any(start is None for start in known):
+        return None
+    sizes = node.attributes["slice_sizes"]
+    first = tuple(
+        min(max(int(start), 0), extent - size)
+        for start, extent, size in zip(known, operand.type.shape, sizes, strict=True)
+    )
+    attributes = {
+        "start_indices": first,
+        "limit_indices": tuple(start + size for start, size in zip(first, sizes, strict=True)),
+        "strides": (1,) * len(sizes),
+    }
+    return context.add("stablehlo.slice", (operand,), node.results[0].type, attributes)
+
+
+def update_of_all(node: Node, context: Rewriter) -> Value | None:
+    """`dynamic_update_slice(x : t, y : t, …)` -> `y`"""
+    operand, update, *_ = node.operands
+    return update if operand.type == update.type else None
+
+
+def sort_single(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
+    """`sort(x, …)` along an axis of size 1 -> `x, …`"""
+    shape = node.operands[0].type.shape
+    axis = node.attributes.get("dimension", -1)
+    return node.operands if shape and shape[axis] == 1 else None
+
+
+MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {
+    EVERY_OP: (zero_size,),
+    "stablehlo.reshape": (same_type, reshape_of_reshape, reshape_of_broadcast_scalar),
+    "stablehlo.transpose": (transpose_identity, transpose_of_transpose),
+    "stablehlo.broadcast_in_dim": (broadcast_identity, broadcast_of_broadcast),
+    "stablehlo.slice": (same_type, slice_of_slice),
+    "stablehlo.pad": (pad_nothing,),
+    "stablehlo.concatenate": (concatenate_one, concatenate_nonempty),
+    "stablehlo.reverse": (reverse_single, reverse_of_reverse),
+    "stablehlo.dynamic_slice": (same_type, dynamic_slice_at_constant),
+    "stablehlo.dynamic_update_slice": (update_of_all,),
+    "stablehlo.sort": (sort_single,),
+}
+
+
+def merged(*tables: Mapping[str, Sequence[Rule]]) -> dict[str, tuple[Rule, ...]]:
+    """One table of the rules of all, those of earlier tables first."""
+    ops = dict.fromkeys(itertools.chain.from_iterable(tables))
+    return {op: tuple(rule for table in tables for rule in table.get(op, ())) for op in ops}

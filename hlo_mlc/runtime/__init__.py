@@ -1,0 +1,1 @@
+"""What runs compiled kernels: the native library, the variant table, the object cache."""

@@ -1,0 +1,213 @@
+"""A cache of compiled objects on disk that survives crashes, damage and concurrent processes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import struct
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from hlo_mlc.support.errors import CacheError, UsageError
+from hlo_mlc.support.options import Options
+
+DEFAULT_LIMIT_BYTES = 1 << 30
+
+_MAGIC = b"HLOMLC\x00\x01"
+_HEADER = struct.Struct("<8sQ32s")  # magic, length of the data, SHA-256 of key and data
+_KEY = re.compile(r"[0-9a-f]{16,128}")
+_TEMPORARY_PREFIX = ".writing-"
+# A writer needs milliseconds: what is this old was left behind by one that was killed.
+_TEMPORARY_LIFETIME_S = 3600
+# Evicting down to less than the limit lets many entries come before the next look at the folder.
+_KEPT_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One cached object: its key, its size on disk, and when it was last written or read."""
+
+    key: str
+    size_bytes: int
+    used_at: float
+
+
+class ObjectCache:
+    """Objects by key (the lower-case hexadecimal hash of what they were made from) in a folder.
+
+    A file appears under its name only when it is complete, and is checked when it is read; a
+    damaged one is removed and counts as absent. When the files take more than `limit_bytes`, those
+    that were used least recently go. Any number of threads and processes may share a folder.
+
+    Raises: CacheError when the folder cannot be created or written.
+    """
+
+    def __init__(self, folder: Path | str, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
+        self._folder = Path(folder)
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._size_bytes: int | None = None  # known after the first write; others' writes are not
+        try:
+            # Objects are code that will be run: nobody else may put any here.
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(prefix=_TEMPORARY_PREFIX, dir=self._folder):
+                pass
+        except OSError as error:
+            raise CacheError(
+                f"The cache folder {self._folder} cannot be written: {error.strerror or error}. "
+                f"Set HLO_MLC_CACHE (or the option cache_dir) to a folder that can."
+            ) from error
+
+    @property
+    def folder(self) -> Path:
+        """Where the objects lie."""
+        return self._folder
+
+    def get(self, key: str) -> bytes | None:
+        """The object that was put under `key`, or None if it is absent or damaged."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            self._warn(f"cannot read {path} ({error}); compiling again")
+            return None
+        data = _unpack(key, content)
+        if data is None:
+            self._warn(f"{path} is damaged; removed it, compiling again")
+            _remove(path)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(path)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keeps `data` under `key`; only warns if it cannot, since a cache is no condition."""
+        path = self._path(key)
+        header = _HEADER.pack(_MAGIC, len(data), _digest(key, data))
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(header)
+                    file.write(data)
+                Path(temporary).replace(path)
+            except BaseException:
+                _remove(Path(temporary))
+                raise
+        except OSError as error:
+            self._warn(f"cannot write {path} ({error}); going on without")
+            return
+        self._account(len(header) + len(data))
+
+    def entries(self) -> list[CacheEntry]:
+        """Every object in the folder, the least recently used first."""
+        found = []
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                key = path.parent.name + path.name
+                found.append(CacheEntry(key, status.st_size, status.st_mtime))
+        return sorted(found, key=lambda entry: (entry.used_at, entry.key))
+
+    def verify(self) -> list[str]:
+        """Checks every object and removes the damaged ones; returns their keys."""
+        damaged = []
+        for entry in self.entries():
+            path = self._path(entry.key)
+            with contextlib.suppress(FileNotFoundError):
+                if _unpack(entry.key, path.read_bytes()) is None:
+                    damaged.append(entry.key)
+                    _remove(path)
+        return damaged
+
+    def clear(self) -> int:
+        """Removes every object; returns how many there were."""
+        with self._lock:
+            self._size_bytes = 0
+        return sum(_remove(path) for path in list(self._files()))
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):
+            raise UsageError(
+                f"A cache key is a lower-case hexadecimal hash of 16 to 128 digits, not {key!r}"
+            )
+        return self._folder / key[:2] / key[2:]
+
+    def _files(self) -> Iterator[Path]:
+        for folder in self._folder.iterdir():
+            if len(folder.name) != 2 or not folder.is_dir():
+                continue
+            for path in folder.iterdir():
+                if _KEY.fullmatch(folder.name + path.name):
+                    yield path
+
+    def _account(self, written_bytes: int) -> None:
+        """Adds to the known size, and makes room when that passes the limit."""
+        with self._lock:
+            if self._size_bytes is not None:
+                self._size_bytes += written_bytes
+                if self._size_bytes <= self._limit_bytes:
+                    return
+            entries = self.entries()
+            size = sum(entry.size_bytes for entry in entries)
+            if size > self._limit_bytes:
+                for entry in entries:
+                    _remove(self._path(entry.key))
+                    size -= entry.size_bytes
+                    if size <= self._limit_bytes * _KEPT_SHARE:
+                        break
+            self._size_bytes = size
+            self._remove_abandoned()
+
+    def _remove_abandoned(self) -> None:
+        deadline = time.time() - _TEMPORARY_LIFETIME_S
+        for path in self._folder.glob(f"??/{_TEMPORARY_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < deadline:
+                    path.unlink()
+
+    def _warn(self, message: str) -> None:
+        warnings.warn(f"hlo_mlc cache: {message}", RuntimeWarning, stacklevel=3)
+
+
+def object_cache(options: Options) -> ObjectCache:
+    """The cache of compiled kernels that these options ask for.
+
+    Raises: CacheError when its folder cannot be created or written.
+    """
+    return ObjectCache(options.cache_dir / "objects", options.cache_limit_mib << 20)
+
+
+def _digest(key: str, data: bytes) -> bytes:
+    digest = hashlib.sha256(key.encode() + b"\0")
+    digest.update(data)
+    return digest.digest()
+
+
+def _unpack(key: str, content: bytes) -> bytes | None:
+    """The data of a cache file, or None if anything about it is wrong."""
+    if len(content) < _HEADER.size:
+        return None
+    magic, length, digest = _HEADER.unpack_from(content)
+    data = content[_HEADER.size :]
+    if magic != _MAGIC or length != len(data) or digest != _digest(key, data):
+        return None
+    return data
+
+
+def _remove(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True

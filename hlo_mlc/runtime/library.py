@@ -1,0 +1,117 @@
+"""The native runtime library: finding it, loading it, registering it with JAX.
+
+Its functions are plain C (`custom_calls/mlc_abi.h`), reached through ctypes, so that one binary
+serves every Python version.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import threading
+
+import jax
+
+from hlo_mlc.support.errors import RuntimeLibraryError
+
+TARGET_NAME = "hlo_mlc_kernel"
+"""The custom call target of every kernel."""
+
+ABI_VERSION = 1
+"""The version of `mlc_abi.h` that this package speaks."""
+
+_STATE_TYPE_NAME = "hlo_mlc_kernel_state"
+_INSTALL_ADVICE = (
+    "Install hlo_mlc with pip (`pip install .`, or `pip install -e .` in a checkout); "
+    "that needs a C++17 compiler unless there is a wheel for this platform."
+)
+
+_pointer = ctypes.c_void_p
+_int64_pointer = ctypes.POINTER(ctypes.c_int64)
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "mlc_abi_version": (ctypes.c_int64, []),
+    "mlc_variant_set": (ctypes.c_int, [ctypes.c_char_p, _pointer, ctypes.c_int64]),
+    "mlc_variant_exists": (ctypes.c_int, [ctypes.c_char_p]),
+    "mlc_variant_remove": (ctypes.c_int, [ctypes.c_char_p]),
+    "mlc_profile_enable": (None, [ctypes.c_int]),
+    "mlc_profile_read": (ctypes.c_int, [ctypes.c_char_p, _int64_pointer, _int64_pointer]),
+    "mlc_profile_reset": (None, []),
+    "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
+    "mlc_ffi_state_type_id": (_pointer, []),
+    "mlc_ffi_state_type_info": (_pointer, []),
+}
+
+_registration_lock = threading.Lock()
+_registered = False
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """The library, with the signatures of its functions declared.
+
+    Raises: RuntimeLibraryError when it is missing, cannot be loaded or has another ABI version.
+    """
+    path = _find()
+    try:
+        library = ctypes.CDLL(path)
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise RuntimeLibraryError(
+            f"The native runtime library {path} cannot be loaded: {error}. {_INSTALL_ADVICE}"
+        ) from error
+    version = library.mlc_abi_version()
+    if version != ABI_VERSION:
+        raise RuntimeLibraryError(
+            f"The native runtime library {path} has ABI version {version}, this package expects "
+            f"{ABI_VERSION}: they are from different versions of hlo_mlc. {_INSTALL_ADVICE}"
+        )
+    return library
+
+
+def register_with_jax() -> None:
+    """Makes the custom call target known to XLA's CPU backend; does nothing the second time.
+
+    Starts the CPU backend if it does not run yet: state types registered before it are lost to it,
+    and its start then fails.
+    """
+    global _registered
+    if _registered:
+        return
+    library = load()
+    with _registration_lock:
+        if _registered:
+            return
+        jax.local_devices(backend="cpu")
+        jax.ffi.register_ffi_type(
+            _STATE_TYPE_NAME,
+            {
+                "type_id": jax.ffi.pycapsule(library.mlc_ffi_state_type_id()),
+                "type_info": jax.ffi.pycapsule(library.mlc_ffi_state_type_info()),
+            },
+            platform="cpu",
+        )
+        jax.ffi.register_ffi_target(
+            TARGET_NAME,
+            {
+                "instantiate": jax.ffi.pycapsule(library.mlc_ffi_instantiate),
+                "execute": jax.ffi.pycapsule(library.mlc_ffi_execute),
+            },
+            platform="cpu",
+        )
+        _registered = True
+
+
+def _find() -> str:
+    # As an import would find it, which also holds for editable installs, where the library lies
+    # in another folder than the Python files. It is not a Python module and is never imported.
+    specification = importlib.util.find_spec("hlo_mlc._runtime")
+    if specification is None or specification.origin is None:
+        raise RuntimeLibraryError(
+            f"The native runtime library of hlo_mlc (hlo_mlc/_runtime.so) was not found. "
+            f"{_INSTALL_ADVICE}"
+        )
+    return specification.origin

@@ -1,0 +1,132 @@
+"""Running kernels on NumPy arrays without XLA, and comparing two ways to compute a thing."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.support.errors import RuntimeLibraryError, UsageError
+
+BUFFER_ALIGNMENT = 64
+"""How XLA's CPU backend aligns buffers, in bytes."""
+
+
+def aligned_empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
+    """An uninitialized row-major array that is aligned as XLA's are (NumPy's own often are not)."""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + BUFFER_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % BUFFER_ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def bind_kernel(
+    code: KernelCode,
+    arrays_in: Sequence[np.ndarray],
+    arrays_out: Sequence[np.ndarray],
+    dims: Sequence[int] = (),
+    threads: int = 1,
+) -> Callable[[], None]:
+    """A function that runs `code` on these arrays, with nothing left to prepare at each call.
+
+    `dims` are the values of the kernel's symbolic dimensions; the caller is one of the `threads`.
+
+    Raises: UsageError for an array that is not row-major, or a result that cannot be written.
+    """
+    for number, array in enumerate([*arrays_in, *arrays_out]):
+        if not array.flags.c_contiguous:
+            raise UsageError(
+                f"Kernels take row-major arrays; buffer {number} ({array.dtype}{array.shape}) has "
+                f"strides {array.strides}: pass np.ascontiguousarray of it"
+            )
+    for number, array in enumerate(arrays_out):
+        if not array.flags.writeable:
+            raise UsageError(f"Result {number} ({array.dtype}{array.shape}) is read-only")
+    if threads < 1:
+        raise UsageError(f"A kernel runs on at least one thread, not {threads}")
+    run = library.load().mlc_run
+    buffers = [*arrays_in, *arrays_out]
+    addresses = (ctypes.c_void_p * len(buffers))(*(array.ctypes.data for array in buffers))
+    dim_values = (ctypes.c_int64 * len(dims))(*dims)
+
+    def call(keep_alive: object = (code, buffers)) -> None:
+        if run(code.entry, addresses, dim_values, code.scratch_bytes, threads) < 0:
+            raise RuntimeLibraryError(f"No memory for a scratch of {code.scratch_bytes} bytes")
+
+    return call
+
+
+def run_kernel(
+    code: KernelCode,
+    arrays_in: Sequence[np.ndarray],
+    arrays_out: Sequence[np.ndarray],
+    dims: Sequence[int] = (),
+    threads: int = 1,
+) -> None:
+    """Runs `code` once, reading `arrays_in` and writing `arrays_out` (see `bind_kernel`)."""
+    bind_kernel(code, arrays_in, arrays_out, dims, threads)()
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A distribution of run times: its median, and the distance between its quartiles."""
+
+    median_us: float
+    spread_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairedTimes:
+    """Two things timed in turns. `speedup` is the median over the rounds of `a / b`: above 1, b is
+    faster. A slow spell of the machine hits both sides of a round, so the ratio hardly moves.
+    """
+
+    a: Timing
+    b: Timing
+    speedup: float
+    speedup_spread: float
+
+
+def time_paired(
+    run_a: Callable[[], object], run_b: Callable[[], object], rounds: int, warmup: int = 1
+) -> PairedTimes:
+    """Times `run_a` and `run_b` in turns, A B A B, after `warmup` untimed rounds.
+
+    Each must have done all of its work when it returns (`jax.block_until_ready`).
+    """
+    if rounds < 1:
+        raise UsageError(f"At least one round is needed, not {rounds}")
+    for _ in range(warmup):
+        run_a()
+        run_b()
+    times_a: list[float] = []
+    times_b: list[float] = []
+    clock = time.perf_counter
+    for _ in range(rounds):
+        start = clock()
+        run_a()
+        middle = clock()
+        run_b()
+        end = clock()
+        times_a.append((middle - start) * 1e6)
+        times_b.append((end - middle) * 1e6)
+    ratios = [a / max(b, 1e-3) for a, b in zip(times_a, times_b, strict=True)]
+    return PairedTimes(
+        Timing(statistics.median(times_a), _quartile_distance(times_a)),
+        Timing(statistics.median(times_b), _quartile_distance(times_b)),
+        statistics.median(ratios),
+        _quartile_distance(ratios),
+    )
+
+
+def _quartile_distance(samples: list[float]) -> float:
+    low, high = np.percentile(samples, [25, 75])
+    return float(high - low)

@@ -1,0 +1,118 @@
+"""The variant table: which machine code runs for which logical id, and how long it took."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import itertools
+import threading
+from dataclasses import dataclass, field
+
+import llvmlite.binding as llvm
+
+from hlo_mlc.runtime import library
+from hlo_mlc.support.errors import CodegenError, RuntimeLibraryError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCode:
+    """A kernel in memory: the address of its entry and the scratch one execution of it needs.
+
+    `keep_alive` is what holds the code mapped: code that was never published goes away with it.
+    """
+
+    entry: int
+    scratch_bytes: int = 0
+    keep_alive: object = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """How often a kernel ran while profiling was enabled, and for how long altogether."""
+
+    calls: int
+    total_ns: int
+
+
+_published: set[KernelCode] = set()
+"""Code that XLA's threads may be running at any time, hence never unmapped."""
+
+_jit_lock = threading.Lock()
+_library_numbers = itertools.count()
+
+
+def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> KernelCode:
+    """Maps an object file for this machine into the process and finds the entry `symbol` in it.
+
+    Raises: CodegenError when the object is damaged, is for another machine, lacks the symbol or
+    refers to one that this process does not have.
+    """
+    with _jit_lock:
+        builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
+        try:
+            loaded = builder.export_symbol(symbol).link(_jit(), f"hlo_mlc.{next(_library_numbers)}")
+        except RuntimeError as error:
+            raise CodegenError(
+                f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
+                f"cannot be loaded: {error}"
+            ) from error
+    return KernelCode(loaded[symbol], scratch_bytes, loaded)
+
+
+def publish(kernel_id: str, code: KernelCode) -> None:
+    """Makes `code` what runs for `kernel_id`, also in executables that are loaded or running.
+
+    Published code stays in memory for the life of the process.
+
+    Raises: UsageError for an id or scratch size that cannot be; RuntimeLibraryError when memory
+    ran out or the native library is missing.
+    """
+    if code.scratch_bytes < 0:
+        raise UsageError(f"The scratch of kernel {kernel_id!r} is {code.scratch_bytes} bytes")
+    _published.add(code)
+    done = library.load().mlc_variant_set(_encode(kernel_id), code.entry, code.scratch_bytes)
+    if done < 0:
+        raise RuntimeLibraryError(f"No memory to publish kernel {kernel_id!r}")
+
+
+def exists(kernel_id: str) -> bool:
+    """Whether there is code for `kernel_id` in this process."""
+    return library.load().mlc_variant_exists(_encode(kernel_id)) > 0
+
+
+def remove(kernel_id: str) -> bool:
+    """Forgets `kernel_id`, for executables loaded from now on; says whether it was there."""
+    return library.load().mlc_variant_remove(_encode(kernel_id)) > 0
+
+
+def enable_profiling(enabled: bool = True) -> None:
+    """Starts or stops counting the calls and the time of every published kernel."""
+    library.load().mlc_profile_enable(enabled)
+
+
+def read_profile(kernel_id: str) -> Profile | None:
+    """What was counted for `kernel_id` since the last reset; None if there is no such kernel."""
+    calls = ctypes.c_int64()
+    nanoseconds = ctypes.c_int64()
+    found = library.load().mlc_profile_read(
+        _encode(kernel_id), ctypes.byref(calls), ctypes.byref(nanoseconds)
+    )
+    return Profile(calls.value, nanoseconds.value) if found > 0 else None
+
+
+def reset_profile() -> None:
+    """Sets the counts of every kernel to zero."""
+    library.load().mlc_profile_reset()
+
+
+def _encode(kernel_id: str) -> bytes:
+    if not kernel_id or "\0" in kernel_id:
+        raise UsageError(f"A kernel id is a non-empty string without NUL, not {kernel_id!r}")
+    return kernel_id.encode()
+
+
+@functools.cache
+def _jit() -> llvm.LLJIT:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm.create_lljit_compiler()

@@ -1,0 +1,139 @@
+"""A schedule: a loop program and the replayable trace of rewrites that led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hlo_mlc.loops.core import For, LoopProgram
+from hlo_mlc.loops.rewrite import loop_names, loops_named
+from hlo_mlc.loops.text import program_text
+from hlo_mlc.schedule import fusion, loops, reduction, storage
+from hlo_mlc.support.errors import ScheduleError
+
+Argument = int | str | tuple[str, ...]
+
+# Every primitive by the name under which traces record it.
+PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
+    function.__name__: function
+    for function in (loops.split, loops.block, loops.fuse, loops.reorder, loops.unroll,
+                     loops.vectorize, loops.parallel, reduction.rfactor, fusion.fuse_loops,
+                     fusion.distribute, storage.contract, storage.cache_read,
+                     storage.cache_write)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One rewrite: a primitive and its arguments."""
+
+    name: str
+    arguments: tuple[Argument, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(map(repr, self.arguments))})"
+
+    def to_json(self) -> list:
+        """The step as a list of strings, numbers and lists of strings."""
+        return [self.name, *(list(a) if isinstance(a, tuple) else a for a in self.arguments)]
+
+    @staticmethod
+    def from_json(fields: Sequence) -> Step:
+        """The step that `to_json` wrote."""
+        name, *arguments = fields
+        return Step(name, tuple(tuple(a) if isinstance(a, list) else a for a in arguments))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """`program`, reached from a naive one by `trace`; every method gives a new schedule.
+
+    Raises: ScheduleError, from every method, for unknown names and rewrites that would change
+    what the program computes.
+    """
+
+    program: LoopProgram
+    trace: tuple[Step, ...] = ()
+
+    def __str__(self) -> str:
+        return program_text(self.program)
+
+    @property
+    def loop_names(self) -> tuple[str, ...]:
+        """The names of all loops, outer before inner, each once."""
+        return loop_names(self.program.body)
+
+    def loops(self, name: str) -> list[For]:
+        """Every loop called `name`; empty where there is none."""
+        return loops_named(self.program.body, name)
+
+    def apply(self, step: Step) -> Schedule:
+        """One more rewrite."""
+        primitive = PRIMITIVES.get(step.name)
+        if primitive is None:
+            raise ScheduleError(f"no schedule primitive is called {step.name!r}; there are: "
+                                f"{', '.join(PRIMITIVES)}")
+        return Schedule(primitive(self.program, *step.arguments), (*self.trace, step))
+
+    def split(self, loop: str, factor: int) -> Schedule:
+        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`, the rest `loop.t`."""
+        return self.apply(Step("split", (loop, factor)))
+
+    def block(self, loop: str, factor: int) -> Schedule:
+        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`, the last one shorter."""
+        return self.apply(Step("block", (loop, factor)))
+
+    def fuse(self, outer: str, inner: str) -> Schedule:
+        """Two nested loops -> one called `outer.inner`."""
+        return self.apply(Step("fuse", (outer, inner)))
+
+    def reorder(self, *names: str) -> Schedule:
+        """Nested loops in another order, outermost first."""
+        return self.apply(Step("reorder", (names,)))
+
+    def unroll(self, loop: str) -> Schedule:
+        """Iterations written out."""
+        return self.apply(Step("unroll", (loop,)))
+
+    def vectorize(self, loop: str) -> Schedule:
+        """Iterations as lanes."""
+        return self.apply(Step("vectorize", (loop,)))
+
+    def parallel(self, loop: str) -> Schedule:
+        """Iterations as tasks."""
+        return self.apply(Step("parallel", (loop,)))
+
+    def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
+        """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""
+        return self.apply(Step("rfactor", (loop, lanes, count)))
+
+    def fuse_loops(self, first: str, second: str) -> Schedule:
+        """Two neighbouring loops -> one called `first`."""
+        return self.apply(Step("fuse_loops", (first, second)))
+
+    def distribute(self, loop: str) -> Schedule:
+        """A loop around several statements -> a loop around each."""
+        return self.apply(Step("distribute", (loop,)))
+
+    def contract(self, buffer: str) -> Schedule:
+        """A scratch buffer -> a private one that holds what one iteration needs."""
+        return self.apply(Step("contract", (buffer,)))
+
+    def cache_read(self, buffer: str, loop: str) -> Schedule:
+        """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
+        return self.apply(Step("cache_read", (buffer, loop)))
+
+    def cache_write(self, buffer: str, loop: str) -> Schedule:
+        """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
+        return self.apply(Step("cache_write", (buffer, loop)))
+
+
+def replay(program: LoopProgram, trace: Iterable[Step]) -> Schedule:
+    """The schedule that `trace` makes of `program`.
+
+    Raises: ScheduleError where a step does not apply.
+    """
+    schedule = Schedule(program)
+    for step in trace:
+        schedule = schedule.apply(step)
+    return schedule

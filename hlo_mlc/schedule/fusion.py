@@ -1,0 +1,157 @@
+"""Schedule primitives that merge the loops of neighbouring statements, or take them apart."""
+
+from __future__ import annotations
+
+from hlo_mlc.loops.core import Allocate, For, LoopProgram, Stmt
+from hlo_mlc.loops.dependence import Memory, accesses, pairs, settle, variables
+from hlo_mlc.loops.rewrite import Body, substitute, transform, transform_lists, with_body
+from hlo_mlc.schedule.loops import refuse, require_loops
+from hlo_mlc.support.errors import ScheduleError
+
+
+def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
+    """Run two loops of equal extent as one, which keeps the first one's name.
+
+        for i in 0..8:                 for i in 0..8:
+          a[i] = x[i] + 1                a[i] = x[i] + 1
+        for j in 0..8:         ->        b[i] = a[i] * 2
+          b[j] = a[j] * 2
+
+    What lies between them moves out of the way where nothing depends on it; scopes of private
+    buffers grow to hold both.  Refused where an iteration of the second needs what another
+    iteration of the first does.  Halide and TVM: compute_at; elsewhere loop fusion.
+    """
+    require_loops(program, "fuse_loops", first)
+    require_loops(program, "fuse_loops", second)
+    memory = Memory.of(program)
+    merged = 0
+
+    def visit(statements: Body) -> Body:
+        nonlocal merged
+        before, after = _holder(statements, first, 0), None
+        if before is not None:
+            after = _holder(statements, second, before + 1)
+        if before is None or after is None:
+            return statements
+        merged += 1
+        opened, scopes = _opened(statements[before:after + 1], first, second)
+        body = _merge(opened, first, second, memory)
+        for scope in reversed(scopes):
+            body = (Allocate(scope.buffer, body),)
+        return (*statements[:before], *body, *statements[after + 1:])
+
+    result = transform_lists(program.body, visit)
+    if not merged:
+        raise ScheduleError(f"fuse_loops: expected {first!r} and, after it in the same list of "
+                            f"statements, {second!r}; fuse the loops around them first")
+    return with_body(program, result)
+
+
+def _holder(statements: Body, name: str, start: int) -> int | None:
+    """The position of the loop called `name`, or of the allocations that are all around it."""
+    for position in range(start, len(statements)):
+        if _exposed(statements[position], name):
+            return position
+    return None
+
+
+def _exposed(stmt: Stmt, name: str) -> bool:
+    if isinstance(stmt, Allocate):
+        return any(_exposed(s, name) for s in stmt.body)
+    return _is_loop(stmt, name)
+
+
+def _is_loop(stmt: Stmt, name: str) -> bool:
+    return isinstance(stmt, For) and stmt.var.name == name
+
+
+def _opened(statements: Body, *names: str) -> tuple[list[Stmt], list[Allocate]]:
+    """The statements without the allocations around the loops `names`, and those."""
+    result: list[Stmt] = []
+    scopes: list[Allocate] = []
+    for stmt in statements:
+        if isinstance(stmt, Allocate) and any(_exposed(stmt, name) for name in names):
+            inner, more = _opened(stmt.body, *names)
+            result += inner
+            scopes += [stmt, *more]
+        else:
+            result.append(stmt)
+    return result, scopes
+
+
+def _merge(statements: list[Stmt], first: str, second: str, memory: Memory) -> Body:
+    start = next(n for n, s in enumerate(statements) if _is_loop(s, first))
+    end = next(n for n, s in enumerate(statements) if n > start and _is_loop(s, second))
+    one, two = statements[start], statements[end]
+    if one.extent is not two.extent or one.kind is not two.kind:
+        raise refuse("fuse_loops", two, f"must have the extent and the kind of {first}, which is "
+                     f"0..{one.extent} {one.kind.value}")
+    early, late = _parted(statements[start + 1:end], one, two, memory)
+    moved = substitute(two.body, {two.var: one.var})
+    check_same_iteration("fuse_loops", one, one.body, moved, memory)
+    both = For(one.var, one.extent, one.kind, (*one.body, *moved))
+    return (*statements[:start], *early, both, *late, *statements[end + 1:])
+
+
+def _parted(between: list[Stmt], one: For, two: For, memory: Memory) -> tuple[Body, Body]:
+    """The statements between two loops: those that can go before the first of them, and the
+    others, which must be able to go behind the second."""
+    early: list[Stmt] = []
+    late: list[Stmt] = []
+    for stmt in between:
+        if _independent((one, *late), (stmt,), memory):
+            early.append(stmt)
+        elif _independent((stmt,), (two,), memory):
+            late.append(stmt)
+        else:
+            raise refuse("fuse_loops", stmt, f"stands between {one.var.name} and {two.var.name}, "
+                         "needs the one and is needed by the other")
+    return tuple(early), tuple(late)
+
+
+def _independent(first: Body, second: Body, memory: Memory) -> bool:
+    before, after = accesses(first), accesses(second)
+    varying = variables((*first, *second))
+    unstable = {a.buffer for a in (*before, *after) if a.writes}
+    return all(memory.comparable(a.buffer, b.buffer) and settle(a, b, varying, unstable) is None
+               for a, b in pairs(memory, before, after))
+
+
+def distribute(program: LoopProgram, name: str) -> LoopProgram:
+    """Give every statement of a loop's body a loop of its own.
+
+        for i in 0..4:               for i in 0..4:
+          a[i] = x[i]          ->      a[i] = x[i]
+          b[i] = a[i]                for i in 0..4:
+                                       b[i] = a[i]
+
+    Refused where a statement needs what a later one left in an earlier iteration.  TVM:
+    loop partition; elsewhere loop fission.
+    """
+    require_loops(program, "distribute", name)
+    memory = Memory.of(program)
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            return None
+        for position, part in enumerate(stmt.body):
+            check_same_iteration("distribute", stmt, (part,), stmt.body[position + 1:], memory)
+        return tuple(For(stmt.var, stmt.extent, stmt.kind, (part,)) for part in stmt.body)
+
+    return with_body(program, transform(program.body, visit))
+
+
+def check_same_iteration(primitive: str, stmt: For, first: Body, second: Body,
+                         memory: Memory) -> None:
+    """Refuse unless what `first` and `second` both touch, they touch in the same iteration."""
+    before, after = accesses(first), accesses(second)
+    varying = variables((stmt, *first, *second))
+    unstable = {a.buffer for a in (*before, *after) if a.writes}
+    for a, b in pairs(memory, before, after):
+        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
+            else set()
+        if settled is not None and stmt.var not in settled:
+            raise refuse(primitive, stmt, f"carries a dependence: {a} and {b} may touch the same "
+                         f"element of {a.buffer.name} in different iterations")
+
+

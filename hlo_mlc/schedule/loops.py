@@ -1,0 +1,357 @@
+"""Schedule primitives that reshape and reorder loops.
+
+Each takes a program and gives a program that computes the same.  A name addresses every loop
+over a variable of that name, so copies made by peeling are rewritten together.
+"""
+
+from __future__ import annotations
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, While, walk
+from hlo_mlc.loops.dependence import (
+    Memory,
+    accesses,
+    carried,
+    pairs,
+    same_reduction,
+    settle,
+    variables,
+)
+from hlo_mlc.loops.rewrite import (
+    Body,
+    constant_extent,
+    expressions,
+    loop,
+    loop_names,
+    loops_named,
+    paths,
+    substitute,
+    transform,
+    with_body,
+)
+from hlo_mlc.loops.text import body_text, headline
+from hlo_mlc.support.errors import ScheduleError
+
+# The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
+MAX_LANES = 64
+
+
+def require_loops(program: LoopProgram, primitive: str, name: str) -> list[For]:
+    """Every loop called `name`.
+
+    Raises: ScheduleError where there is none.
+    """
+    found = loops_named(program.body, name)
+    if not found:
+        known = ", ".join(loop_names(program.body)) or "none"
+        raise ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
+    return found
+
+
+def refuse(primitive: str, stmt: Stmt, reason: str) -> ScheduleError:
+    """The error that a primitive raises about one statement."""
+    return ScheduleError(f"{primitive}: {headline(stmt)} {reason}", context=body_text((stmt,)))
+
+
+def require_constant(primitive: str, stmt: For) -> int:
+    """The extent of a loop that must have a constant one."""
+    extent = constant_extent(stmt)
+    if extent is None:
+        raise refuse(primitive, stmt, "needs a constant extent; split it by a constant first")
+    return extent
+
+
+def _require_kind(primitive: str, stmt: For, *kinds: LoopKind) -> None:
+    if stmt.kind not in kinds:
+        allowed = " or ".join(k.value for k in kinds)
+        raise refuse(primitive, stmt, f"must be {allowed}")
+
+
+def split(program: LoopProgram, name: str, factor: int) -> LoopProgram:
+    """Cut a loop into blocks of `factor` iterations; what is left over is a loop of its own.
+
+        for i in 0..10:              for i.o in 0..2:
+          y[i] = x[i]         ->       for i.i in 0..4:
+                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
+                                     for i.t in 0..2:
+                                       y[i.t + 8] = x[i.t + 8]
+
+    A parallel loop stays parallel on the outside.  Halide: split with a specialised tail; TVM:
+    split and loop partition.
+    """
+    require_loops(program, "split", name)
+    if factor < 1:
+        raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            return None
+        _require_kind("split", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
+        blocks = index.floordiv(stmt.extent, factor)
+        rest = index.floormod(stmt.extent, factor)
+        done = index.multiply(blocks, index.constant(factor))
+
+        def at(position: Expr) -> Body:
+            return substitute(stmt.body, {stmt.var: position})
+
+        def block(outer: Var) -> Body:
+            start = index.multiply(outer, index.constant(factor))
+            return (loop(f"{name}.i", factor, LoopKind.SERIAL,
+                         lambda inner: at(index.add(start, inner))),)
+
+        whole = loop(f"{name}.o", blocks, stmt.kind, block)
+        tail = loop(f"{name}.t", rest, LoopKind.SERIAL, lambda t: at(index.add(done, t)))
+        return tuple(part for part in (whole, tail) if constant_extent(part) != 0)
+
+    return with_body(program, transform(program.body, visit))
+
+
+def block(program: LoopProgram, name: str, factor: int) -> LoopProgram:
+    """Cut a loop into blocks of `factor` iterations, the last of which may be shorter.
+
+        for i in 0..10:              for i.o in 0..3:
+          y[i] = x[i]         ->       for i.i in 0..min(4, 10 - i.o * 4):
+                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
+
+    Unlike `split`, there is one copy of the body, and tasks of nearly equal size.  Halide: split
+    with TailStrategy::GuardWithIf around the whole block.
+    """
+    require_loops(program, "block", name)
+    if factor < 1:
+        raise ScheduleError(f"block: the factor of {name!r} must be at least 1, got {factor}")
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            return None
+        _require_kind("block", stmt, LoopKind.SERIAL)
+        extent = require_constant("block", stmt)
+
+        def inner(outer: Var) -> Body:
+            start = index.multiply(outer, index.constant(factor))
+            left = index.subtract(index.constant(extent), start)
+            size = index.minimum(index.constant(factor), left)
+
+            def body(i: Var) -> Body:
+                return substitute(stmt.body, {stmt.var: index.add(start, i)})
+
+            return (loop(f"{name}.i", size, LoopKind.SERIAL, body),)
+
+        return (loop(f"{name}.o", -(-extent // factor), LoopKind.SERIAL, inner),)
+
+    return with_body(program, transform(program.body, visit))
+
+
+def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
+    """Make one loop of two perfectly nested ones.
+
+        for i in 0..4:                   for i.j in 0..32:
+          for j in 0..8:         ->        y[i.j // 8, i.j % 8] = x[i.j]
+            y[i, j] = x[i * 8 + j]
+
+    Halide and TVM: fuse.
+    """
+    require_loops(program, "fuse", inner)
+    name = f"{outer}.{inner}"
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.name != outer:
+            return None
+        within = _only_loop(stmt)
+        if within is None or within.var.name != inner:
+            raise refuse("fuse", stmt, f"must hold the loop {inner} and nothing else")
+        for part in (stmt, within):
+            _require_kind("fuse", part, LoopKind.SERIAL, LoopKind.PARALLEL)
+        size = require_constant("fuse", within)
+        total = index.multiply(stmt.extent, within.extent)
+        kind = stmt.kind if stmt.kind is within.kind else LoopKind.SERIAL
+        return (loop(name, total, kind, lambda both: substitute(within.body, {
+            stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)})),)
+
+    require_loops(program, "fuse", outer)
+    return with_body(program, transform(program.body, visit))
+
+
+def _only_loop(stmt: For) -> For | None:
+    """The loop that is all there is in the body of `stmt`."""
+    if len(stmt.body) == 1 and isinstance(stmt.body[0], For):
+        return stmt.body[0]
+    return None
+
+
+def reorder(program: LoopProgram, names: tuple[str, ...]) -> LoopProgram:
+    """Put perfectly nested loops into the order `names`, outermost first.
+
+        for i in 0..4:               for j in 0..8:
+          for j in 0..8:       ->      for i in 0..4:
+            y[i, j] = x[j, i]            y[i, j] = x[j, i]
+
+    Loops of the nest that are not named keep their places.  Refused where one element is touched
+    (and written) by iterations that differ in more than one of these loops, unless by one
+    declared reduction.  Halide and TVM: reorder.
+    """
+    if len(set(names)) < max(2, len(names)):
+        raise ScheduleError(f"reorder: expected the names of two or more different loops, got "
+                            f"{', '.join(names)}")
+    for name in names:
+        require_loops(program, "reorder", name)
+    memory = Memory.of(program)
+    moved = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal moved
+        if not isinstance(stmt, For) or stmt.var.name not in names:
+            return None
+        band = _band(stmt, set(names))
+        if band is None:
+            return None
+        moved += 1
+        _check_permutable(band, memory)
+        loops = {s.var.name: s for s in band}
+        wanted = iter(names)
+        order = [loops[next(wanted)] if s.var.name in names else s for s in band]
+        body = band[-1].body
+        for position in reversed(range(len(order))):
+            current = order[position]
+            inside = {s.var for s in order[position + 1:]}
+            if not current.extent.free.isdisjoint(inside):
+                raise refuse("reorder", current, "has an extent that depends on a loop which "
+                             "would move inside it")
+            body = (For(current.var, current.extent, current.kind, body),)
+        return body
+
+    result = transform(program.body, visit)
+    if not moved:
+        outermost = require_loops(program, "reorder", names[0])[0]
+        raise refuse("reorder", outermost, f"and {', '.join(names[1:])} are not perfectly nested; "
+                     "distribute the loops between them first")
+    return with_body(program, result)
+
+
+def _band(outermost: For, names: set[str]) -> list[For] | None:
+    """The perfect nest from `outermost` to the last of `names`; None where it is not perfect."""
+    band, missing = [outermost], names - {outermost.var.name}
+    while missing:
+        inner = _only_loop(band[-1])
+        if inner is None:
+            return None
+        band.append(inner)
+        missing = missing - {inner.var.name}
+    return band
+
+
+def _check_permutable(band: list[For], memory: Memory) -> None:
+    for stmt in band:
+        if stmt.kind is LoopKind.VECTORIZE:
+            raise refuse("reorder", stmt, "is a vector; reorder before vectorize")
+    touched = accesses(band[-1].body)
+    written = [a for a in touched if a.writes]
+    varying, unstable = variables((band[0],)), {a.buffer for a in written}
+    mine = {s.var for s in band}
+    for a, b in pairs(memory, written, touched):
+        if same_reduction(a, b):
+            continue
+        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
+            else set()
+        # Instances that agree in all loops but one keep their order whatever that one's place.
+        if settled is not None and len(mine - settled) > 1:
+            free = ", ".join(sorted(v.name for v in mine - settled))
+            raise refuse("reorder", band[0], f"would change the order in which {a} and {b} touch "
+                         f"{a.buffer.name}: nothing ties the iterations of {free} together")
+
+
+def unroll(program: LoopProgram, name: str) -> LoopProgram:
+    """Write the iterations of a loop out.
+
+        for i in 0..4:        ->     for i in 0..4 unroll:
+          y[i] = x[i]                  y[i] = x[i]
+
+    Halide and TVM: unroll.
+    """
+    return _mark(program, "unroll", name, LoopKind.UNROLL)
+
+
+def vectorize(program: LoopProgram, name: str) -> LoopProgram:
+    """Execute all iterations of a loop at once, one to a lane.
+
+        for i in 0..8:        ->     for i in 0..8 vectorize:
+          y[i] = x[i]                  y[i] = x[i]
+
+    The extent must be a constant of at most 64.  Refused where iterations touch each other's
+    elements; an Accumulate into one element is combined over the lanes.  Halide and TVM:
+    vectorize.
+    """
+    refuse_inside(program, "vectorize", name, LoopKind.VECTORIZE)
+    for stmt in require_loops(program, "vectorize", name):
+        if require_constant("vectorize", stmt) > MAX_LANES:
+            raise refuse("vectorize", stmt, f"has more than {MAX_LANES} iterations; split it by "
+                         "the number of lanes first")
+        for inner in walk(stmt.body):
+            if isinstance(inner, While) or (isinstance(inner, For) and inner.kind in (
+                    LoopKind.PARALLEL, LoopKind.VECTORIZE)):
+                raise refuse("vectorize", stmt, f"holds `{headline(inner)}`, which cannot run "
+                             "within a vector")
+            if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
+                raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
+                             "the lanes of a vector go the same way")
+    return _mark(program, "vectorize", name, LoopKind.VECTORIZE)
+
+
+def parallel(program: LoopProgram, name: str) -> LoopProgram:
+    """Run the iterations of a loop as independent tasks.
+
+        for i in 0..8:        ->     for i in 0..8 parallel:
+          y[i] = x[i]                  y[i] = x[i]
+
+    Refused unless it is proved that no iteration writes what another one reads or writes.
+    Halide and TVM: parallel.
+    """
+    for stmt in require_loops(program, "parallel", name):
+        for inner in walk(stmt.body):
+            if isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
+                raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
+                             "already; fuse the two loops instead")
+    refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
+    _check_private(program, name)
+    return _mark(program, "parallel", name, LoopKind.PARALLEL)
+
+
+def refuse_inside(program: LoopProgram, primitive: str, name: str, *kinds: LoopKind) -> None:
+    """Refuse a primitive on a loop that is inside one of a kind it cannot be inside of."""
+    for *above, stmt in paths(program.body):
+        if isinstance(stmt, For) and stmt.var.name == name:
+            for outer in above:
+                if isinstance(outer, For) and outer.kind in kinds:
+                    raise refuse(primitive, stmt, f"is inside `{headline(outer)}`")
+
+
+def _check_private(program: LoopProgram, name: str) -> None:
+    """Refuse tasks that use a stack or register buffer from outside."""
+    for *above, stmt in paths(program.body):
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            continue
+        private = {s.buffer for s in above if isinstance(s, Allocate)}
+        for access in accesses(stmt.body):
+            if access.buffer in private:
+                raise refuse("parallel", stmt, f"uses {access.buffer.name}, which is private to "
+                             "the task around it")
+
+
+def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind) -> LoopProgram:
+    require_loops(program, primitive, name)
+    memory = Memory.of(program)
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            return None
+        _require_kind(primitive, stmt, LoopKind.SERIAL)
+        if kind is LoopKind.UNROLL:
+            require_constant(primitive, stmt)
+        else:
+            conflict = carried(stmt, memory,
+                               reductions_are_free=kind is LoopKind.VECTORIZE)
+            if conflict is not None:
+                raise refuse(primitive, stmt, f"has dependent iterations: {conflict}")
+        return (For(stmt.var, stmt.extent, kind, stmt.body),)
+
+    return with_body(program, transform(program.body, visit))

@@ -1,0 +1,333 @@
+"""Schedule primitives that decide where values live: contract, cache_read, cache_write."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+)
+from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle, variables
+from hlo_mlc.loops.rewrite import Body, loop, paths, redirect, transform, with_bodies
+from hlo_mlc.schedule.loops import refuse, require_loops
+from hlo_mlc.support.errors import ScheduleError
+
+# Private buffers live on the stack of a pool's thread, of which others need their part too.
+MAX_STACK_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tile:
+    """The part of a buffer that some statements touch: `extents` elements from `base` on.
+
+    A dimension of which they touch one element is not part of the tile's own shape.
+    """
+
+    base: tuple[Expr, ...]
+    extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(e for e in self.extents if e > 1)
+
+    def place(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """Where in the tile the element at `indices` of the buffer is."""
+        return tuple(index.subtract(i, b)
+                     for i, b, e in zip(indices, self.base, self.extents, strict=True) if e > 1)
+
+    def origin(self, inside: Iterable[Expr]) -> tuple[Expr, ...]:
+        """Where in the buffer an element of the tile is."""
+        position = iter(inside)
+        return tuple(index.add(b, next(position)) if e > 1 else b
+                     for b, e in zip(self.base, self.extents, strict=True))
+
+
+def _tile(buffer: Buffer, touched: list[Access], inner: set[Var]) -> _Tile:
+    """The smallest tile around `touched`, placed by variables other than `inner`."""
+    unstable = {a.buffer for a in touched if a.writes}
+    spans = [_span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
+             for d in range(len(buffer.shape))]
+    return _Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
+
+
+def _span(size: int, indices: list[Expr], inner: set[Var],
+          unstable: set[Buffer]) -> tuple[Expr, int]:
+    """Start and length of the range of one dimension that `indices` cover."""
+    whole = index.constant(0), size
+    starts = set()
+    low, high = math.inf, -math.inf
+    for i in indices:
+        terms, offset = index.affine(i)
+        outer = {a: c for a, c in terms.items() if a.free.isdisjoint(inner)}
+        if any(load.source in unstable for atom in outer for load in loads(atom)):
+            return whole
+        starts.add(index.from_affine(outer, 0))
+        ends = index.bounds(index.from_affine(
+            {a: c for a, c in terms.items() if a not in outer}, offset))
+        low, high = min(low, ends[0]), max(high, ends[1])
+    if len(starts) > 1 or high - low + 1 >= size:
+        return whole
+    return index.add(starts.pop(), index.constant(int(low))), int(high - low) + 1
+
+
+def contract(program: LoopProgram, name: str) -> LoopProgram:
+    """Keep of a scratch buffer only what one iteration of the loops around it needs.
+
+        scratch a: 8x4xf32                 for i in 0..8:
+        for i in 0..8:                       alloc a: 4xf32 stack:
+          for j in 0..4:             ->        for j in 0..4:
+            a[i, j] = x[i, j]                    a[j] = x[i, j]
+          for k in 0..4:                       for k in 0..4:
+            y[i, k] = a[i, 3 - k]                y[i, k] = a[3 - k]
+
+    The buffer moves as far inside as no iteration needs what another one left in it; a single
+    element becomes a register.  Halide: storage folding; TVM: compact_buffer.
+    """
+    buffer = next((b for b, _ in program.scratch if b.name == name), None)
+    if buffer is None:
+        known = ", ".join(b.name for b, _ in program.scratch) or "none"
+        raise ScheduleError(f"contract: no scratch buffer is called {name!r}; there are: {known}")
+    for stmt in walk(program.body):
+        if isinstance(stmt, Accumulate) and buffer in stmt.buffers and len(stmt.buffers) > 1:
+            raise refuse("contract", stmt, f"updates other buffers together with {name}")
+    memory = Memory.of(program)
+    body = _contract_in(program.body, buffer, memory, depth=0)
+    scratch = tuple(item for item in program.scratch if item[0] is not buffer)
+    return LoopProgram(program.name, program.operands, program.results, body, scratch,
+                       program.aliases, program.dims)
+
+
+def _touching(statements: Body, buffer: Buffer) -> list[Access]:
+    return [a for a in accesses(statements) if a.buffer == buffer]
+
+
+def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -> Body:
+    """Move the buffer into the statements that use it, or put it here."""
+    users = [s for s in statements if _touching((s,), buffer)]
+    if len(users) > 1 and _apart(users, buffer):
+        return tuple(part for s in statements for part in (
+            _contract_in((s,), buffer, memory, depth) if s in users else (s,)))
+    if len(users) == 1 and _may_enter(users[0], buffer, memory):
+        user = users[0]
+        inside = with_bodies(user, tuple(
+            _contract_in(body, buffer, memory, depth + isinstance(user, For))
+            if _touching(body, buffer) else body for body in bodies(user)))
+        return tuple(inside if s is user else s for s in statements)
+    if depth == 0:
+        reason = "is used by several statements outside of any common loop; fuse their loops first"
+        if len(users) == 1:
+            reason = "carries values between the iterations of the loop around its uses"
+        raise refuse("contract", users[0], f": {buffer.name} {reason}")
+    first, last = statements.index(users[0]), statements.index(users[-1])
+    part = statements[first:last + 1]
+    _refuse_tasks("contract", part, buffer)
+    tile = _tile(buffer, _touching(part, buffer), variables(part))
+    small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
+    if small.bytes > MAX_STACK_BYTES:
+        raise refuse("contract", users[0], f"needs {small.bytes} bytes of {buffer.name} at once; a "
+                     f"private buffer may have {MAX_STACK_BYTES}")
+    held = Allocate(small, redirect(part, buffer, small, tile.place))
+    return (*statements[:first], held, *statements[last + 1:])
+
+
+def _refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
+    """Refuse to put a private buffer around tasks that would share it."""
+    for stmt in walk(statements):
+        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL \
+                and _touching(stmt.body, buffer):
+            raise refuse(primitive, stmt, f"is parallel, and its tasks share {buffer.name}; keep "
+                         "private buffers inside of it")
+
+
+def _apart(users: list[Stmt], buffer: Buffer) -> bool:
+    """Whether no two of these statements touch the same element."""
+    groups = [_touching((s,), buffer) for s in users]
+    varying = variables(tuple(users))
+    return all(settle(a, b, varying, {buffer}) is None
+               for n, group in enumerate(groups) for other in groups[n + 1:]
+               for a in group for b in other)
+
+
+def _may_enter(stmt: Stmt, buffer: Buffer, memory: Memory) -> bool:
+    """Whether a private copy in each execution of the body of `stmt` would do."""
+    match stmt:
+        case Allocate():
+            return True
+        case If():
+            return not any(load.source == buffer for load in loads(stmt.condition))
+        case For():
+            return carried(stmt, memory, only=buffer) is None
+    return False
+
+
+def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
+    """Copy what each iteration of a loop reads of a buffer to a private tile first.
+
+        for i in 0..4:                   for i in 0..4:
+          for j in 0..8:                   alloc x.i: 8xf32 stack:
+            y[i, j] = x[j, i]      ->        for x.i.0 in 0..8:
+                                               x.i[x.i.0] = x[x.i.0, i]
+                                             for j in 0..8:
+                                               y[i, j] = x.i[j]
+
+    Halide: in + compute_at; TVM: cache_read.
+    """
+
+    def stage(stmt: For, touched: list[Access]) -> Body:
+        writer = next((a for a in touched if a.writes), None)
+        if writer is not None:
+            raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
+        buffer = touched[0].buffer
+        tile = _tile(buffer, touched, variables(stmt.body))
+        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
+        copy = _copy(tile, cached, lambda inside, origin, guard: Store(
+            cached, inside, Load(buffer, origin), guard), buffer)
+        return (Allocate(cached, (*copy, *redirect(stmt.body, buffer, cached, tile.place))),)
+
+    return _staged(program, "cache_read", name, at, stage)
+
+
+def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
+    """Collect what each iteration of a loop writes of a buffer in a private tile.
+
+        for i in 0..4:                   for i in 0..4:
+          for j in 0..8:                   alloc y.i: 8xf32 stack:
+            y[j, i] = x[i, j]      ->        for j in 0..8:
+                                               y.i[j] = x[i, j]
+                                             for y.i.0 in 0..8:
+                                               y[y.i.0, i] = y.i[y.i.0]
+
+    Refused unless an iteration writes the whole tile.  Where it reads the tile before that, the
+    tile starts as a copy.  TVM: cache_write.
+    """
+    def stage(stmt: For, touched: list[Access]) -> Body:
+        buffer = touched[0].buffer
+        together = next((a for a in touched if isinstance(a.stmt, Accumulate)
+                         and len(a.stmt.buffers) > 1), None)
+        if together is not None:
+            raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
+                         f"{together}")
+        tile = _tile(buffer, touched, variables(stmt.body))
+        cover = _cover(stmt, touched, math.prod(tile.extents))
+        if cover is None:
+            raise refuse("cache_write", stmt, f"does not surely write every element of the "
+                         f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
+        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
+        reads = [n for n, s in enumerate(stmt.body) for a in _touching((s,), buffer)
+                 if not a.writes or isinstance(a.stmt, Accumulate)]
+        start: Body = ()
+        if reads and min(reads) <= max(cover):
+            start = _copy(tile, cached, lambda inside, origin, guard: Store(
+                cached, inside, Load(buffer, origin), guard), buffer)
+        finish = _copy(tile, cached, lambda inside, origin, guard: Store(
+            buffer, origin, Load(cached, inside), guard), buffer)
+        body = redirect(stmt.body, buffer, cached, tile.place)
+        return (Allocate(cached, (*start, *body, *finish)),)
+
+    return _staged(program, "cache_write", name, at, stage)
+
+
+def _staged(program: LoopProgram, primitive: str, name: str, at: str,
+            stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
+    buffers = {a.buffer.name: a.buffer for a in accesses(program.body)}
+    if name not in buffers:
+        raise ScheduleError(f"{primitive}: no buffer is called {name!r}; those in use are: "
+                            f"{', '.join(buffers)}")
+    for inner in walk(program.body):
+        if isinstance(inner, Allocate) and inner.buffer.name == _tile_name(name, at):
+            raise refuse(primitive, inner, f"keeps a part of {name} at {at} already")
+    found = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, For) or stmt.var.name != at:
+            return None
+        if stmt.kind is LoopKind.VECTORIZE:
+            raise refuse(primitive, stmt, "is a vector; stage around a loop outside of it")
+        _refuse_tasks(primitive, stmt.body, buffers[name])
+        touched = _touching(stmt.body, buffers[name])
+        if not touched:
+            return None
+        found += 1
+        return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
+
+    body = transform(program.body, visit)
+    if not found:
+        stmt = require_loops(program, primitive, at)[0]
+        raise refuse(primitive, stmt, f"does not use {name}")
+    return LoopProgram(program.name, program.operands, program.results, body, program.scratch,
+                       program.aliases, program.dims)
+
+
+def _tile_name(buffer: str, at: str) -> str:
+    return f"{buffer}.{at}"
+
+
+def _copy(tile: _Tile, cached: Buffer,
+          store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
+          buffer: Buffer) -> Body:
+    """Loops over a tile; elements outside of the buffer are left out."""
+
+    def nest(inside: tuple[Expr, ...]) -> Body:
+        if len(inside) == len(cached.shape):
+            origin = tile.origin(inside)
+            return (store(inside, origin, _inside(buffer, origin)),)
+        depth = len(inside)
+        return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,
+                     lambda var: nest((*inside, var))),)
+
+    return nest(())
+
+
+def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
+    """The condition that an element is one of the buffer, None where that is known."""
+    conditions = [
+        build.apply(op, i, index.constant(bound))
+        for i, extent in zip(indices, buffer.shape, strict=True)
+        for op, bound in (("ge", 0), ("lt", extent))]
+    guard = build.all_of(*conditions)
+    return None if guard is build.TRUE else guard
+
+
+def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
+    """Positions in the body of stores that together write `size` elements for certain, found by
+    counting writes that never hit the same element; None where they do not add up."""
+    varying = variables(stmt.body)
+    position = {}
+    certain: dict[int, list[For]] = {}
+    for n, part in enumerate(stmt.body):
+        for path in paths((part,)):
+            position[id(path[-1])] = n
+            if not any(isinstance(s, If | While) for s in path):
+                certain[id(path[-1])] = [s for s in path if isinstance(s, For)]
+    chosen: list[Access] = []
+    covered = 0
+    for a in touched:
+        if not isinstance(a.stmt, Store) or not a.writes or a.guarded or id(a.stmt) not in certain:
+            continue
+        free = frozenset().union(*(i.free for i in a.indices))
+        loops = [s for s in certain[id(a.stmt)] if s.var in free]
+        settled = settle(a, a, varying, {a.buffer})
+        if settled is None or any(s.var not in settled for s in loops) \
+                or any(settle(a, b, varying, {a.buffer}) is not None for b in chosen):
+            continue
+        counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
+        if len(counts) < len(loops):
+            continue
+        chosen.append(a)
+        covered += math.prod(counts)
+    return [position[id(a.stmt)] for a in chosen] if covered == size else None

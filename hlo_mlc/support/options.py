@@ -1,0 +1,153 @@
+"""The options of hlo_mlc, and the only place that reads them from the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hlo_mlc.support.errors import ConfigurationError, UsageError
+
+CHOICES = ("auto", "measure", "ours", "xla")
+"""How to choose between our kernels and XLA's: by prediction, by measuring, always one side."""
+
+MAX_DEBUG = 4
+
+
+def _choose(value: object) -> str:
+    if value in CHOICES:
+        return str(value)
+    raise ValueError(f"expected one of {', '.join(CHOICES)}{_did_you_mean(value, CHOICES)}")
+
+
+def _target(value: object) -> str:
+    if isinstance(value, str) and value.strip():
+        return value.strip().lower()
+    raise ValueError('expected the name of a target, such as "cpu", "cuda" or "x86-64-v3"')
+
+
+def _folder(value: object) -> Path:
+    if isinstance(value, str | Path) and str(value):
+        return Path(value).expanduser().absolute()
+    raise ValueError("expected the path of a folder")
+
+
+def _integer(lowest: int, highest: int | None = None) -> Callable[[object], int]:
+    up_to = "or more" if highest is None else f"to {highest}"
+    expected = f"a whole number, {lowest} {up_to}"
+
+    def convert(value: object) -> int:
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"expected {expected}")
+        if value < lowest or (highest is not None and value > highest):
+            raise ValueError(f"expected {expected}")
+        return value
+
+    return convert
+
+
+def _default_cache_dir() -> Path:
+    """The user's cache folder. Source: XDG Base Directory Specification, `$XDG_CACHE_HOME`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification: a relative path there is invalid and to be ignored.
+    root = Path(base) if base and Path(base).is_absolute() else Path("~/.cache").expanduser()
+    return root / "hlo_mlc"
+
+
+def _from(variable: str, convert: Callable[[object], object]) -> dict[str, Any]:
+    """An option's environment variable, and what checks and converts its values."""
+    return {"variable": variable, "convert": convert}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Every choice a user has about compiling, checked, with its environment variable.
+
+    Raises: UsageError for a value that is not allowed.
+    """
+
+    choose: str = field(default="auto", metadata=_from("HLO_MLC_CHOOSE", _choose))
+    """`auto` (predict), `measure`, `ours` (all that we can compile) or `xla` (nothing)."""
+
+    target: str = field(default="cpu", metadata=_from("HLO_MLC_TARGET", _target))
+    """What to compile for: `cpu` is this machine; also `cuda`, or a CPU level (`x86-64-v3`)."""
+
+    cache_dir: Path = field(
+        default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _folder)
+    )
+    """Where compiled kernels and best schedules are kept."""
+
+    cache_limit_mib: int = field(
+        default=1024, metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1))
+    )
+    """How much room compiled kernels may take there; those used least recently go first."""
+
+    dump_dir: Path | None = field(default=None, metadata=_from("HLO_MLC_DUMP", _folder))
+    """Where to write what every stage produced; None writes nothing."""
+
+    debug: int = field(default=0, metadata=_from("HLO_MLC_DEBUG", _integer(0, MAX_DEBUG)))
+    """How much to print: 0 nothing, each level more than the one below."""
+
+    threads: int | None = field(default=None, metadata=_from("HLO_MLC_THREADS", _integer(1)))
+    """For how many threads to plan kernels; None takes all CPUs this process may use."""
+
+    def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if value is None and option.default is None:
+                continue
+            try:
+                converted = option.metadata["convert"](value)
+            except ValueError as error:
+                raise UsageError(f"Option {option.name}={value!r}: {error}") from None
+            object.__setattr__(self, option.name, converted)
+
+    @classmethod
+    def from_environment(cls, **overrides: Any) -> Options:
+        """The options that the environment asks for, except where `overrides` say otherwise.
+
+        An override of None stands for "not given"; so does an empty environment variable.
+
+        Raises: UsageError for an unknown or invalid override, ConfigurationError for an invalid
+        environment variable.
+        """
+        fields = {option.name: option for option in dataclasses.fields(cls)}
+        for name in overrides:
+            if name not in fields:
+                raise UsageError(
+                    f"There is no option {name!r}{_did_you_mean(name, tuple(fields))}. "
+                    f"Options are: {', '.join(fields)}"
+                )
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return cls(**_read_environment(fields, skip=given) | given)
+
+    def replace(self, **changes: Any) -> Options:
+        """These options with some changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def _read_environment(
+    fields: Mapping[str, dataclasses.Field], skip: Mapping[str, object]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, option in fields.items():
+        variable = option.metadata["variable"]
+        text = os.environ.get(variable, "")
+        if name in skip or not text:
+            continue
+        try:
+            values[name] = option.metadata["convert"](text)
+        except ValueError as error:
+            raise ConfigurationError(f"Environment variable {variable}={text!r}: {error}") from None
+    return values
+
+
+def _did_you_mean(value: object, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(str(value).lower(), known, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,150 @@
+"""CPU targets: this machine, and the named levels that code is generated for ahead of time."""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+from hlo_mlc.support.errors import UnknownTargetError
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTarget:
+    """A CPU as code generation sees it; `features` are LLVM's, `registers` counts vector registers.
+
+    `has_masked_access`: contiguous loads and stores under a mask, of 4- and 8-byte elements;
+    `has_masked_bytes`: of 1- and 2-byte elements too.  Cache sizes are those of one core, but
+    `l3_bytes`, which all `cores` share.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    registers: int
+    has_fma: bool
+    has_f16c: bool
+    has_rounding: bool  # floor, ceil, trunc and round-to-even as instructions
+    has_masked_access: bool
+    has_masked_bytes: bool
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    cores: int
+
+    @property
+    def is_x86(self) -> bool:
+        return self.triple.startswith("x86_64")
+
+    def lanes(self, element_bytes: int) -> int:
+        """Elements of this size in one vector register."""
+        return self.vector_bytes // element_bytes
+
+
+_X86_TRIPLE = "x86_64-unknown-linux-gnu"
+_AARCH64_TRIPLE = "aarch64-unknown-linux-gnu"
+
+
+def _x86(name: str, triple: str, cpu: str, features: str, has: frozenset[str],
+         caches: tuple[int, int, int], cores: int) -> CpuTarget:
+    avx512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= has
+    avx2 = "avx2" in has
+    return CpuTarget(
+        name, triple, cpu, features,
+        vector_bytes=64 if avx512 else 32 if avx2 else 16,
+        registers=32 if avx512 else 16,
+        has_fma="fma" in has, has_f16c="f16c" in has, has_rounding="sse4.1" in has,
+        has_masked_access=avx2, has_masked_bytes=avx512,
+        l1_bytes=caches[0], l2_bytes=caches[1], l3_bytes=caches[2], cores=cores)
+
+
+def _aarch64(name: str, triple: str, cpu: str, features: str, caches: tuple[int, int, int],
+             cores: int) -> CpuTarget:
+    return CpuTarget(
+        name, triple, cpu, features, vector_bytes=16, registers=32, has_fma=True, has_f16c=True,
+        has_rounding=True, has_masked_access=False, has_masked_bytes=False,
+        l1_bytes=caches[0], l2_bytes=caches[1], l3_bytes=caches[2], cores=cores)
+
+
+# Sizes that the machines of a level have at least, nearly all of them: schedules for machines
+# that we have not seen should not overrun a cache.
+_SMALL_CACHES = (32 * KIB, 256 * KIB, 8 * MIB)
+_LARGE_CACHES = (32 * KIB, 1 * MIB, 16 * MIB)
+_LEVEL_CORES = 4
+
+# Source: x86-64 psABI, "Micro-Architecture Levels".
+_V2 = frozenset({"sse4.1"})
+_V3 = _V2 | {"avx2", "fma", "f16c"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+
+_LEVELS = {
+    target.name: target for target in (
+        _x86("x86-64", _X86_TRIPLE, "x86-64", "", frozenset(), _SMALL_CACHES, _LEVEL_CORES),
+        _x86("x86-64-v2", _X86_TRIPLE, "x86-64-v2", "", _V2, _SMALL_CACHES, _LEVEL_CORES),
+        _x86("x86-64-v3", _X86_TRIPLE, "x86-64-v3", "", _V3, _SMALL_CACHES, _LEVEL_CORES),
+        _x86("x86-64-v4", _X86_TRIPLE, "x86-64-v4", "", _V4, _LARGE_CACHES, _LEVEL_CORES),
+        _aarch64("aarch64", _AARCH64_TRIPLE, "generic", "", _LARGE_CACHES, _LEVEL_CORES),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """The names that `named` knows."""
+    return ("host", *_LEVELS)
+
+
+def named(name: str) -> CpuTarget:
+    """The CPU called `name`: "host" or a level such as "x86-64-v3".
+
+    Raises: UnknownTargetError for any other name.
+    """
+    if name == "host":
+        return host()
+    if name not in _LEVELS:
+        raise UnknownTargetError(
+            f"There is no CPU target {name!r}; expected one of {', '.join(names())}")
+    return _LEVELS[name]
+
+
+@functools.cache
+def host() -> CpuTarget:
+    """The machine this process runs on, with the cores that it may use.
+
+    Raises: UnknownTargetError on a processor that is neither x86-64 nor aarch64.
+    """
+    triple = llvm.get_process_triple()
+    cpu = llvm.get_host_cpu_name()
+    features = llvm.get_host_cpu_features()
+    present = frozenset(name for name, on in features.items() if on)
+    caches, cores = _host_caches(), len(os.sched_getaffinity(0))
+    architecture = triple.partition("-")[0]
+    if architecture == "x86_64":
+        return _x86("host", triple, cpu, features.flatten(), present, caches, cores)
+    if architecture in ("aarch64", "arm64"):
+        return _aarch64("host", triple, cpu, features.flatten(), caches, cores)
+    raise UnknownTargetError(
+        f"This machine is a {architecture}; code can be generated for x86-64 and aarch64")
+
+
+def _host_caches(
+        folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int, int]:
+    """Sizes of the data caches of levels 1 to 3 in bytes; containers may hide them."""
+    sizes = dict(zip((1, 2, 3), _SMALL_CACHES, strict=True))
+    for cache in sorted(folder.glob("index*")):
+        try:
+            level = int((cache / "level").read_text())
+            kind = (cache / "type").read_text().strip()
+            size = (cache / "size").read_text().strip()
+        except (OSError, ValueError):
+            continue
+        if kind != "Instruction" and level in sizes and size[:-1].isdecimal():
+            sizes[level] = int(size[:-1]) * {"K": KIB, "M": MIB}.get(size[-1], 1)
+    return sizes[1], sizes[2], sizes[3]

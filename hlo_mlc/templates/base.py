@@ -1,0 +1,86 @@
+"""What a template is: a way of computing a class of nests, with its tunable parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from hlo_mlc.expr.core import Buffer, walk
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.classify import cost
+from hlo_mlc.tensor.core import Nest, Stage
+
+Parameters = Mapping[str, int]
+
+# Simple operations (about 0.25 ns each when vectorized) that one task should have: some twenty
+# times a hot fork-join (0.6 us), so that sharing out costs at most a few percent.
+TASK_WORK = 60_000
+# Work below which a nest stays on one thread.
+SERIAL_WORK = 2 * TASK_WORK
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """The loops of one nest, and the scratch buffers that they need besides the nest's own."""
+
+    body: tuple[Stmt, ...]
+    scratch: tuple[Buffer, ...]
+
+
+class Template(Protocol):
+    """A class of kernels on a kind of target."""
+
+    name: str
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why this template cannot compute the nest; empty where it can."""
+
+    def space(self, nest: Nest, target: CpuTarget) -> Mapping[str, tuple[int, ...]]:
+        """The values that each tunable parameter may take."""
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """Good parameters by analysis, without measuring."""
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+
+
+def points(stage: Stage) -> int:
+    """How often the innermost expressions of a stage are evaluated."""
+    return math.prod(v.extent for v in (*stage.axes, *stage.reduce_axes))
+
+
+def work(nest: Nest) -> int:
+    """Rough number of simple operations of the whole nest, a load or store counting as one."""
+    return sum(points(s) * (cost(*s.expressions) + 1 + len(s.inputs)) for s in nest.stages)
+
+
+def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:
+    """Elements of one vector register, of the widest type that the stages compute with."""
+    widest = 1
+    for stage in stages:
+        for node in walk(*stage.expressions):
+            if node.dtype is not INDEX:
+                narrow_float = node.dtype.is_narrow_float
+                widest = max(widest, 4 if narrow_float else node.dtype.bytes)
+        for buffer in stage.outputs:
+            widest = max(widest, buffer.dtype.bytes)
+    return max(1, target.vector_bytes // widest)
+
+
+def open_schedule(nest: Nest, body: tuple[Stmt, ...]) -> Schedule:
+    """A schedule of naive loops, to be rewritten by primitives."""
+    reads = dict.fromkeys(b for s in nest.stages for b in s.inputs)
+    writes = dict.fromkeys(b for s in nest.stages for b in s.outputs)
+    operands = tuple(b for b in reads if b not in writes)
+    results = tuple(b for b in writes if b not in nest.private)
+    scratch, offset = [], 0
+    for buffer in nest.private:
+        scratch.append((buffer, offset))
+        offset += -(-buffer.bytes // 64) * 64
+    return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), ())

@@ -1,0 +1,412 @@
+"""Matrix products: a register tile of accumulators over panels of packed columns.
+
+    parallel task -> batch, panel of columns, block of row tiles
+      pack the panel of rhs                              [summed, panel]
+      for each row tile: accumulators[rows, panel] in registers
+        for k: accumulators[r, :] += lhs[r, k] * rhs[k, :]
+        epilogue -> result
+
+The factors may be any expressions (prologues), the results any expressions of the accumulators
+(epilogues).  The order of summation over k is that of the naive nest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, load, substitute
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
+# 20-40 us when the worker sleeps; FACTS on thread costs).
+PARALLEL_WORK = 200_000
+# Bytes on the stack that a packed panel, and the unfinished sums between two blocks of the depth,
+# may take: together below the 256 KiB that a worker's stack has to spare.
+STACK_PANEL = 160 * 1024
+STACK_PARTIAL = 64 * 1024
+# Epilogues costlier than this run as a loop over a tile in L1 instead of being written out for
+# every register of the tile: code size, for the same speed.
+EPILOGUE_INLINE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ContractionTemplate:
+    """Register-tiled matrix product with prologue and epilogue."""
+
+    name: str = "contraction"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the nest is not a matrix product for this template; empty where it is."""
+        if len(nest.stages) != 1 or is_map(nest.stages[0]):
+            return "not a single reduction"
+        return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Tile heights and widths, depth of a block, packing, and how finely rows are split."""
+        return {"rows": (4, 6, 8, 12), "vectors": (1, 2, 3, 4), "pack": (0, 1),
+                "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """The tile that fills the register file, packing where panels are reused.
+
+        Source: 6x64 (24 accumulators of 16 lanes, 4 columns, one broadcast) reached 92-98 % of
+        the FMA peak; 28 accumulators spill.
+        """
+        stage = coalesce(nest.stages[0])
+        roles = contraction(stage)
+        lanes = _lanes(stage, target)
+        m, n = roles.rows[-1].extent, roles.columns[-1].extent
+        depth = math.prod(v.extent for v in roles.summed)
+        most = 4 if target.registers >= 32 else 2
+        vectors = min(most, -(-n // lanes))
+        if vectors == most and n % (lanes * most) and n % (lanes * 2) == 0 and n <= 4 * lanes * most:
+            vectors = 2
+        rows = min(m, (target.registers - vectors - 3) // vectors, 12)
+        tiles = -(-m // rows)
+        rows = -(-m // tiles)
+        panels = -(-n // (lanes * vectors)) * _outer_points(roles)
+        work = m * n * depth * _outer_points(roles)
+        row_blocks = 1
+        if work > PARALLEL_WORK and panels < 2 * target.cores:
+            row_blocks = min(tiles, -(-2 * target.cores // panels))
+        irregular = not _is_direct(roles.rhs, roles.columns[-1], stage)
+        size = stage.accumulators[0].dtype.bytes
+        big = n * depth * size > target.l2_bytes / 2
+        pack = irregular or (tiles // row_blocks >= 3 and big)
+        blocks = -(-depth * lanes * vectors * size // STACK_PANEL) if pack else 1
+        if blocks > 1:  # unfinished sums of a block of rows stay on the stack between blocks
+            most_rows = STACK_PARTIAL // (lanes * vectors * size)
+            row_blocks = max(row_blocks, -(-m // most_rows))
+        pack_rows = not _is_plain(roles.lhs, stage) and blocks == 1
+        return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
+                "depth": -(-depth // blocks) if blocks > 1 else 0, "pack_rows": int(pack_rows)}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        builder = _Builder(stage, contraction(stage), parameters, _lanes(stage, target),
+                           target.cores)
+        return Scheduled(builder.build(), ())
+
+
+def _lanes(stage: Stage, target: CpuTarget) -> int:
+    return max(1, target.vector_bytes // stage.accumulators[0].dtype.bytes)
+
+
+def _outer_points(roles: Contraction) -> int:
+    return math.prod(v.extent for v in (*roles.batch, *roles.rows[:-1], *roles.columns[:-1]))
+
+
+def _is_plain(factor: Expr, stage: Stage) -> bool:
+    """A load of the accumulators' type: nothing to compute before multiplying."""
+    return isinstance(factor, Load) and factor.guard is None \
+        and all(isinstance(i, Var | Const) or not loads(i) for i in factor.indices)
+
+
+def _is_direct(factor: Expr, along: Var, stage: Stage) -> bool:
+    """A plain load that walks through memory one by one along the columns."""
+    return _is_plain(factor, stage) and stride(factor, along) == 1
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Builds the loops of one matrix product."""
+
+    stage: Stage
+    roles: Contraction
+    parameters: Parameters
+    lanes: int
+    cores: int
+
+    def build(self) -> tuple[Stmt, ...]:
+        roles, p = self.roles, self.parameters
+        m, n = roles.rows[-1], roles.columns[-1]
+        width = p["vectors"] * self.lanes
+        panels, tail = divmod(n.extent, width)
+        tiles = -(-m.extent // p["rows"])
+        blocks = min(p["row_blocks"], tiles)
+        outer = (*roles.batch, *roles.rows[:-1], *roles.columns[:-1])
+        all_panels = panels + (tail > 0)
+        depth = math.prod(v.extent for v in roles.summed)
+        points = _outer_points(roles)
+        tasks = points * all_panels * blocks
+        work = points * m.extent * n.extent * depth
+        group = max(1, min(tasks // (2 * self.cores), -(-PARALLEL_WORK * tasks // (4 * work))))
+        prefix = m.name
+
+        def task(t: Expr) -> tuple[Stmt, ...]:
+            rest, mapping = t, {}
+            block = index.floormod(rest, blocks)
+            rest = index.floordiv(rest, blocks)
+            panel = index.floormod(rest, all_panels)
+            rest = index.floordiv(rest, all_panels)
+            for var in reversed(outer):
+                mapping[var] = index.floormod(rest, var.extent)
+                rest = index.floordiv(rest, var.extent)
+            start = index.multiply(panel, index.constant(width))
+            if not tail:
+                return self._panel(mapping, start, width, block, tiles, blocks)
+            last = self._panel(mapping, index.constant(panels * width), tail, block, tiles, blocks)
+            if panels == 0:
+                return last
+            whole = self._panel(mapping, start, width, block, tiles, blocks)
+            is_whole = index.compare("lt", panel, index.constant(panels))
+            return (If(is_whole, whole, last),)
+
+        if work <= PARALLEL_WORK or tasks == 1:
+            return (loop(f"{prefix}_task", tasks, LoopKind.SERIAL, task),)
+
+        def group_of_tasks(g: Var) -> tuple[Stmt, ...]:
+            first = index.multiply(g, index.constant(group))
+            count = index.minimum(index.constant(group),
+                                  index.subtract(index.constant(tasks), first))
+            return (loop(f"{prefix}_task", count, LoopKind.SERIAL,
+                         lambda t: task(_bounded(index.add(first, t), tasks))),)
+
+        return (loop(f"{prefix}_group", -(-tasks // group), LoopKind.PARALLEL, group_of_tasks),)
+
+    def _panel(self, mapping: dict[Var, Expr], start: Expr, width: int, block: Expr, tiles: int,
+               blocks: int) -> tuple[Stmt, ...]:
+        """All row tiles of one block of rows, over one panel of `width` columns."""
+        m, p = self.roles.rows[-1], self.parameters
+        low, extra = divmod(m.extent, tiles)  # `extra` tiles of low + 1 rows, then tiles of low
+        per_block = -(-tiles // blocks)
+        first = index.multiply(block, index.constant(per_block))
+        count = index.minimum(index.constant(per_block),
+                              index.subtract(index.constant(tiles), first))
+        partial = self._partial(per_block * (low + (extra > 0)), width)
+
+        def of_depth(span: _Span) -> tuple[Stmt, ...]:
+            packed = self._packed_panel(width, span) if p["pack"] else None
+
+            def tile(t: Expr) -> tuple[Stmt, ...]:
+                def of_height(height: int, row: Expr) -> tuple[Stmt, ...]:
+                    return self._tile(_Tile(mapping, row, start, height, width, packed, span,
+                                            partial, index.subtract(row, base)))
+
+                base = index.add(index.multiply(first, index.constant(low)),
+                                 index.minimum(first, index.constant(extra)))
+                if not extra:
+                    return of_height(low, index.multiply(t, index.constant(low)))
+                tall = of_height(low + 1, index.multiply(t, index.constant(low + 1)))
+                if low == 0:
+                    return tall
+                short = of_height(low, index.add(index.multiply(t, index.constant(low)),
+                                                 index.constant(extra)))
+                return (If(index.compare("lt", t, index.constant(extra)), tall, short),)
+
+            body: tuple[Stmt, ...] = (
+                loop(f"{m.name}_tile", count, LoopKind.SERIAL,
+                     lambda t: tile(_bounded(index.add(first, t), tiles))),)
+            if packed is not None:
+                body = (Allocate(packed, (*self._pack(packed, mapping, start, width, span),
+                                          *body)),)
+            return body
+
+        if partial is None:
+            return of_depth(_Span(index.constant(0), None, index.constant(0), 1))
+        depth, step = self.roles.summed[-1].extent, p["depth"]
+        spans = -(-depth // step)
+
+        def one(b: Var) -> tuple[Stmt, ...]:
+            begin = index.multiply(b, index.constant(step))
+            size = index.minimum(index.constant(step),
+                                 index.subtract(index.constant(depth), begin))
+            return of_depth(_Span(begin, size, b, spans))
+
+        return (Allocate(partial, (loop(f"{m.name}_span", spans, LoopKind.SERIAL, one),)),)
+
+    def _partial(self, rows: int, width: int) -> Buffer | None:
+        """Where unfinished sums wait between blocks of the depth; None if there is one block."""
+        step = self.parameters["depth"]
+        if not step or step >= self.roles.summed[-1].extent:
+            return None
+        padded = -(-width // self.lanes) * self.lanes
+        return Buffer(f"{self.roles.rows[-1].name}_part{width}", self.stage.accumulators[0].dtype,
+                      (rows, padded), "stack")
+
+    def _packed_panel(self, width: int, span: _Span) -> Buffer:
+        depth = math.prod(v.extent for v in self.roles.summed)
+        if span.size is not None:
+            depth = depth // self.roles.summed[-1].extent * self.parameters["depth"]
+        padded = -(-width // self.lanes) * self.lanes
+        dtype = self.stage.terms[0].dtype
+        name = f"{self.roles.columns[-1].name}_panel{width}"
+        return Buffer(name, dtype, (depth, padded), "stack")
+
+    def _pack(self, packed: Buffer, mapping: dict[Var, Expr], start: Expr,
+              width: int, span: _Span) -> tuple[Stmt, ...]:
+        n = self.roles.columns[-1]
+
+        def row(position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
+            def column(c: Expr) -> tuple[Stmt, ...]:
+                value = substitute(self.roles.rhs, {**mapping, **at, n: index.add(start, c)})
+                return (Store(packed, (position, c), value),)
+
+            return self._across(f"{n.name}_p", width, column)
+
+        return self._over_depth(f"{n.name}_pk", span, row)
+
+    def _over_depth(self, name: str, span: _Span, body) -> tuple[Stmt, ...]:
+        """Loops over the summed axes, of which the last one may be cut into spans;
+        `body(position in the span, {axis: index})`."""
+        summed = self.roles.summed
+
+        def nest(level: int, position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
+            if level == len(summed):
+                return body(position, at)
+            axis = summed[level]
+            if level == len(summed) - 1 and span.size is not None:
+                step = index.constant(self.parameters["depth"])
+                return (loop(f"{name}{level}", span.size, LoopKind.SERIAL, lambda k: body(
+                    index.add(index.multiply(position, step), k),
+                    {**at, axis: _bounded(index.add(span.begin, k), axis.extent)})),)
+            return (loop(f"{name}{level}", axis.extent, LoopKind.SERIAL, lambda k: nest(
+                level + 1, index.add(index.multiply(position, index.constant(axis.extent)), k),
+                {**at, axis: k})),)
+
+        return nest(0, index.constant(0), {})
+
+    def _across(self, name: str, width: int, body,
+                kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
+        """`body(column)` for each column of a panel: whole vectors, then the rest under a mask."""
+        whole, rest = divmod(width, self.lanes)
+        result: tuple[Stmt, ...] = ()
+        if whole:
+            result += (loop(f"{name}v", whole, kind, lambda v: (
+                loop(f"{name}l", self.lanes, LoopKind.VECTORIZE, lambda lane: body(
+                    index.add(index.multiply(v, index.constant(self.lanes)), lane))),)),)
+        if rest:
+            result += (loop(f"{name}r", rest, LoopKind.VECTORIZE, lambda lane: body(
+                index.add(index.constant(whole * self.lanes), lane))),)
+        return result
+
+    def _tile(self, t: _Tile) -> tuple[Stmt, ...]:
+        """One register tile: start or resume the sums, accumulate over the depth, then store."""
+        stage, roles = self.stage, self.roles
+        m = roles.rows[-1]
+        padded = -(-t.width // self.lanes) * self.lanes
+        tile = Buffer(f"{m.name}_acc{t.height}x{t.width}", stage.accumulators[0].dtype,
+                      (t.height, padded), "register")
+
+        def each(prefix: str, body) -> tuple[Stmt, ...]:
+            return (loop(f"{prefix}i", t.height, LoopKind.UNROLL, lambda r: self._across(
+                f"{prefix}j", t.width, lambda c: body(r, c))),)
+
+        def values(r: Expr, c: Expr) -> dict[Var, Expr]:
+            return {**t.mapping, m: index.add(t.row, r),
+                    roles.columns[-1]: index.add(t.start, c)}
+
+        begin = each(f"{m.name}_z", lambda r, c: (
+            Store(tile, (r, c), substitute(stage.initial[0], values(r, c))),))
+        if t.partial is not None:
+            resume = each(f"{m.name}_y", lambda r, c: (Store(tile, (r, c), load(
+                t.partial, (index.add(t.local, r), c))),))
+            begin = (If(index.compare("eq", t.span.number, index.constant(0)), begin, resume),)
+
+        lhs_rows, prepare = self._pack_rows(t)
+
+        def multiply(position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
+            def one(r: Expr, c: Expr) -> tuple[Stmt, ...]:
+                where = {**values(r, c), **at}
+                left = load(lhs_rows, (position, r)) if lhs_rows is not None \
+                    else substitute(roles.lhs, where)
+                right = load(t.packed, (position, c)) if t.packed is not None \
+                    else substitute(roles.rhs, where)
+                return (Accumulate((tile,), (r, c), stage.combiner,
+                                   (apply("mul", left, right),)),)
+
+            return each(f"{m.name}_k", one)
+
+        finish = self._finish(t, tile, values, each)
+        if t.partial is not None:
+            keep = each(f"{m.name}_x", lambda r, c: (
+                Store(t.partial, (index.add(t.local, r), c), load(tile, (r, c))),))
+            last = index.compare("eq", t.span.number, index.constant(t.span.count - 1))
+            finish = (If(last, finish, keep),)
+        body = (*begin, *self._over_depth(f"{m.name}_k", t.span, multiply), *finish)
+        result: tuple[Stmt, ...] = (Allocate(tile, body),)
+        if lhs_rows is not None:
+            result = (Allocate(lhs_rows, (*prepare, *result)),)
+        return result
+
+    def _pack_rows(self, t: _Tile) -> tuple[Buffer | None, tuple[Stmt, ...]]:
+        if not self.parameters["pack_rows"] or t.span.size is not None:
+            return None, ()
+        m = self.roles.rows[-1]
+        depth = math.prod(v.extent for v in self.roles.summed)
+        buffer = Buffer(f"{m.name}_rows{t.height}", self.stage.terms[0].dtype,
+                        (depth, t.height), "stack")
+
+        def one(position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
+            def element(r: Var) -> tuple[Stmt, ...]:
+                where = {**t.mapping, **at, m: index.add(t.row, r)}
+                return (Store(buffer, (position, r), substitute(self.roles.lhs, where)),)
+
+            return (loop(f"{m.name}_pr", t.height, LoopKind.UNROLL, element),)
+
+        return buffer, self._over_depth(f"{m.name}_pm", t.span, one)
+
+    def _finish(self, t: _Tile, tile: Buffer, values, each) -> tuple[Stmt, ...]:
+        """Store the results: straight from the registers, or in a loop if the epilogue is long."""
+        stage, name = self.stage, self.roles.rows[-1].name
+        accumulator = stage.accumulators[0]
+
+        def store(source: Buffer):
+            def one(r: Expr, c: Expr) -> tuple[Stmt, ...]:
+                where = {**values(r, c), accumulator: load(source, (r, c))}
+                return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
+                                   substitute(a.value, where)) for a in stage.assigns)
+            return one
+
+        if sum(cost(a.value) for a in stage.assigns) <= EPILOGUE_INLINE:
+            return each(f"{name}_s", store(tile))
+        spilled = Buffer(f"{tile.name}_out", tile.dtype, tile.shape, "stack")
+        spill = each(f"{name}_o", lambda r, c: (Store(spilled, (r, c), load(tile, (r, c))),))
+        one = store(spilled)
+        body = loop(f"{name}_ei", t.height, LoopKind.SERIAL, lambda r: self._across(
+            f"{name}_e", t.width, lambda c: one(r, c), LoopKind.SERIAL))
+        return (Allocate(spilled, (*spill, body)),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """A block of the innermost summed axis: [begin, begin + size), or all of it without a size."""
+
+    begin: Expr
+    size: Expr | None
+    number: Expr
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """A register tile: `height` rows from `row`, `width` columns from `start`.
+
+    `local` is its first row's place in `partial`.
+    """
+
+    mapping: dict[Var, Expr]
+    row: Expr
+    start: Expr
+    height: int
+    width: int
+    packed: Buffer | None
+    span: _Span
+    partial: Buffer | None
+    local: Expr
+
+
+def _bounded(e: Expr, extent: int) -> Expr:
+    """`e`, known by construction to be below `extent` (the count of its loop sees to that)."""
+    _, high = index.bounds(e)
+    return e if high < extent else index.minimum(e, index.constant(extent - 1))

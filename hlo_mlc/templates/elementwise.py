@@ -1,0 +1,152 @@
+"""Maps: every element from its own indices.  Coalesce axes, vectorize the last, share out the first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.expr.core import Load, Var
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import (
+    SERIAL_WORK,
+    TASK_WORK,
+    Parameters,
+    Scheduled,
+    lanes,
+    open_schedule,
+    work,
+)
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
+from hlo_mlc.tensor.coalesce import accesses, coalesce
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Rows of a tile when some access runs across the vector axis: one cache line of f32.
+TILE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseTemplate:
+    """Vectorized, unrolled, tiled where a transposed access asks for it."""
+
+    name: str = "elementwise"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the nest is not one independent map; empty where it is."""
+        if len(nest.stages) != 1 or not is_map(nest.stages[0]):
+            return "not a single elementwise stage"
+        stage = nest.stages[0]
+        if not stage.axes:
+            return "a single element"
+        if not all(is_injective(a, stage.axes) for a in stage.assigns):
+            return "several points may write one element"
+        written = set(stage.outputs)
+        for access in accesses(stage):
+            if isinstance(access, Load) and access.source in written and not _own(access, stage):
+                return "it reads elements that other points overwrite"
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Vectors per iteration, tile of transposed accesses, and work of one task."""
+        return {"unroll": (1, 2, 4, 8), "tile": (0, 8, 16, 32), "grain": (1, 2, 4, 8)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """Several vectors in flight for short bodies, one or two for long ones (registers)."""
+        stage = coalesce(nest.stages[0])
+        each = sum(cost(a.value) for a in stage.assigns)
+        unroll = 4 if each <= 8 else 2 if each <= 80 else 1
+        return {"unroll": unroll, "tile": TILE if _crossing_axis(stage) else 0, "grain": 1}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        schedule = open_schedule(nest, lower_stage(stage))
+        inner = stage.axes[-1]
+        crossing = _crossing_axis(stage) if parameters["tile"] else None
+        width = lanes((stage,), target)
+        if crossing is not None and inner.extent >= 2:
+            schedule = _tile(schedule, stage, crossing, inner, min(width, parameters["tile"]),
+                             parameters["tile"])
+        else:
+            schedule = vectorize(schedule, inner, width, parameters["unroll"])
+        if work(nest) > SERIAL_WORK:
+            schedule = share_out(schedule, work(nest), parameters["grain"])
+        return Scheduled(schedule.program.body, ())
+
+
+def _own(access: Load, stage: Stage) -> bool:
+    return any(a.buffer == access.source and a.indices == access.indices for a in stage.assigns)
+
+
+def _crossing_axis(stage: Stage) -> Var | None:
+    """An outer axis along which some access walks one by one, while the last axis strides."""
+    last = stage.axes[-1]
+    for access in accesses(stage):
+        if stride(access, last) in (0, 1, -1):
+            continue
+        for axis in reversed(stage.axes[:-1]):
+            if stride(access, axis) == 1:
+                return axis
+    return None
+
+
+def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedule:
+    """Cut a loop into whole vectors, `unroll` of them at a time, and one masked vector at the end."""
+    name = axis.name
+    if axis.extent == 1:
+        return schedule
+    if axis.extent <= width:
+        return schedule.vectorize(name)
+    if axis.extent >= width * unroll and unroll > 1:
+        schedule = schedule.split(name, width * unroll).split(f"{name}.i", width)
+        schedule = schedule.unroll(f"{name}.i.o").vectorize(f"{name}.i.i")
+        name, rest = f"{name}.t", axis.extent % (width * unroll)
+    else:
+        rest = axis.extent
+    if rest == 0:
+        return schedule
+    if rest < width:
+        return schedule.vectorize(name)
+    schedule = schedule.split(name, width).vectorize(f"{name}.i")
+    return schedule.vectorize(f"{name}.t") if rest % width else schedule
+
+
+def _tile(schedule: Schedule, stage: Stage, crossing: Var, inner: Var, width: int,
+          rows: int) -> Schedule:
+    """Walk in tiles, so that the lines that strided accesses touch are used up while in L1."""
+    outer, name = crossing.name, inner.name
+    between = stage.axes[stage.axes.index(crossing) + 1:-1]
+    if crossing.extent > rows:
+        schedule = schedule.split(outer, rows)
+        parts = [f"{outer}.i"] + ([f"{outer}.t"] if crossing.extent % rows else [])
+    else:
+        parts = [outer]
+    for part in parts:
+        for axis in (*between, inner):
+            schedule = schedule.reorder(axis.name, part)
+    if inner.extent <= width:
+        cuts = [name]
+    else:
+        schedule = schedule.split(name, width)
+        cuts = [f"{name}.i"] + ([f"{name}.t"] if inner.extent % width else [])
+    for part in parts:
+        for cut in cuts:
+            schedule = schedule.reorder(part, cut)
+    for cut in cuts:
+        schedule = schedule.vectorize(cut)
+    return schedule
+
+
+def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
+    """Make the outermost loop parallel, in blocks that are worth a task each."""
+    name = schedule.loop_names[0]
+    extent = constant_extent(schedule.loops(name)[0])
+    if extent < 2:
+        return schedule
+    each = max(1, total // extent)
+    block = max(1, min(extent // 2, TASK_WORK * grain // each))
+    if block == 1:
+        return schedule.parallel(name)
+    return schedule.block(name, block).parallel(f"{name}.o")
+

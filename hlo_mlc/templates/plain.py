@@ -1,0 +1,41 @@
+"""The fallback: the naive nest, serial.  Takes everything; for updates in order and odd shapes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.loops.core import For, LoopKind
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Nest
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTemplate:
+    """Loops in the order of the axes, one thread, one element at a time."""
+
+    name: str = "plain"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Never refuses."""
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Nothing to choose."""
+        return {}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """Nothing to choose."""
+        return {}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The naive loops; buffers of the nest keep their full size in the arena."""
+        shared = nest.stages[0].axes[:nest.shared]
+        inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
+        body = tuple(stmt for s in inner for stmt in lower_stage(s))
+        for axis in reversed(shared):
+            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
+        return Scheduled(body, ())

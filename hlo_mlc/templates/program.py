@@ -1,0 +1,131 @@
+"""From a tensor program to one loop program: a template for each nest, an arena for what passes
+between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
+from hlo_mlc.loops.dependence import accesses
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates import TEMPLATES
+from hlo_mlc.templates.base import Parameters, Template
+from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The template chosen for one nest, its parameters, and why others were not taken."""
+
+    nest: Nest
+    template: Template
+    parameters: Parameters
+    refused: tuple[tuple[str, str], ...]
+
+
+def choose_template(nest: Nest, target: CpuTarget) -> tuple[Template, tuple[tuple[str, str], ...]]:
+    """The first template that takes the nest, and why those before it do not."""
+    refused = []
+    for template in TEMPLATES:
+        reason = template.refusal(nest, target)
+        if not reason:
+            return template, tuple(refused)
+        refused.append((template.name, reason))
+    raise AssertionError("the plain template takes every nest")
+
+
+def schedule_program(program: TensorProgram, target: CpuTarget,
+                     tuned: Mapping[int, tuple[str, Parameters]] | None = None,
+                     ) -> tuple[LoopProgram, tuple[Decision, ...]]:
+    """Loops for the whole kernel.
+
+    tuned: for the position of a nest (in program order), the template and parameters to use
+    instead of the default.
+    """
+    assembler = _Assembler(target, tuned or {})
+    parts = [(step, assembler.step(step)) for step in program.steps]
+    arena = _plan_arena(program, parts, assembler.extra)
+    body = tuple(stmt for _, statements in parts for stmt in statements)
+    loops = LoopProgram(program.name, program.operands, program.results, body, arena,
+                        program.aliases)
+    return loops, tuple(assembler.decisions)
+
+
+class _Assembler:
+    def __init__(self, target: CpuTarget, tuned: Mapping[int, tuple[str, Parameters]]) -> None:
+        self.target, self.tuned = target, tuned
+        self.decisions: list[Decision] = []
+        self.extra: dict[Step, list[Buffer]] = {}
+        self.outermost: Step | None = None
+
+    def step(self, step: Step) -> tuple[Stmt, ...]:
+        """The statements of one step."""
+        top = self.outermost is None
+        if top:
+            self.outermost = step
+        try:
+            return self._loop(step) if isinstance(step, Loop) else self._nest(step)
+        finally:
+            if top:
+                self.outermost = None
+
+    def _loop(self, step: Loop) -> tuple[Stmt, ...]:
+        body = tuple(stmt for inner in step.body for stmt in self.step(inner))
+        if step.trip_count is not None:
+            extent = index.constant(step.trip_count)
+            return (For(step.counter, extent, LoopKind.SERIAL, body),)
+        test = tuple(stmt for inner in step.test for stmt in self.step(inner))
+        return (*test, While(step.condition, (*body, *test)))
+
+    def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
+        if any(v.extent == 0 for s in nest.stages for v in s.axes):
+            return ()
+        template, refused = choose_template(nest, self.target)
+        wanted = self.tuned.get(len(self.decisions))
+        parameters = template.default(nest, self.target)
+        if wanted is not None and wanted[0] == template.name:
+            parameters = {**parameters, **wanted[1]}
+        scheduled = template.apply(nest, self.target, parameters)
+        self.decisions.append(Decision(nest, template, parameters, refused))
+        self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
+        return scheduled.body
+
+
+def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
+                extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
+    """Byte offsets such that buffers alive at the same time do not overlap: first fit by size.
+
+    A buffer lives from the first to the last top-level step that touches it.
+    """
+    used = [_buffers(statements) for _, statements in parts]
+    lifetimes: list[tuple[Buffer, int, int]] = []
+    for buffer in program.temporaries:
+        steps = [n for n, names in enumerate(used) if buffer.name in names]
+        if steps:
+            lifetimes.append((buffer, steps[0], steps[-1]))
+    for n, (step, _) in enumerate(parts):
+        lifetimes += [(buffer, n, n) for buffer in extra.get(step, ())]
+    placed: list[tuple[Buffer, int, int, int]] = []
+    for buffer, first, last in sorted(lifetimes, key=lambda entry: -entry[0].bytes):
+        size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for other, start, from_, to in sorted(placed, key=lambda entry: entry[1]):
+            other_size = -(-other.bytes // ALIGNMENT) * ALIGNMENT
+            if to < first or last < from_:
+                continue
+            if offset + size <= start:
+                break
+            offset = max(offset, start + other_size)
+        placed.append((buffer, offset, first, last))
+    order = {b.name: n for n, (b, _, _) in enumerate(lifetimes)}
+    return tuple((b, offset) for b, offset, _, _ in sorted(placed, key=lambda e: order[e[0].name]))
+
+
+def _buffers(statements: tuple[Stmt, ...]) -> set[str]:
+    """Names of the scratch buffers that are touched (allocated ones are not in the arena)."""
+    return {a.buffer.name for a in accesses(statements) if a.buffer.scope == "scratch"}

@@ -1,0 +1,130 @@
+"""Building blocks of index -> scalar expressions: where an element is read, and whether it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import all_of, apply, as_index, const, load, transform
+from hlo_mlc.expr.core import Apply, Const, Expr, Load
+from hlo_mlc.expr.dtypes import BOOL, U64
+
+
+def conjunction(*conditions: Expr | None) -> Expr:
+    """All of `conditions` (None is true), each conjunct once."""
+    conjuncts: dict[Expr, None] = {}
+    stack = [c for c in reversed(conditions) if c is not None]
+    while stack:
+        condition = stack.pop()
+        if isinstance(condition, Apply) and condition.op == "and" and condition.dtype is BOOL:
+            stack.extend(reversed(condition.args))
+        else:
+            conjuncts.setdefault(condition)
+    return all_of(*conjuncts)
+
+
+def masked(value: Expr, guard: Expr, default: Expr) -> Expr:
+    """`value` where `guard` holds, else `default`; then no load inside `value` touches memory."""
+    if isinstance(guard, Const):
+        return value if guard.value else default
+
+    def protect(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        fallback = const(0, node.dtype) if node.guard is None else node.default
+        return load(node.source, node.indices, conjunction(guard, node.guard), fallback)
+
+    memo: dict[Expr, Expr] = {}
+    if isinstance(value, Load) and (value.guard is None or value.default is default):
+        indices = tuple(transform(i, protect, memo) for i in value.indices)
+        inner = None if value.guard is None else transform(value.guard, protect, memo)
+        return load(value.source, indices, conjunction(guard, inner), default)
+    return apply("select", guard, transform(value, protect, memo), default)
+
+
+def inside(position: Expr, extent: int) -> Expr:
+    """The condition 0 <= position < extent, for an index."""
+    low = apply("ge", position, index.constant(0))
+    return conjunction(low, apply("lt", position, index.constant(extent)))
+
+
+def undilated(position: Expr, extent: int, dilation: int) -> tuple[Expr, Expr]:
+    """(index, guard): the element of an axis of `extent` that lies at `position` once its elements
+    are `dilation` apart; the guard is false between elements and outside."""
+    element, exact = position, None
+    if dilation > 1:
+        exact = index.compare("eq", index.floormod(position, dilation), index.constant(0))
+        element = index.floordiv(position, dilation)
+    return element, conjunction(exact, inside(element, extent))
+
+
+def clamped_index(value: Expr, limit: int) -> Expr:
+    """An integer of any type as an index clamped to [0, limit]."""
+    if value.dtype is U64:  # beyond the range of an index
+        value = apply("min", value, const(limit, U64))
+    return index.maximum(index.minimum(as_index(value), index.constant(limit)), index.constant(0))
+
+
+def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:
+    """The row-major position of `indices` in `shape`."""
+    position: Expr = index.constant(0)
+    for i, extent in zip(indices, shape, strict=True):
+        position = index.add(index.multiply(position, index.constant(extent)), i)
+    return position
+
+
+def delinearize(position: Expr, shape: Sequence[int]) -> tuple[Expr, ...]:
+    """The indices in `shape` (no extent 0) of a row-major position: `linearize` undone."""
+    indices: list[Expr] = []
+    for axis in range(len(shape) - 1, -1, -1):
+        # The first axis needs no remainder: the position is within the shape.
+        indices.append(index.floormod(position, shape[axis]) if axis else position)
+        position = index.floordiv(position, shape[axis])
+    return tuple(reversed(indices))
+
+
+def reshaped(indices: Sequence[Expr], shape: Sequence[int],
+             source: Sequence[int]) -> tuple[Expr, ...]:
+    """Where the element at `indices` of `shape` lies in a tensor of shape `source`, same size.
+
+    Axes are matched in the smallest groups of equal size, so an axis that the reshape leaves
+    alone keeps its index as it is, whatever that index is.
+    """
+    if 0 in shape:
+        return tuple(index.constant(0) for _ in source)
+    long = [(i, extent) for i, extent in zip(indices, shape, strict=True) if extent != 1]
+    long_source = [extent for extent in source if extent != 1]
+    found: list[Expr] = []
+    for taken, extents in _groups([extent for _, extent in long], long_source):
+        group = [long.pop(0) for _ in range(taken)]
+        position = linearize(*zip(*group, strict=True)) if taken > 1 else group[0][0]
+        found.extend(delinearize(position, extents))
+    rest = iter(found)
+    return tuple(index.constant(0) if extent == 1 else next(rest) for extent in source)
+
+
+def _groups(shape: Sequence[int], source: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+    """Split two shapes of equal size, no extent 0 or 1, into the shortest runs of equal size.
+
+    Yields how many axes of `shape` a run takes, and the extents that it takes of `source`.
+    """
+    at = begin = end = 0
+    while at < len(shape):
+        start, size, other = at, shape[at], source[end]
+        at, begin, end = at + 1, end, end + 1
+        while size != other:
+            if size < other:
+                size *= shape[at]
+                at += 1
+            else:
+                other *= source[end]
+                end += 1
+        yield at - start, source[begin:end]
+
+
+def at_axes(axes: Sequence[int], values: Sequence[Expr], others: Sequence[Expr]
+            ) -> tuple[Expr, ...]:
+    """Indices with `values` at `axes`, and `others` at the remaining axes in order."""
+    given = dict(zip(axes, values, strict=True))
+    rest = iter(others)
+    return tuple(given[d] if d in given else next(rest) for d in range(len(values) + len(others)))

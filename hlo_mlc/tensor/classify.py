@@ -1,0 +1,133 @@
+"""What kind of computation a stage is, derived from its expressions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
+from hlo_mlc.tensor.core import Assign, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A sum of products in which every axis has a role.
+
+    out[batch, rows, columns] = sum over `summed` of lhs(batch, rows, summed) *
+    rhs(batch, columns, summed); the factors are expressions.
+    """
+
+    batch: tuple[Var, ...]
+    rows: tuple[Var, ...]
+    columns: tuple[Var, ...]
+    summed: tuple[Var, ...]
+    lhs: Expr
+    rhs: Expr
+
+
+def contraction(stage: Stage) -> Contraction | None:
+    """The roles of a stage's axes if it is a matrix product with more than one row and column."""
+    if stage.combiner is None or stage.combiner.name != "add" or stage.along:
+        return None
+    term = stage.terms[0]
+    if not isinstance(term, Apply) or term.op != "mul":
+        return None
+    lhs, rhs = term.args
+    if not all(v in lhs.free and v in rhs.free for v in stage.reduce_axes):
+        return None
+    batch = tuple(v for v in stage.axes if v in lhs.free and v in rhs.free)
+    rows = tuple(v for v in stage.axes if v in lhs.free and v not in rhs.free)
+    columns = tuple(v for v in stage.axes if v in rhs.free and v not in lhs.free)
+    if len(batch) + len(rows) + len(columns) != len(stage.axes) or not rows or not columns:
+        return None
+    if _walks(stage, rows) > _walks(stage, columns):  # results side by side go into one vector
+        lhs, rhs, rows, columns = rhs, lhs, columns, rows
+    return Contraction(batch, rows, columns, stage.reduce_axes, lhs, rhs)
+
+
+def _walks(stage: Stage, axes: tuple[Var, ...]) -> int:
+    """How many of the stage's results lie side by side in memory along the last of `axes`."""
+    return sum(stride(a, axes[-1]) == 1 for a in stage.assigns)
+
+
+def is_map(stage: Stage) -> bool:
+    """Every output element is computed from its own indices."""
+    return stage.combiner is None
+
+
+def is_plain(assign: Assign, axes: tuple[Var, ...]) -> bool:
+    """The assignment fills its whole buffer: every index is an axis of its own, or 0 of 1."""
+    if assign.guard is not None:
+        return False
+    seen: set[Var] = set()
+    for extent, i in zip(assign.buffer.shape, assign.indices, strict=True):
+        if extent == 1:
+            continue
+        if not isinstance(i, Var) or i in seen or i.extent != extent or i not in axes:
+            return False
+        seen.add(i)
+    return len(seen) == len(axes)
+
+
+def is_injective(assign: Assign, axes: tuple[Var, ...]) -> bool:
+    """No two points of the axes write the same element (as far as can be seen)."""
+    separated: set[Var] = set()
+    for i in assign.indices:
+        terms, _ = index.affine(i)
+        inner = sorted(((abs(c), v) for v, c in terms.items() if v in axes), key=lambda t: t[0])
+        reach = 0  # mixed-radix check: each step exceeds what the smaller ones can reach
+        for step, v in inner:
+            if step <= reach:
+                break
+            reach += step * (v.extent - 1)
+            separated.add(v)
+    return separated.issuperset(axes)
+
+
+def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
+    """Elements from the start of the buffer, as an index expression."""
+    total: Expr = index.constant(0)
+    for i, stride in zip(indices, buffer.element_strides, strict=True):
+        total = apply("add", total, apply("mul", i, index.constant(stride)))
+    return total
+
+
+def stride(access: Load | Assign, variable: Var) -> int | None:
+    """Elements between the places that neighbouring values of `variable` access; None: irregular."""
+    buffer = access.source if isinstance(access, Load) else access.buffer
+    return index.coefficient(offset(buffer, access.indices), variable)
+
+
+_COSTS = {"div": 4, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30, "atan2": 30, "erf": 20}
+_TRANSCENDENTAL = frozenset("""exp expm1 log log1p logistic sin cos tan tanh erfc asin acos atan sinh
+    cosh asinh acosh atanh cbrt""".split())
+
+
+def cost(*roots: Expr) -> int:
+    """Rough number of simple operations to evaluate the expressions once, index arithmetic excluded."""
+    total = 0
+    for node in walk(*roots):
+        if isinstance(node, Apply) and node.dtype.name != "index":
+            total += 12 if node.op in _TRANSCENDENTAL else _COSTS.get(node.op, 1)
+    return total
+
+
+def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
+    """The distinct loads of `buffer`."""
+    found = dict.fromkeys(
+        load for e in stage.expressions for load in loads(e) if load.source == buffer)
+    return tuple(found)
+
+
+def walks_columns(stage: Stage) -> bool:
+    """True for a reduction whose neighbouring results, not terms, are neighbours in memory."""
+    if is_map(stage) or not stage.axes:
+        return False
+    last = stage.axes[-1]
+    inner = stage.reduce_axes[-1] if stage.reduce_axes else None
+    score = 0
+    for term in stage.terms:
+        for load in loads(term):
+            score += (stride(load, last) == 1) - (inner is not None and stride(load, inner) == 1)
+    return score > 0

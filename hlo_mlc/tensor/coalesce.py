@@ -1,0 +1,79 @@
+"""Merging axes that memory does not tell apart.
+
+    for i<4: for j<8: y[i, j] = exp(x[i, j]) + b[j]      stays: b[j] jumps back with every i
+    for i<4: for j<8: y[i, j] = exp(x[i, j])        ->   for f<32: y[f // 8, f % 8] = exp(x[...])
+
+Two neighbouring axes merge where every access steps over the outer one exactly as far as over the
+whole inner one.  The offsets of the merged accesses rejoin to plain `f` (expr/index.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Expr, Load, Var, loads, walk
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.tensor.classify import stride
+from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.rewrite import map_expressions
+
+
+def coalesce(stage: Stage) -> Stage:
+    """The stage over as few axes as its accesses allow."""
+    stage, axes = _merge(stage, stage.axes)
+    stage, reduce_axes = _merge(stage, stage.reduce_axes)
+    return Stage(stage.name, axes, stage.assigns, reduce_axes, stage.combiner, stage.terms,
+                 stage.initial, stage.accumulators, stage.along)
+
+
+def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]:
+    result = list(axes)
+    position = len(result) - 2
+    while position >= 0:
+        outer, inner = result[position], result[position + 1]
+        if _mergeable(stage, outer, inner):
+            joint = Var(outer.name, INDEX, outer.extent * inner.extent)
+            parts = {outer: index.floordiv(joint, inner.extent),
+                     inner: index.floormod(joint, inner.extent)}
+            memo: dict[Expr, Expr] = {}
+            stage = map_expressions(stage, lambda e: substitute(e, parts, memo))
+            result[position:position + 2] = [joint]
+        position -= 1
+    return stage, tuple(result)
+
+
+def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
+    for access in accesses(stage):
+        over, under = stride(access, outer), stride(access, inner)
+        if over is None or under is None or over != under * inner.extent:
+            return False
+    return not _used_as_value(stage, (outer, inner))
+
+
+def accesses(stage: Stage) -> tuple[Load | Assign, ...]:
+    """Every distinct load and every store of the stage."""
+    found = dict.fromkeys(load for e in stage.expressions for load in loads(e))
+    return (*found, *stage.along, *stage.assigns)
+
+
+def _used_as_value(stage: Stage, axes: Sequence[Var]) -> bool:
+    """True where an axis matters other than as part of an address (iota, padding guards)."""
+    values = [*stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
+    guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
+    inside = [e for value in (*values, *guards) for e in _outside_addresses(value)]
+    return any(v in e.free for e in inside for v in axes)
+
+
+def _outside_addresses(root: Expr) -> list[Expr]:
+    """The index-typed expressions in `root` that are converted, compared or guard a load."""
+    found: list[Expr] = []
+    for node in walk(root):
+        if isinstance(node, Load):
+            if node.guard is not None:
+                found.append(node.guard)
+        elif getattr(node, "args", None) and node.args[0].dtype is INDEX \
+                and node.dtype is not INDEX:
+            found.append(node)
+    return found

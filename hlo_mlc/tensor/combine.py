@@ -1,0 +1,67 @@
+"""Making combiners: from a scalar op, and from expressions in which scalar ops are recognised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hlo_mlc.expr.build import apply, const, substitute
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Apply, Const, Expr, Var
+from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.expr.ops import compute_dtype, identity
+
+_ASSOCIATIVE = ("add", "mul", "max", "min", "and", "or", "xor")
+# Where rounding after every step may be left out: one rounding at the end is at least as exact.
+_WIDENED = ("add", "mul")
+
+
+def combiner_variables(dtypes: Sequence[DType]) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """The variables that a combiner of values of these types is written in: (lhs, rhs)."""
+    lhs = tuple(Var(f"lhs{k}", dtype) for k, dtype in enumerate(dtypes))
+    rhs = tuple(Var(f"rhs{k}", dtype) for k, dtype in enumerate(dtypes))
+    return lhs, rhs
+
+
+def named_combiner(op: str, dtype: DType) -> Combiner:
+    """The combiner that is one associative scalar op."""
+    lhs, rhs = combiner_variables([dtype])
+    return Combiner(lhs, rhs, (apply(op, *lhs, *rhs),), (const(identity(op, dtype), dtype),), op)
+
+
+def combiner_from(lhs: tuple[Var, ...], rhs: tuple[Var, ...],
+                  results: tuple[Expr, ...]) -> Combiner:
+    """A combiner with its name and neutral elements, where each result is one associative op of
+    its own two variables."""
+    ops = [_associative_op(r, x, y) for r, x, y in zip(results, lhs, rhs, strict=True)]
+    if None in ops:
+        return Combiner(lhs, rhs, results, None)
+    neutral = tuple(const(identity(op, x.dtype), x.dtype) for op, x in zip(ops, lhs, strict=True))
+    return Combiner(lhs, rhs, results, neutral, ops[0] if len(ops) == 1 else "")
+
+
+def _associative_op(result: Expr, x: Var, y: Var) -> str | None:
+    if isinstance(result, Apply) and result.op in _ASSOCIATIVE and set(result.args) == {x, y}:
+        return result.op
+    return None
+
+
+def with_identity(combiner: Combiner, initial: tuple[Expr, ...]) -> Combiner:
+    """`combiner`, taking constant initial values for neutral elements where it has none.
+
+    StableHLO lets an implementation insert initial values of a reduction anywhere.  We do so only
+    if combining them with themselves gives them back, so that their number cannot matter.
+    """
+    if combiner.identity is not None or not all(isinstance(e, Const) for e in initial):
+        return combiner
+    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
+    if tuple(substitute(r, mapping) for r in combiner.results) != initial:
+        return combiner
+    return Combiner(combiner.lhs, combiner.rhs, combiner.results, initial, combiner.name)
+
+
+def widened(combiner: Combiner) -> Combiner:
+    """Sums and products of narrow floats as sums and products of f32."""
+    dtype = combiner.lhs[0].dtype
+    if combiner.name in _WIDENED and dtype.is_narrow_float:
+        return named_combiner(combiner.name, compute_dtype(dtype))
+    return combiner

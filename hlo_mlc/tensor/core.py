@@ -1,0 +1,105 @@
+"""Tensor expressions: what a cluster computes, as index -> scalar functions, without any order.
+
+A `Stage` fills parts of its output buffers from other buffers.  A `Loop` repeats stages over
+carried buffers.  A kernel's meaning is a sequence of these.  Whether a stage is elementwise, a
+reduction, a contraction or an update in place is derived from its expressions (classify.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assign:
+    """`buffer[indices] = value` at every point of the stage's axes where `guard` holds."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    value: Expr  # over the stage's axes and accumulators
+    guard: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """For every point of `axes`: fold `terms` over `reduce_axes`, then assign.
+
+    Without a combiner there are no reduce axes, terms or accumulators.  With one, accumulator k
+    holds the fold of term k, started from `initial` k; `along` is stored at every point of the
+    reduce axes too, on the way (the exponentials of a softmax while they are summed).
+    """
+
+    name: str
+    axes: tuple[Var, ...]
+    assigns: tuple[Assign, ...]
+    reduce_axes: tuple[Var, ...] = ()
+    combiner: Combiner | None = None
+    terms: tuple[Expr, ...] = ()  # over axes and reduce_axes
+    initial: tuple[Expr, ...] = ()
+    accumulators: tuple[Var, ...] = ()
+    along: tuple[Assign, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[Buffer, ...]:
+        return tuple(dict.fromkeys(a.buffer for a in (*self.along, *self.assigns)))
+
+    @property
+    def expressions(self) -> tuple[Expr, ...]:
+        """Every expression that is evaluated."""
+        stores = (*self.along, *self.assigns)
+        guards = [a.guard for a in stores if a.guard is not None]
+        indices = [i for a in stores for i in a.indices]
+        return (*self.terms, *self.initial, *(a.value for a in stores), *indices, *guards)
+
+    @property
+    def inputs(self) -> tuple[Buffer, ...]:
+        """Buffers that are read, in order of first use."""
+        return tuple(dict.fromkeys(load.source for e in self.expressions for load in loads(e)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Nest:
+    """Stages that are computed together, point by point of their first `shared` axes.
+
+    Those axes have the same extents in every stage, and a stage reads what an earlier stage of the
+    nest wrote only at the same point of the shared axes.  `private` buffers are used nowhere else,
+    so that only one point's worth of them needs to exist at a time.
+    """
+
+    stages: tuple[Stage, ...]
+    shared: int
+    private: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """Repeat `body` while `condition` holds, or `trip_count` times where that is known.
+
+    The body reads and writes carried state in ordinary buffers, in program order.  `counter`
+    counts the iterations from 0.  Without a trip count, `test` computes what `condition` loads;
+    it runs before the loop and again at the end of every iteration.
+    """
+
+    body: tuple[Step, ...]
+    counter: Var
+    trip_count: int | None = None
+    test: tuple[Step, ...] = ()
+    condition: Expr | None = None
+
+
+Step = Nest | Loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorProgram:
+    """A kernel's meaning: buffers in calling order, temporaries, and steps in program order."""
+
+    name: str
+    operands: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    temporaries: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    aliases: tuple[tuple[Buffer, Buffer], ...] = ()

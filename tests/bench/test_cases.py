@@ -1,0 +1,77 @@
+"""The registry: every case can be made, runs under plain JAX and is what its figure speaks of."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc_bench import check
+from hlo_mlc_bench.case import NEIGHBOUR_FIGURE, Case
+from hlo_mlc_bench.cases import BY_NAME, CASES, DEMO, GROUPS
+
+_LARGEST_TINY = 2000  # elements of one argument
+
+
+@pytest.mark.parametrize("case", BY_NAME.values(), ids=BY_NAME)
+def test_runs_under_plain_jax_within_its_tolerance(case: Case) -> None:
+    function, args = case_at_tiny_size(case)
+    with case.in_its_mode():
+        results = jax.jit(function)(*args)
+    assert all(np.isfinite(np.asarray(leaf, np.float64)).all() for leaf in jax.tree.leaves(results))
+    allowed = check.bound(case, xla_error=0.0)
+    assert check.error(results, check.reference(function, args)) <= allowed
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_makes_fresh_functions_of_the_same_values(case: Case) -> None:
+    (one, args), (other, same_args) = case_at_tiny_size(case), case_at_tiny_size(case)
+    assert one is not other
+    for a, b in zip(jax.tree.leaves(args), jax.tree.leaves(same_args), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.size <= _LARGEST_TINY
+    with case.in_its_mode():
+        other_args = case.make(seed=1, tiny=True)[1]
+    leaves = zip(jax.tree.leaves(args), jax.tree.leaves(other_args), strict=True)
+    assert any(not np.array_equal(a, b) for a, b in leaves)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.neighbours], ids=str)
+def test_each_neighbour_changes_one_thing(case: Case) -> None:
+    odd, dtype, view = case.neighbours
+    assert odd.sizes != case.sizes and (odd.dtype, odd.view) == (case.dtype, case.view)
+    assert any(size % 2 for name, size in odd.sizes.items() if size != case.sizes[name])
+    assert dtype.dtype != case.dtype and (dtype.sizes, dtype.view) == (case.sizes, case.view)
+    assert view.view != case.view and (view.sizes, view.dtype) == (case.sizes, case.dtype)
+    assert {neighbour.figure for neighbour in case.neighbours} == {NEIGHBOUR_FIGURE}
+
+
+def test_every_figure_but_that_of_dispatch_has_neighbours() -> None:
+    without = [case.name for case in CASES if case.figure and not case.neighbours]
+    assert without == ["tiny_call"]
+
+
+@pytest.mark.parametrize("name", [case.name for case in BY_NAME.values() if case.view != "plain"])
+def test_a_view_changes_the_layout_but_not_the_result(name: str) -> None:
+    case, plain = BY_NAME[name], BY_NAME[name.partition("/")[0]]
+    (viewed, viewed_args), (function, args) = case_at_tiny_size(case), case_at_tiny_size(plain)
+    assert viewed_args[case.viewed].shape != args[case.viewed].shape
+    np.testing.assert_allclose(viewed(*viewed_args), function(*args), rtol=1e-4, atol=1e-5)
+
+
+def test_names_are_unique_and_the_demo_is_in_the_registry() -> None:
+    assert len(BY_NAME) == sum(1 + len(case.neighbours) for case in CASES)
+    assert set(DEMO) <= set(BY_NAME)
+    assert GROUPS == ("models", "elementwise", "rows", "contractions", "loops", "overhead")
+
+
+def test_arguments_have_the_dtype_of_the_case() -> None:
+    for case in BY_NAME.values():
+        _, args = case_at_tiny_size(case)
+        assert {leaf.dtype for leaf in jax.tree.leaves(args)} == {jnp.dtype(case.dtype)}, case.name
+
+
+def case_at_tiny_size(case: Case) -> tuple:
+    with case.in_its_mode():
+        return case.make(tiny=True)

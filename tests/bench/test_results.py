@@ -1,0 +1,79 @@
+"""Result files: complete, checked when read, and never mixed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlo_mlc import MlcError
+from hlo_mlc_bench import results
+from hlo_mlc_bench.results import Results, Row
+
+
+@pytest.fixture
+def some_results() -> Results:
+    row = Row(name="one", group="g", status="right", ratio=1.5)
+    return Results(results.environment("auto", 3), (row,))
+
+
+def test_what_is_saved_is_loaded(some_results: Results, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "results.json"
+    some_results.save(path)
+    assert results.load(path) == some_results
+    assert [file.name for file in path.parent.iterdir()] == ["results.json"]
+
+
+def test_the_environment_names_machine_and_versions(some_results: Results) -> None:
+    here = some_results.environment
+    assert here["cpu"] and here["cores"] >= 1
+    assert here["packages"]["jax"] and here["packages"]["jaxlib"]
+    assert here["choose"] == "auto" and here["rounds"] == 3
+    assert here["date"].endswith("+00:00")
+
+
+def test_a_new_row_replaces_its_older_one(some_results: Results) -> None:
+    again = Row(name="one", group="g", status="wrong")
+    other = Row(name="two", group="g", status="right")
+    assert some_results.right() == {"one"}
+    changed = some_results.with_row(other).with_row(again)
+    assert changed.rows == (other, again)
+    assert changed.right() == {"two"}
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"schema": 99}', '{"schema": 1, "environment": {}, "rows": [3]}']
+)
+def test_a_file_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(MlcError, match="not a file of benchmark results"):
+        results.load(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MlcError, match="Cannot read results"):
+        results.load(tmp_path / "none.json")
+
+
+def test_a_path_that_cannot_be_written_is_refused(some_results: Results, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MlcError, match="Cannot write the results"):
+        some_results.save(tmp_path / "file" / "results.json")
+
+
+@pytest.mark.parametrize("name", ["cpu", "python", "packages", "choose"])
+def test_results_of_another_kind_do_not_mix(name: str, some_results: Results) -> None:
+    here = dict(some_results.environment)
+    results.check_comparable(here, here)
+    with pytest.raises(MlcError, match=f"measured with {name} ="):
+        results.check_comparable({**here, name: "another"}, here)
+
+
+def test_the_file_is_plain_json(some_results: Results, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    some_results.save(path)
+    document = json.loads(path.read_text())
+    assert document["schema"] == results.SCHEMA
+    assert document["rows"][0]["name"] == "one"

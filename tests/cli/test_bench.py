@@ -1,0 +1,161 @@
+"""`hlo-mlc bench` and `demo`: choosing cases, result files, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+from hlo_mlc import MlcError
+from hlo_mlc.cli import measuring
+from hlo_mlc.cli.bench import select
+from hlo_mlc_bench import runner
+from hlo_mlc_bench.case import Case
+from hlo_mlc_bench.cases import BY_NAME, CASES, DEMO
+from hlo_mlc_bench.results import Row
+
+_QUICK = ("--rounds", "1", "--choose", "xla")
+
+
+def _right(case: Case, compile_ours: Any = None, rounds: int = 1) -> Row:
+    blank = Row(name=case.name, group=case.group, figure=case.figure, status="right", clusters=3)
+    measured = [name for name, value in asdict(blank).items() if value is None and name != "figure"]
+    return replace(blank, **dict.fromkeys(measured, 1.0))
+
+
+@pytest.fixture
+def no_measuring(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every case is right at once; the names of those that were run."""
+    names: list[str] = []
+
+    def run_case(case: Case, compile_ours: Any, rounds: int) -> Row:
+        names.append(case.name)
+        return _right(case)
+
+    monkeypatch.setattr(runner, "run_case", run_case)
+    return names
+
+
+def test_measures_writes_and_shows_a_case(hlo_mlc: Callable, tmp_path: Path) -> None:
+    result = hlo_mlc("bench", "tiny_call", *_QUICK, "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    assert "tiny_call" in result.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["tiny_call"]
+    assert document["rows"][0]["status"] == "right"
+    assert document["environment"]["choose"] == "xla"
+
+
+def test_resume_measures_only_what_is_missing(
+    hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path
+) -> None:
+    hlo_mlc("bench", "exp", "sin", *_QUICK, "--json", "out.json")
+    result = hlo_mlc("bench", "--group", "elementwise", *_QUICK, "--resume", "out.json")
+    assert result.exit_code == 0, result.output
+    assert no_measuring == ["exp", "sin", "gelu", "tanh", "log"]
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["exp", "sin", "gelu", "tanh", "log"]
+
+
+def test_resume_repeats_what_was_not_right(
+    hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path
+) -> None:
+    hlo_mlc("bench", "exp", "sin", *_QUICK, "--json", "out.json")
+    document = json.loads((tmp_path / "out.json").read_text())
+    document["rows"][1]["status"] = "wrong"
+    (tmp_path / "out.json").write_text(json.dumps(document))
+    hlo_mlc("bench", "exp", "sin", *_QUICK, "--resume", "out.json")
+    assert no_measuring == ["exp", "sin", "sin"]
+
+
+def test_resume_refuses_results_of_other_settings(
+    hlo_mlc: Callable, no_measuring: list[str]
+) -> None:
+    hlo_mlc("bench", "exp", *_QUICK, "--json", "out.json")
+    result = hlo_mlc("bench", "exp", "--choose", "ours", "--resume", "out.json")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: The results to resume were measured with choose = ")
+
+
+def test_an_interrupt_keeps_what_was_measured(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_case(case: Case, compile_ours: Any, rounds: int) -> Row:
+        if case.name == "sin":
+            raise KeyboardInterrupt
+        return _right(case)
+
+    monkeypatch.setattr(runner, "run_case", run_case)
+    result = hlo_mlc("bench", "exp", "sin", "tanh", *_QUICK, "--json", "out.json")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == ["exp"]
+
+
+@pytest.mark.parametrize("command", [("bench", "tiny_call", *_QUICK), ("demo",)])
+def test_a_wrong_result_gives_exit_status_1(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def compile_wrong(function: Callable, choose: str) -> Any:
+        compiled = jax.jit(lambda *args: jax.tree.map(lambda y: y + 1, function(*args)))
+        compiled.report = lambda *args: SimpleNamespace(kernels=(), coverage=0.0)
+        return compiled
+
+    monkeypatch.setattr(measuring, "mlc_jit", compile_wrong)
+    monkeypatch.setattr("hlo_mlc_bench.cases.DEMO", ("tiny_call",))
+    result = hlo_mlc(*command)
+    assert result.exit_code == 1
+    assert "WRONG" in result.stdout
+    assert "error: tiny_call: wrong: error" in result.stderr
+
+
+def test_demo_shows_every_workload(hlo_mlc: Callable, no_measuring: list[str]) -> None:
+    result = hlo_mlc("demo")
+    assert result.exit_code == 0, result.output
+    assert no_measuring == list(DEMO)
+    for heading in ("workload", "ratio", "max error", "clusters", "coverage", "first call"):
+        assert heading in result.stdout
+    assert all(name in result.stdout for name in DEMO)
+
+
+def test_bench_says_which_figures_were_missed(hlo_mlc: Callable, no_measuring: list[str]) -> None:
+    result = hlo_mlc("bench", "gelu", "exp", "encoder_block")
+    assert result.exit_code == 0
+    assert "missed: gelu: ratio 1.00, its figure is 2.20" in result.stdout
+    assert result.stdout.count("missed:") == 1
+
+
+def test_a_slow_first_call_is_a_miss() -> None:
+    row = _right(BY_NAME["exp"])
+    for by_jax, ours, missed in ((0.01, 0.069, 0), (0.01, 0.071, 1), (1.0, 1.99, 0), (1, 2.01, 1)):
+        slow = replace(row, jax_first_call_s=by_jax, ours_first_call_s=ours)
+        assert len(measuring.render_misses([slow])) == missed
+
+
+def test_list_runs_nothing(hlo_mlc: Callable, no_measuring: list[str]) -> None:
+    result = hlo_mlc("bench", "--list", "--neighbours")
+    assert result.exit_code == 0
+    assert no_measuring == []
+    assert all(name in result.stdout for name in BY_NAME)
+
+
+def test_select() -> None:
+    names = [case.name for case in CASES]
+    assert [case.name for case in select((), (), False)] == names
+    assert [case.name for case in select((), (), True)] == list(BY_NAME)
+    assert [case.name for case in select(("softmax/odd",), (), False)] == ["softmax/odd"]
+    assert [case.name for case in select(("sin", "exp"), (), True)] == ["exp", "sin"]
+    chosen = select(("exp",), ("overhead",), False)
+    assert [case.name for case in chosen] == ["exp", "tiny_call"]
+
+
+def test_select_refuses_an_unknown_name() -> None:
+    with pytest.raises(MlcError, match=r"no case 'sofmax' \(did you mean 'softmax'\?\)"):
+        select(("sofmax",), (), False)

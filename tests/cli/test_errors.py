@@ -1,0 +1,94 @@
+"""What a user sees after a mistake: one line on stderr and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_MODULE = "module {{ func.func @{name}(%x: tensor<4xf32>) -> tensor<4xf32> {{ {body} }} }}"
+_NEGATE = "%0 = stablehlo.negate %x : tensor<4xf32> return %0 : tensor<4xf32>"
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.mlir").write_text("module { func.func @main( }")
+    (tmp_path / "other.mlir").write_text(_MODULE.format(name="other", body=_NEGATE))
+    (tmp_path / "mistaken.py").write_text(
+        "number = 3\ndef f(x):\n    return -x\ndef g(x, y):\n    return x @ y\n"
+    )
+    (tmp_path / "raising.py").write_text("raise OSError('no licence')\n")
+    (tmp_path / "text.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["bench", "sofmax"], 2, "There is no case 'sofmax' (did you mean 'softmax'?)"),
+        (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
+        (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),
+        (["bench", "--json", "text.json/out.json"], 2, "Cannot write the results"),
+        (["inspect", "nothing"], 2, "Expected the path of a StableHLO file, or MODULE:FUNCTION"),
+        (["inspect", "missing.mlir"], 2, "missing.mlir"),
+        (["inspect", "broken.mlir"], 1, "StableHLO"),
+        (["inspect", "other.mlir"], 1, "no function @main; its functions are: @other"),
+        (["inspect", "absent_module:f"], 2, "Cannot import 'absent_module': ModuleNotFoundError"),
+        (["inspect", "raising:f"], 2, "Cannot import 'raising': OSError: no licence"),
+        (["inspect", "mistaken:h"], 2, "there is no 'h' in 'mistaken'"),
+        (["inspect", "mistaken:number"], 2, "is int, not a function"),
+        (["inspect", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
+        (["inspect", "mistaken:f", "--arg", "f32(4)"], 2, "written like f32[512,1024]"),
+        (["inspect", "mistaken:f", "--arg", "q7[4]"], 2, "there is no dtype 'q7'"),
+        (["inspect", "mistaken:g", "--arg", "f32[4]"], 2, "mistaken:g cannot be traced"),
+        (
+            ["inspect", "mistaken:g", "--arg", "f32[4]", "--arg", "f32[5]"],
+            2,
+            "mistaken:g cannot be traced",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_mistakes(hlo_mlc: Callable, arguments: list[str], status: int, message: str) -> None:
+    result = hlo_mlc(*arguments)
+    assert result.exit_code == status, result.output
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "No such command 'nonsense'"),
+        (["bench", "--rounds", "0"], "0 is not in the range"),
+        (["bench", "--choose", "best"], "'best' is not one of 'auto', 'measure', 'ours', 'xla'"),
+        (["bench", "--group", "rowz"], "'rowz' is not one of"),
+        (["inspect"], "Missing argument 'PROGRAM'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_misuse(hlo_mlc: Callable, arguments: list[str], message: str) -> None:
+    result = hlo_mlc(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("command", [["cache", "list"], ["cache", "clear"], ["cache", "verify"]])
+def test_a_cache_folder_that_cannot_be_made(
+    hlo_mlc: Callable, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "text.json" / "cache"))
+    result = hlo_mlc(*command)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: The cache folder ")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_an_invalid_environment_variable(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HLO_MLC_CACHE_LIMIT_MIB", "much")
+    result = hlo_mlc("cache", "list")
+    assert result.exit_code == 1
+    assert "error: Environment variable HLO_MLC_CACHE_LIMIT_MIB='much'" in result.stderr

@@ -1,0 +1,121 @@
+"""`hlo-mlc inspect`: where programs come from, and what it shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc import MlcError
+from hlo_mlc.cli.function import arguments, parse_argument, resolve
+
+_SOURCE = """
+import jax.numpy as jnp
+
+def softmax(x):
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+def with_example(x):
+    return jnp.tanh(x) + 1
+
+with_example.example_args = lambda: (jnp.ones((64, 64)),)
+
+class Model:
+    @staticmethod
+    def apply(x):
+        return x.astype('float64')
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a module in the current folder, which no other test has imported."""
+    name = f"inspected_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(_SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
+    assert result.exit_code == 0, result.output
+    assert "coverage: 100%" in result.stdout
+
+
+def test_takes_the_functions_own_arguments(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("inspect", f"{module}:with_example", "--choose", "ours")
+    assert result.exit_code == 0, result.output
+    assert "coverage: 100%" in result.stdout
+
+
+def test_finds_nested_names_and_64_bit_types(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("inspect", f"{module}:Model.apply", "--arg", "f32[8]", "--x64")
+    assert result.exit_code == 0, result.output
+    assert not jax.config.jax_enable_x64
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_explains_a_stablehlo_file(hlo_mlc: Callable, tmp_path: Path, as_bytes: bool) -> None:
+    lowered = jax.jit(lambda x: jnp.exp(x) * 2).lower(jnp.ones(1000))
+    path = tmp_path / "program.mlir"
+    if as_bytes:
+        bytecode = path.open("wb")
+        with bytecode:
+            lowered.compiler_ir().operation.write_bytecode(bytecode)
+    else:
+        path.write_text(lowered.as_text())
+    result = hlo_mlc("inspect", str(path), "--choose", "ours")
+    assert result.exit_code == 0, result.output
+    assert "coverage: 100%" in result.stdout
+
+
+def test_dumps_the_stages(hlo_mlc: Callable, module: str, tmp_path: Path) -> None:
+    result = hlo_mlc(
+        "inspect", f"{module}:with_example", "--choose", "ours", "--dump", str(tmp_path / "dump")
+    )
+    assert result.exit_code == 0, result.output
+    assert any(file.name == "00-stablehlo.mlir" for file in (tmp_path / "dump").rglob("*"))
+
+
+def test_leaves_the_rest_to_xla_and_says_so(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("inspect", f"{module}:with_example", "--choose", "xla")
+    assert result.exit_code == 0, result.output
+    assert "coverage: 0%" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dtype"),
+    [
+        ("f32[512,1024]", (512, 1024), np.float32),
+        ("bf16[3]", (3,), jnp.bfloat16),
+        ("i32[]", (), np.int32),
+        ("u8[0, 2]", (0, 2), np.uint8),
+        ("bool[1]", (1,), np.bool_),
+    ],
+)
+def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:
+    parsed = parse_argument(text)
+    assert (parsed.shape, parsed.dtype) == (shape, jnp.dtype(dtype))
+
+
+@pytest.mark.parametrize("text", ["", "f32", "f32[", "f32[-1]", "f32[1,]", "F32[1]", "f31[1]"])
+def test_parse_argument_refuses(text: str) -> None:
+    with pytest.raises(MlcError):
+        parse_argument(text)
+
+
+def test_resolve_finds_functions_of_installed_modules() -> None:
+    assert resolve("jax.numpy:linalg.norm") is jnp.linalg.norm
+
+
+def test_arguments_written_win_over_the_functions_own() -> None:
+    def function() -> None: ...
+
+    function.example_args = (1, 2)
+    assert arguments(function, []) == (1, 2)
+    assert arguments(function, ["f32[2]"]) == (parse_argument("f32[2]"),)

@@ -1,0 +1,182 @@
+"""`compile_stablehlo`: every form of a module gives the function that JAX runs."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from hlo_mlc import UnsupportedOpError, compile_stablehlo
+from hlo_mlc.support.errors import UsageError
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+B = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+def f(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return jnp.tanh(a @ b), jnp.argmax(a, axis=1)
+
+
+TEXT = jax.jit(f).lower(A, B).as_text()
+
+TWO_FUNCTIONS = """
+func.func @main(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = stablehlo.add %x, %x : tensor<4xf32>
+  return %0 : tensor<4xf32>
+}
+func.func @twice(%x: tensor<4xf32>) -> tensor<4xf32> {
+  %0 = func.call @main(%x) : (tensor<4xf32>) -> tensor<4xf32>
+  %1 = func.call @main(%0) : (tensor<4xf32>) -> tensor<4xf32>
+  return %1 : tensor<4xf32>
+}
+"""
+
+DYNAMIC = """
+func.func @main(%x: tensor<?x2xf32>) -> tensor<?x2xf32> {
+  %0 = func.call @double(%x) : (tensor<?x2xf32>) -> tensor<?x2xf32>
+  return %0 : tensor<?x2xf32>
+}
+func.func private @double(%x: tensor<?x2xf32>) -> tensor<?x2xf32> {
+  %0 = stablehlo.add %x, %x : tensor<?x2xf32>
+  return %0 : tensor<?x2xf32>
+}
+"""
+
+
+def bytecode() -> bytes:
+    with mlir.make_ir_context():
+        buffer = io.BytesIO()
+        ir.Module.parse(TEXT).operation.write_bytecode(buffer)
+        return buffer.getvalue()
+
+
+def artifact() -> bytes:
+    return stablehlo.serialize_portable_artifact_str(TEXT, stablehlo.get_minimum_version())
+
+
+def check(function: Any, *arguments: Any) -> None:
+    for got, expected in zip(function(*arguments), f(A, B), strict=True):
+        assert isinstance(got, jax.Array)
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("choose", ["xla", "auto", "ours"])
+@pytest.mark.parametrize("form", [lambda: TEXT, TEXT.encode, bytecode, artifact])
+def test_forms(form: Any, choose: str) -> None:
+    check(compile_stablehlo(form(), choose=choose), A, B)
+
+
+@pytest.mark.parametrize("form", [TEXT.encode, bytecode, artifact])
+def test_files(form: Any, tmp_path: Path) -> None:
+    path = tmp_path / "module.mlir"
+    path.write_bytes(form())
+    check(compile_stablehlo(path), A, B)
+    check(compile_stablehlo(str(path)), A, B)
+
+
+def test_numpy_and_jax_arrays() -> None:
+    function = compile_stablehlo(TEXT)
+    check(function, jnp.asarray(A), jnp.asarray(B))
+    check(function, jax.device_put(A, jax.devices()[3]), B)
+
+
+def test_an_input_may_change_after_the_call() -> None:
+    function = compile_stablehlo(TEXT)
+    a = A.copy()
+    out = function(a, B)[0]
+    a[:] = 0
+    np.testing.assert_allclose(out, f(A, B)[0], rtol=1e-6)
+
+
+def test_module_replaced_by_the_compiler(replacing: Any) -> None:
+    function = compile_stablehlo(TWO_FUNCTIONS, entry="twice", choose="ours")
+    (out,) = function(np.ones(4, np.float32))
+    np.testing.assert_array_equal(out, np.full(4, 4.0))
+    assert re.findall(r"@(\w+)\(%arg0: tensor", replacing.modules[0]) == ["main", "main_"]
+    assert function.report().reasons == ("it was copied",)
+
+
+def test_entries() -> None:
+    ones = np.ones(4, np.float32)
+    assert compile_stablehlo(TWO_FUNCTIONS)(ones)[0][0] == 2
+    assert compile_stablehlo(TWO_FUNCTIONS, entry="twice")(ones)[0][0] == 4
+
+
+def test_64_bit_types_without_x64() -> None:
+    text = """func.func @main(%x: tensor<2xf64>, %n: tensor<2xi64>) -> (tensor<2xf64>, tensor<2xi64>) {
+      %0 = stablehlo.multiply %x, %x : tensor<2xf64>
+      %1 = stablehlo.add %n, %n : tensor<2xi64>
+      return %0, %1 : tensor<2xf64>, tensor<2xi64>
+    }"""
+    x, n = np.array([1 + 1e-12, 2]), np.array([2**40, 1])
+    squares, sums = compile_stablehlo(text)(x, n)
+    assert (squares.dtype, sums.dtype) == (np.float64, np.int64)
+    np.testing.assert_array_equal(squares, x * x)
+    np.testing.assert_array_equal(sums, n + n)
+
+
+@pytest.mark.parametrize(
+    "spelled", ["i1", "i4", "ui8", "i64", "f16", "bf16", "f8E4M3FN", "complex<f32>"]
+)
+def test_element_types(spelled: str) -> None:
+    tensor = f"tensor<2x3x{spelled}>"
+    function = compile_stablehlo(
+        f"func.func @main(%x: {tensor}) -> tensor<3x2x{spelled}> {{\n"
+        f"  %0 = stablehlo.transpose %x, dims = [1, 0] : ({tensor}) -> tensor<3x2x{spelled}>\n"
+        f"  return %0 : tensor<3x2x{spelled}>\n}}"
+    )
+    with pytest.raises(UsageError) as refusal:
+        function(np.empty((2, 3), "S1"))
+    name = str(refusal.value).partition("expected ")[2].partition("[")[0]
+    x = np.arange(6).reshape(2, 3).astype(jnp.dtype(name))
+    (out,) = function(x)
+    assert out.dtype == x.dtype
+    np.testing.assert_array_equal(np.asarray(out), x.T)
+
+
+def test_no_arguments_and_no_results() -> None:
+    constant = compile_stablehlo(
+        "func.func @main() -> tensor<f32> {\n"
+        "  %0 = stablehlo.constant dense<3.0> : tensor<f32>\n  return %0 : tensor<f32>\n}"
+    )
+    assert constant()[0] == 3
+    assert compile_stablehlo("func.func @main(%x: tensor<2xf32>) {\n  return\n}")(
+        np.ones(2, np.float32)
+    ) == ()
+
+
+def test_dynamic_shapes() -> None:
+    function = compile_stablehlo(DYNAMIC)
+    with pytest.raises(UsageError, match="dynamic shapes.*call it before"):
+        function.report()
+    for size in (3, 5, 3):
+        (out,) = function(np.ones((size, 2), np.float32))
+        np.testing.assert_array_equal(out, np.full((size, 2), 2.0))
+    assert 0 <= function.report().coverage <= 1
+    with pytest.raises(UsageError, match=r"expected float32\[\?, 2\], got float32\[2, 3\]"):
+        function(np.ones((2, 3), np.float32))
+
+
+def test_shapes_that_depend_on_values_are_refused() -> None:
+    function = compile_stablehlo(
+        "func.func @main(%n: tensor<1xi32>, %x: tensor<?xf32>) -> tensor<?xf32> {\n"
+        "  %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>\n"
+        "  return %0 : tensor<?xf32>\n}"
+    )
+    with pytest.raises(UnsupportedOpError, match="dynamic shapes|depend on more than"):
+        function(np.array([3], np.int32), np.ones(2, np.float32))
+
+
+def test_report() -> None:
+    function = compile_stablehlo(TEXT, choose="xla")
+    assert function.report().coverage == 0
+    assert 'choose="xla"' in function.explain()

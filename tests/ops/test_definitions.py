@@ -1,0 +1,60 @@
+"""Every example of every op: reference, tensor expressions and XLA agree."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from hlo_mlc.ops.registry import DEFINITIONS, evaluate_graph, supports
+
+CASES = [
+    pytest.param(text, id=f"{definition.name}-{k}")
+    for definition in DEFINITIONS.values()
+    for k, text in enumerate(definition.examples)
+]
+SUMS = ("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.dot_general",
+        "stablehlo.convolution", "stablehlo.scatter")
+SELECTIONS = ("stablehlo.maximum", "stablehlo.minimum", "stablehlo.compare")
+# Results that may differ in the last places: nothing prescribes how they round.
+ROUNDED = (
+    "power", "atan2", "sqrt", "rsqrt", "cbrt", "exponential", "exponential_minus_one", "log",
+    "log_plus_one", "logistic", "sine", "cosine", "tan", "tanh", "asin", "acos", "atan", "sinh",
+    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv",
+)
+ULPS = 32  # XLA's own atanh of f64 is 18 away from NumPy's
+
+
+def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
+                zero_signs: bool = True) -> None:
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if actual.dtype.kind in "iub":
+        np.testing.assert_array_equal(actual, expected)
+        return
+    eps = float(ml_dtypes.finfo(actual.dtype).eps)
+    x, y = actual.astype(np.float64), expected.astype(np.float64)
+    np.testing.assert_allclose(x, y, rtol=ulps * eps, atol=ulps * eps * 1e-3 if ulps else 0)
+    if not ulps and zero_signs:
+        np.testing.assert_array_equal(np.signbit(x) & (x == 0), np.signbit(y) & (y == 0))
+
+
+def _main_op(graph) -> str:
+    return next(n.op for n in reversed(graph.nodes))
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_example(text: str, examples) -> None:
+    graph = examples.graph(text)
+    assert [supports(n) for n in graph.nodes] == [""] * len(graph.nodes)
+    op = _main_op(graph)
+    tamed = op in SUMS and not any(name in text for name in SELECTIONS)
+    arrays = examples.inputs(graph, text, tamed)
+    if op == "stablehlo.power" and arrays[1].dtype.kind in "iu":
+        arrays[1] = np.minimum(arrays[1], 63)  # XLA looks at six bits of the exponent only
+    ulps = ULPS if op.partition(".")[2] in ROUNDED else 0
+    reference = evaluate_graph(graph, arrays)
+    for actual, expected in zip(examples.lowered(graph, arrays), reference, strict=True):
+        assert_same(actual, expected)
+    for actual, expected in zip(reference, examples.compiled(text, arrays), strict=True):
+        assert_same(actual, expected, ulps, op not in SUMS)

@@ -1,0 +1,267 @@
+"""The custom call end to end under jax.jit."""
+
+from __future__ import annotations
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc.runtime import library, variants
+
+
+def f32(*shape):
+    return jax.ShapeDtypeStruct(shape, np.float32)
+
+
+def i64_as_pairs(count):
+    """i64[count] for JAX without x64: every number is two u32, the low one first."""
+    return jax.ShapeDtypeStruct((count, 2), np.uint32)
+
+
+def test_single_task(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    variants.publish(kernel_id, scale_kernel(3.0))
+    x = np.arange(100, dtype=np.float32)
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(100), x + 1, dims=(100,)) - 1)
+    np.testing.assert_array_equal(program(x), (x + 1) * 3 - 1)
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 64, 5000])
+def test_parallel_for_runs_each_task_once(call_kernel, count_kernel, new_id, tasks):
+    kernel_id = new_id()
+    variants.publish(kernel_id, count_kernel)
+    program = jax.jit(lambda: call_kernel(kernel_id, i64_as_pairs(tasks), dims=(tasks,)))
+    for _ in range(20):
+        np.testing.assert_array_equal(program()[:, 0], np.arange(1, tasks + 1))
+
+
+def test_many_buffers(call_kernel, compile_kernel, new_id):
+    kernel_id = new_id()
+    variants.publish(
+        kernel_id,
+        compile_kernel("""
+define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {
+entry:
+  %operands = load i64, ptr %dims
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %sum = phi float [ 0.0, %entry ], [ %added, %loop ]
+  %operand = call ptr @buffer(ptr %buffers, i64 %i)
+  %value = load float, ptr %operand
+  %added = fadd float %sum, %value
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %operands
+  br i1 %more, label %loop, label %done
+done:
+  %result = call ptr @buffer(ptr %buffers, i64 %next)
+  store float %added, ptr %result
+  ret void
+}
+"""),
+    )
+    operands = [np.float32(i) for i in range(200)]
+    program = jax.jit(lambda *xs: call_kernel(kernel_id, f32(), *xs, dims=(200,)))
+    assert program(*operands) == sum(range(200))
+
+
+def test_missing_kernel_is_named_with_what_to_do(call_kernel):
+    program = jax.jit(lambda x: call_kernel("nobody-made-this", f32(2), x))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND.*nobody-made-this.*load the"):
+        program(jnp.ones(2))
+
+
+def test_hot_swap_reaches_a_loaded_executable(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    double, triple = scale_kernel(2.0), scale_kernel(3.0)
+    variants.publish(kernel_id, double)
+    call = jax.jit(lambda x: call_kernel(kernel_id, f32(4), x, dims=(4,)))
+    program = call.lower(f32(4)).compile()
+    x = np.ones(4, np.float32)
+    results = []
+    for code in [double, triple, double]:
+        variants.publish(kernel_id, code)
+        results.append(float(program(x)[0]))
+    assert results == [2.0, 3.0, 2.0]
+
+
+def test_removed_kernel_stays_with_loaded_executables_only(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    variants.publish(kernel_id, scale_kernel(5.0))
+    call = jax.jit(lambda x: call_kernel(kernel_id, f32(*x.shape), x, dims=x.shape))
+    assert call(np.ones(3, np.float32))[0] == 5
+    assert variants.exists(kernel_id)
+    assert variants.remove(kernel_id)
+    assert not variants.exists(kernel_id)
+    assert not variants.remove(kernel_id)
+    assert call(np.ones(3, np.float32))[0] == 5
+    with pytest.raises(jax.errors.JaxRuntimeError, match="NOT_FOUND"):
+        call(np.ones(4, np.float32))
+
+
+SCRATCH_TASKS = 8
+SCRATCH_ELEMENTS = 4096
+# Fills its scratch with the operand in parallel tasks, then sums it: a wrong sum means that
+# another execution wrote to the same scratch. The second result is the scratch's misalignment.
+SCRATCH_IR = f"""
+%Closure = type {{ ptr, float }}
+define internal void @body(ptr %closure, i64 %task) {{
+entry:
+  %scratch = load ptr, ptr %closure
+  %value_at = getelementptr %Closure, ptr %closure, i32 0, i32 1
+  %value = load float, ptr %value_at
+  %per_task = sdiv i64 {SCRATCH_ELEMENTS}, {SCRATCH_TASKS}
+  %start = mul i64 %task, %per_task
+  %end = add i64 %start, %per_task
+  br label %loop
+loop:
+  %i = phi i64 [ %start, %entry ], [ %next, %loop ]
+  %to = getelementptr float, ptr %scratch, i64 %i
+  store volatile float %value, ptr %to
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, %end
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+entry:
+  %operand = call ptr @buffer(ptr %buffers, i64 0)
+  %result = call ptr @buffer(ptr %buffers, i64 1)
+  %value = load float, ptr %operand
+  %closure = alloca %Closure
+  store ptr %scratch, ptr %closure
+  %value_at = getelementptr %Closure, ptr %closure, i32 0, i32 1
+  store float %value, ptr %value_at
+  call void @parallel_for(ptr %ctx, ptr @body, ptr %closure, i64 {SCRATCH_TASKS})
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %sum = phi float [ 0.0, %entry ], [ %added, %loop ]
+  %from = getelementptr float, ptr %scratch, i64 %i
+  %element = load volatile float, ptr %from
+  %added = fadd float %sum, %element
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, {SCRATCH_ELEMENTS}
+  br i1 %more, label %loop, label %done
+done:
+  store float %added, ptr %result
+  %address = ptrtoint ptr %scratch to i64
+  %misaligned = and i64 %address, 63
+  %as_float = sitofp i64 %misaligned to float
+  %second = getelementptr float, ptr %result, i64 1
+  store float %as_float, ptr %second
+  ret void
+}}
+"""
+
+
+def test_scratch_and_concurrent_executions(call_kernel, compile_kernel, new_id):
+    kernel_id = new_id()
+    variants.publish(kernel_id, compile_kernel(SCRATCH_IR, scratch_bytes=4 * SCRATCH_ELEMENTS))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x)).lower(f32()).compile()
+    wrong: list[object] = []
+
+    def run(value: float) -> None:
+        x = np.float32(value)
+        for _ in range(100):
+            result = np.asarray(program(x))
+            if result.tolist() != [value * SCRATCH_ELEMENTS, 0.0]:
+                wrong.append((value, result))
+
+    threads = [threading.Thread(target=run, args=(float(i),)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_swap_to_a_variant_with_more_scratch(call_kernel, compile_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    little = scale_kernel(0.0)
+    variants.publish(kernel_id, variants.KernelCode(little.entry, 64, little))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(1,)))
+    program(np.float32(1))
+    variants.publish(kernel_id, compile_kernel(SCRATCH_IR, scratch_bytes=4 * SCRATCH_ELEMENTS))
+    assert program(np.float32(1)).tolist() == [SCRATCH_ELEMENTS, 0.0]
+
+
+def test_scratch_that_cannot_be_had_is_an_error(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    code = scale_kernel(1.0)
+    variants.publish(kernel_id, variants.KernelCode(code.entry, 1 << 60, code))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(2,)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"RESOURCE_EXHAUSTED.*scratch"):
+        program(np.ones(2, np.float32))
+
+
+def test_swap_while_executions_run(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    codes = [scale_kernel(2.0), scale_kernel(3.0)]
+    variants.publish(kernel_id, codes[0])
+    size = 512
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(size), x, dims=(size,)))
+    x = np.ones(size, np.float32)
+    program(x)
+    stop = threading.Event()
+
+    def swap() -> None:
+        while not stop.is_set():
+            for code in codes:
+                variants.publish(kernel_id, code)
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    try:
+        results = [np.unique(program(x)).tolist() for _ in range(200)]
+    finally:
+        stop.set()
+        swapper.join()
+    assert all(result in ([2.0], [3.0]) for result in results)
+
+
+def test_profile_counts_calls_only_while_enabled(call_kernel, scale_kernel, new_id):
+    kernel_id = new_id()
+    variants.publish(kernel_id, scale_kernel(2.0))
+    program = jax.jit(lambda x: call_kernel(kernel_id, f32(8), x, dims=(8,)))
+    x = np.ones(8, np.float32)
+    program(x).block_until_ready()
+    assert variants.read_profile(kernel_id) == variants.Profile(0, 0)
+    variants.enable_profiling()
+    try:
+        for _ in range(5):
+            program(x).block_until_ready()
+    finally:
+        variants.enable_profiling(False)
+    program(x).block_until_ready()
+    profile = variants.read_profile(kernel_id)
+    assert profile.calls == 5
+    assert profile.total_ns > 0
+    variants.reset_profile()
+    assert variants.read_profile(kernel_id) == variants.Profile(0, 0)
+    assert variants.read_profile("nobody-made-this") is None
+
+
+def test_kernel_inside_a_loop_and_no_elements(call_kernel, scale_kernel, count_kernel, new_id):
+    scale, count = new_id(), new_id()
+    variants.publish(scale, scale_kernel(2.0))
+    variants.publish(count, count_kernel)
+    program = jax.jit(
+        lambda x: jax.lax.fori_loop(0, 10, lambda _, y: call_kernel(scale, f32(3), y, dims=(3,)), x)
+    )
+    np.testing.assert_array_equal(program(np.ones(3, np.float32)), np.full(3, 1024.0))
+    nothing = jax.jit(lambda: call_kernel(count, i64_as_pairs(0), dims=(0,)))
+    assert nothing().shape == (0, 2)
+
+
+def test_registering_again_is_harmless(call_kernel):
+    threads = [threading.Thread(target=library.register_with_jax) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert library.load() is library.load()

@@ -1,0 +1,190 @@
+"""Programs to schedule: small ones made at random, and a way to compare what two compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import F32, I32, DType
+from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.verify import verify
+from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import Assign, Stage
+
+
+class RandomProgram:
+    """A few stages over a matrix [n, m]: maps, shifted and transposed reads, reductions."""
+
+    def __init__(self, seed: int, dtype: DType) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.dtype = dtype
+        self.n, self.m = (int(v) for v in self.rng.integers(1, 13, 2))
+        if self.rng.random() < 0.4:
+            self.m = self.n
+        self.operands = [Buffer("x", dtype, (self.n, self.m), "operand")]
+        self.buffers: list[Buffer] = []
+        self.stages: list[Stage] = []
+        for position in range(int(self.rng.integers(1, 5))):
+            self.add_stage(position)
+
+    def pick(self, options: list):
+        return options[int(self.rng.integers(len(options)))]
+
+    def term(self, i: Expr, j: Expr) -> Expr:
+        """A value at (i, j) made of one or two reads."""
+        value = self.read(i, j)
+        if self.rng.random() < 0.7:
+            value = apply(self.pick(["add", "sub", "mul", "max", "min"]), value, self.read(i, j))
+        return value
+
+    def read(self, i: Expr, j: Expr) -> Expr:
+        source = self.pick([*self.operands, *self.buffers, *self.buffers])
+        zero = const(0, self.dtype)
+        if source.shape == ():
+            return load(source, ())
+        if source.shape == (self.n,) and len(source.shape) == 1:
+            return load(source, (i,))
+        if len(source.shape) == 1:
+            return load(source, (j,))
+        kind = self.rng.random()
+        if kind < 0.15 and self.n == self.m:
+            return load(source, (j, i))
+        if kind < 0.3:
+            before = index.subtract(j, index.constant(1))
+            return load(source, (i, before), apply("ge", before, index.constant(0)), zero)
+        if kind < 0.4:
+            after = index.add(i, index.constant(1))
+            return load(source, (after, j), apply("lt", after, index.constant(self.n)), zero)
+        if kind < 0.5:
+            return load(source, (index.subtract(index.constant(self.n - 1), i), j))
+        return load(source, (i, j))
+
+    def add_stage(self, position: int) -> None:
+        i, j = variable(f"i{position}", self.n), variable(f"j{position}", self.m)
+        accumulator = Var(f"acc{position}", self.dtype)
+        shape, axes, reduced = self.pick([
+            ((self.n, self.m), (i, j), ()), ((self.n, self.m), (i, j), ()),
+            ((self.n,), (i,), (j,)), ((self.m,), (j,), (i,)), ((), (), (i, j))])
+        buffer = Buffer(f"b{position}", self.dtype, shape, "scratch")
+        term = self.term(i, j)
+        if not reduced:
+            stage = Stage(f"s{position}", axes, (Assign(buffer, axes, term),))
+        else:
+            op = self.pick(["add", "max", "min"])
+            value = apply("add", accumulator, const(1, self.dtype))
+            along, copy = (), None
+            if self.rng.random() < 0.3:
+                copy = Buffer(f"c{position}", self.dtype, (self.n, self.m), "scratch")
+                along = (Assign(copy, (i, j), term),)
+            stage = Stage(f"s{position}", axes, (Assign(buffer, axes, value),), reduced,
+                          named_combiner(op, self.dtype), (term,), (const(3, self.dtype),),
+                          (accumulator,), along)
+            if copy is not None:
+                self.buffers.append(copy)
+        self.buffers.append(buffer)
+        self.stages.append(stage)
+
+    def loops(self) -> LoopProgram:
+        """The naive loops; the last buffer is the result, the others are scratch."""
+        last = self.buffers[-1]
+        result = Buffer(last.name, last.dtype, last.shape, "result")
+        body = tuple(stmt for stage in self.stages for stmt in lower_stage(
+            _with_buffer(stage, last, result)))
+        scratch, offset = [], 0
+        for buffer in self.buffers[:-1]:
+            scratch.append((buffer, offset))
+            offset += -(-buffer.bytes // 64) * 64
+        return LoopProgram("random", tuple(self.operands), (result,), body, tuple(scratch))
+
+    def inputs(self) -> list[np.ndarray]:
+        values = self.rng.integers(-50, 50, (self.n, self.m))
+        return [values.astype(self.dtype.numpy)]
+
+
+def _with_buffer(stage: Stage, old: Buffer, new: Buffer) -> Stage:
+    def swap(assigns: tuple[Assign, ...]) -> tuple[Assign, ...]:
+        return tuple(Assign(new if a.buffer == old else a.buffer, a.indices, a.value, a.guard)
+                     for a in assigns)
+
+    return Stage(stage.name, stage.axes, swap(stage.assigns), stage.reduce_axes, stage.combiner,
+                 stage.terms, stage.initial, stage.accumulators, swap(stage.along))
+
+
+@pytest.fixture(scope="session")
+def random_program() -> Callable[..., RandomProgram]:
+    """`random_program(seed, dtype=I32)`: integers make every order of summation exact."""
+    return lambda seed, dtype=I32: RandomProgram(seed, dtype)
+
+
+@pytest.fixture(scope="session")
+def assert_same() -> Callable[..., None]:
+    """`assert_same(before, after, inputs)`: the second program is sound and computes the same."""
+
+    def check(before: LoopProgram, after: LoopProgram, inputs: list[np.ndarray]) -> None:
+        verify(after)
+        expected, actual = interpret(before, inputs), interpret(after, inputs, seed=1)
+        for one, other in zip(expected, actual, strict=True):
+            if one.dtype.kind in "iub":
+                np.testing.assert_array_equal(other, one)
+            else:
+                np.testing.assert_allclose(other, one, rtol=1e-5, atol=1e-4)
+
+    return check
+
+
+class Tiny:
+    """Hand-made stages over f32 buffers, for golden texts and refusals."""
+
+    def operand(self, name: str, *shape: int) -> Buffer:
+        return Buffer(name, F32, shape, "operand")
+
+    def result(self, name: str, *shape: int) -> Buffer:
+        return Buffer(name, F32, shape, "result")
+
+    def scratch(self, name: str, *shape: int) -> Buffer:
+        return Buffer(name, F32, shape, "scratch")
+
+    def program(self, *body: Stmt | tuple[Stmt, ...] | Stage) -> LoopProgram:
+        """A program whose signature follows from the scopes of the buffers in it."""
+        statements: list[Stmt] = []
+        buffers: dict[Buffer, None] = {}
+        for part in body:
+            buffers.update(dict.fromkeys((*part.inputs, *part.outputs)))
+            statements += lower_stage(part)
+        scoped = {scope: tuple(b for b in buffers if b.scope == scope)
+                  for scope in ("operand", "result", "scratch")}
+        scratch, offset = [], 0
+        for buffer in scoped["scratch"]:
+            scratch.append((buffer, offset))
+            offset += -(-buffer.bytes // 64) * 64
+        return LoopProgram("tiny", scoped["operand"], scoped["result"], tuple(statements),
+                           tuple(scratch))
+
+    def map(self, target: Buffer, names: str, value: Callable[..., Expr],
+            order: tuple[int, ...] | None = None) -> Stage:
+        """`target[axes] = value(*axes)`; axes are named by the letters of `names`."""
+        axes = tuple(variable(c, n) for c, n in zip(names, target.shape, strict=True))
+        placed = tuple(axes[k] for k in order) if order else axes
+        return Stage(f"map_{target.name}", placed, (Assign(target, axes, value(*axes)),))
+
+    def fold(self, target: Buffer, names: str, reduced: str, extent: int,
+             value: Callable[..., Expr], op: str = "add") -> Stage:
+        """`target[axes] = sum over reduced of value(*axes, reduced)`."""
+        axes = tuple(variable(c, n) for c, n in zip(names, target.shape, strict=True))
+        inner = variable(reduced, extent)
+        accumulator = Var("acc", F32)
+        return Stage(op, axes, (Assign(target, axes, accumulator),), (inner,),
+                     named_combiner(op, F32), (value(*axes, inner),), (const(0.0, F32),),
+                     (accumulator,))
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Tiny:
+    return Tiny()

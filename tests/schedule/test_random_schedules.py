@@ -1,0 +1,95 @@
+"""Whatever a primitive accepts computes the same: each one alone, and in long chains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.schedule import Schedule, Step, replay
+from hlo_mlc.schedule.core import PRIMITIVES
+from hlo_mlc.support.errors import ScheduleError
+
+
+def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) -> Step:
+    """A step with arguments that exist, legal or not."""
+    names = list(Schedule(program).loop_names)
+    if not names:
+        return Step("unroll", ("none",))
+    loop = names[int(rng.integers(len(names)))]
+    other = names[int(rng.integers(len(names)))]
+    number = int(rng.integers(1, 6))
+    buffers = [b.name for b, _ in program.scratch]
+    everything = [*buffers, *(b.name for b in (*program.operands, *program.results))]
+    match primitive:
+        case "split" | "block":
+            return Step(primitive, (loop, number))
+        case "fuse" | "fuse_loops":
+            return Step(primitive, (loop, other))
+        case "reorder":
+            return Step(primitive, ((loop, other),))
+        case "rfactor":
+            return Step(primitive, (loop, number, int(rng.integers(1, 4))))
+        case "contract":
+            return Step(primitive, (buffers[int(rng.integers(len(buffers)))] if buffers else "",))
+        case "cache_read" | "cache_write":
+            return Step(primitive, (everything[int(rng.integers(len(everything)))], loop))
+    return Step(primitive, (loop,))
+
+
+def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
+    """The schedule after a few attempts at steps that make `primitive` applicable more often."""
+    prefix = {"contract": "fuse_loops", "distribute": "fuse_loops", "cache_write": "split",
+              "cache_read": "split"}.get(primitive)
+    return attempt(prefix, schedule, rng, 12) if prefix else schedule
+
+
+def attempt(primitive: str, schedule: Schedule, rng: np.random.Generator, tries: int) -> Schedule:
+    for _ in range(tries):
+        try:
+            schedule = schedule.apply(candidate(primitive, schedule.program, rng))
+        except ScheduleError:
+            continue
+    return schedule
+
+
+@pytest.mark.parametrize("primitive", list(PRIMITIVES))
+def test_each_primitive_keeps_the_meaning(primitive, random_program, assert_same) -> None:
+    accepted = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        made = random_program(seed)
+        program, inputs = made.loops(), made.inputs()
+        before = likely(primitive, Schedule(program), rng)
+        after = attempt(primitive, before, rng, 12 if primitive == "fuse_loops" else 3)
+        if len(after.trace) > len(before.trace):
+            accepted += 1
+            assert_same(program, after.program, inputs)
+    assert accepted >= 5, "the generator never reaches this primitive"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_chains_keep_the_meaning_and_replay(seed, random_program, assert_same) -> None:
+    rng = np.random.default_rng(1000 + seed)
+    made = random_program(seed + 500)
+    program, inputs = made.loops(), made.inputs()
+    schedule = Schedule(program)
+    for _ in range(25):
+        primitive = list(PRIMITIVES)[int(rng.integers(len(PRIMITIVES)))]
+        schedule = attempt(primitive, schedule, rng, 1)
+    assert_same(program, schedule.program, inputs)
+    trace = [Step.from_json(step.to_json()) for step in schedule.trace]
+    assert str(replay(program, trace)) == str(schedule)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chains_on_floats(seed, random_program, assert_same) -> None:
+    rng = np.random.default_rng(2000 + seed)
+    made = random_program(seed + 700, F32)
+    program, inputs = made.loops(), made.inputs()
+    schedule = Schedule(program)
+    for _ in range(15):
+        primitive = list(PRIMITIVES)[int(rng.integers(len(PRIMITIVES)))]
+        schedule = attempt(primitive, schedule, rng, 1)
+    assert_same(program, schedule.program, inputs)

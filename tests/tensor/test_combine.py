@@ -1,0 +1,70 @@
+"""Combiners: recognition, neutral elements, accumulation in a wider type."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.dtypes import ALL, BF16, BOOL, F16, F32, I32, Kind
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.tensor.combine import (
+    combiner_from,
+    combiner_variables,
+    named_combiner,
+    widened,
+    with_identity,
+)
+
+OPS = [
+    (op, dtype) for dtype in ALL if dtype.kind is not Kind.COMPLEX
+    for op in ("add", "mul", "max", "min") + (() if dtype.is_float else ("and", "or", "xor"))
+]
+
+
+@pytest.mark.parametrize(("op", "dtype"), OPS, ids=lambda p: str(p))
+def test_identities_are_neutral(op: str, dtype) -> None:
+    combiner = named_combiner(op, dtype)
+    values = np.array([0, 1, -1, -0.0, 3, np.inf, -np.inf] if dtype.is_float else [0, 1, 5])
+    values = values.astype(dtype.numpy)
+    neutral = np.full(values.shape, combiner.identity[0].value, dtype.numpy)
+    for pair in ((values, neutral), (neutral, values)):
+        values_of = dict(zip((*combiner.lhs, *combiner.rhs), pair, strict=True))
+        found = evaluate(combiner.results[0], values_of)
+        assert found.tobytes() == values.tobytes()
+
+
+def test_recognises_one_op_in_either_order() -> None:
+    (x,), (y,) = lhs, rhs = combiner_variables([F32])
+    assert combiner_from(lhs, rhs, (apply("max", y, x),)).name == "max"
+    assert combiner_from(lhs, rhs, (apply("sub", x, y),)).identity is None
+    assert combiner_from(lhs, rhs, (apply("add", x, x),)).identity is None
+
+
+def test_separable_combiners_have_identities_but_no_name() -> None:
+    lhs, rhs = combiner_variables([F32, I32])
+    results = (apply("add", lhs[0], rhs[0]), apply("max", lhs[1], rhs[1]))
+    combiner = combiner_from(lhs, rhs, results)
+    assert combiner.name == ""
+    assert [c.value for c in combiner.identity] == [-0.0, -(2**31)]
+
+
+def test_initial_values_serve_as_identity_only_where_repeating_them_is_harmless() -> None:
+    (x,), (y,) = lhs, rhs = combiner_variables([F32])
+    clipped = apply("min", apply("max", x, y), const(9.0, F32))
+    combiner = combiner_from(lhs, rhs, (clipped,))
+    zero = (const(0.0, F32),)
+    assert with_identity(combiner, zero).identity == zero
+    assert with_identity(combiner, (const(10.0, F32),)).identity is None
+    assert with_identity(combiner, (x,)).identity is None
+    assert with_identity(named_combiner("add", F32), zero).identity[0].value == 0
+
+
+@pytest.mark.parametrize(("op", "dtype", "expected"), [
+    ("add", BF16, F32), ("mul", F16, F32), ("max", BF16, BF16), ("add", I32, I32),
+    ("or", BOOL, BOOL),
+])
+def test_sums_of_narrow_floats_accumulate_in_f32(op: str, dtype, expected) -> None:
+    combiner = widened(named_combiner(op, dtype))
+    assert combiner.name == op
+    assert combiner.lhs[0].dtype is expected

@@ -1,0 +1,97 @@
+"""The floors of the house: files import one way only, and each spelling lives in one place."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
+
+# Bottom first: a file may import from floors before its own, and from its own.
+FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
+          "schedule", "templates", "partition", "codegen", "runtime", "tuning", "report",
+          "compiler", "interop", "cli")
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def floor_of(module: str) -> str:
+    """The floor of a dotted module name below `hlo_mlc`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def module_of(path: Path) -> str:
+    """The dotted name of a file of the package."""
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    parts = [p for p in relative.parts if p != "__init__"]
+    return ".".join(parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def own_imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
+    """Every import of our own package in a syntax tree, as (statement, module)."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            if node.module.split(".")[0] == "hlo_mlc":
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                found += [(node, name if name in MODULES else node.module) for name in names]
+        elif isinstance(node, ast.Import):
+            found += [(node, a.name) for a in node.names if a.name.split(".")[0] == "hlo_mlc"]
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
+def test_imports_go_down_only(path: Path) -> None:
+    module = module_of(path)
+    own = floor_of(module)
+    if not own:  # the package's front door
+        return
+    assert own in FLOORS, f"{module} is on no floor; add its package to FLOORS where it belongs"
+    tree = ast.parse(path.read_text())
+    for statement, imported in own_imports(tree):
+        if imported == "hlo_mlc":
+            assert own == "cli", f"{module}:{statement.lineno} imports the package's front door"
+            continue
+        assert FLOORS.index(floor_of(imported)) <= FLOORS.index(own), (
+            f"{module}:{statement.lineno} imports {imported}, which is above it")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
+def test_no_import_inside_a_function(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            hidden = own_imports(function)
+            assert not hidden, f"{module_of(path)}: {hidden[0][1]} is imported inside a function"
+
+
+def test_no_cycles_between_files() -> None:
+    edges = {name: {other for _, other in own_imports(ast.parse(path.read_text()))
+                    if other != name} for name, path in MODULES.items()}
+    state: dict[str, int] = {}
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        if state.get(name) == 2:
+            return
+        assert state.get(name) != 1, f"import cycle: {' -> '.join((*trail, name))}"
+        state[name] = 1
+        for other in edges[name]:
+            visit(other, (*trail, name))
+        state[name] = 2
+
+    for name in MODULES:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
+def test_code_spellings_stay_in_codegen(path: Path) -> None:
+    if floor_of(module_of(path)) == "codegen":
+        return
+    text = path.read_text()
+    for spelling in ("getelementptr", "llvm.fma", "__global__", "threadIdx", "shufflevector"):
+        assert spelling not in text, f"{module_of(path)} spells {spelling!r}"
