@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from hlo_mlc.codegen import cpu as backend
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.text import format_graph
@@ -107,14 +108,14 @@ def _build(kernel: Kernel, target: CpuTarget, cache: ObjectCache, record: Record
     record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = schedule_program(kernel.program, target)
     record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
-    source = backend.print_program(loops, target)
+    source = print_program(loops, target)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
     key = hashlib.sha256(f"{target}\n{source}".encode()).hexdigest()
     code = cache.get(key)
     if code is None:
-        code = backend.compile_ir(source, target)
+        code = compile_ir(source, target)
         cache.put(key, code)
-    record.stage(f"assemble {name}", f"90-{name}.s", lambda: backend.assembly(source, target))
+    record.stage(f"assemble {name}", f"90-{name}.s", lambda: assembly(source, target))
     variants.publish(kernel.fingerprint,
                      variants.load_object(code, loops.name, loops.scratch_bytes))
     return BuiltKernel(kernel, decisions)

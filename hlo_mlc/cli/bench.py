@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
@@ -71,7 +69,9 @@ def bench(
         console=console,
         after_row=lambda results: results.save(path) if path is not None else None,
     )
-    _show(results, console)
+    measuring.show(results, console)
+    for line in measuring.misses(results.rows):
+        console.print(f"missed: {line}", highlight=False)
     if not complete:
         click.echo("interrupted: the rows above are kept", err=True)
     ctx.exit(measuring.exit_status(results.rows, complete))
@@ -106,12 +106,3 @@ def _listing(cases: Sequence[Case]) -> Table:
         figure = f"{case.figure:.2f}" if case.figure is not None else ""
         table.add_row(case.name, case.group, case.dtype, figure, sizes)
     return table
-
-
-def _show(results: results_file.Results, console: Console) -> None:
-    console.print(measuring.render(results.rows))
-    console.print_json(json.dumps(dict(results.environment)), indent=None)
-    for line in measuring.render_misses(results.rows):
-        console.print(f"missed: {line}", highlight=False)
-    for line in measuring.render_problems(results.rows):
-        click.echo(f"error: {line}", err=True)

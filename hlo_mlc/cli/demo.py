@@ -23,14 +23,5 @@ def demo(ctx: click.Context) -> None:
         rounds=_ROUNDS,
         console=console,
     )
-    here = results.environment
-    packages = here["packages"]
-    console.print(measuring.render(results.rows))
-    console.print(
-        f"{here['cpu']}, {here['cores']} cores, Python {here['python']}, JAX {packages['jax']}. "
-        "Errors are relative to a 64-bit evaluation, the ratio is jax.jit / hlo_mlc.",
-        highlight=False,
-    )
-    for line in measuring.render_problems(results.rows):
-        click.echo(f"error: {line}", err=True)
+    measuring.show(results, console)
     ctx.exit(measuring.exit_status(results.rows, complete))

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -16,17 +17,12 @@ from hlo_mlc import mlc_jit
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.results import Results, Row
 
-FIRST_CALL_FACTOR = 2.0
-FIRST_CALL_EXTRA_S = 0.06
-"""A first call may take the factor times that of jax.jit, or so much more, whichever is longer."""
-
 _PLAIN_WIDTH = 150  # of a table that goes to a file or a pipe
 
 
-def make_console(*, error: bool = False) -> Console:
-    """A console on stdout or stderr that does not fold tables where there is no terminal."""
-    stream = sys.stderr if error else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PLAIN_WIDTH)
+def make_console() -> Console:
+    """A console on stdout that does not fold tables where there is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
 def measure(
@@ -63,7 +59,22 @@ def measure(
     return results, True
 
 
-def render(rows: Sequence[Row]) -> Table:
+def show(results: Results, console: Console) -> None:
+    """Prints the table of results and where they were measured; on stderr, what is wrong."""
+    here = results.environment
+    console.print(_table(results.rows))
+    console.print(
+        f"{here['cpu']}, {here['cores']} cores, Python {here['python']}, "
+        f"JAX {here['packages']['jax']}, choose={here['choose']}. "
+        "The ratio is jax.jit / hlo_mlc; errors are relative to an evaluation in 64 bits.",
+        highlight=False,
+    )
+    for row in results.rows:
+        if row.status != "right":
+            click.echo(f"error: {row.name}: {row.status}: {row.message}", err=True)
+
+
+def _table(rows: Sequence[Row]) -> Table:
     """One line for each workload; what misses its figure or its limit is marked."""
     table = Table(title="jax.jit and hlo_mlc in turns, times of one call", title_justify="left")
     table.add_column("workload", no_wrap=True)
@@ -85,18 +96,13 @@ def render(rows: Sequence[Row]) -> Table:
     return table
 
 
-def render_problems(rows: Sequence[Row]) -> list[str]:
-    """A line for every row that has no right result."""
-    return [f"{row.name}: {row.status}: {row.message}" for row in rows if row.status != "right"]
-
-
-def render_misses(rows: Sequence[Row]) -> list[str]:
+def misses(rows: Sequence[Row]) -> list[str]:
     """A line for every figure and first-call limit that was not reached."""
     lines = []
     for row in rows:
-        if _below_figure(row):
+        if row.misses_figure:
             lines.append(f"{row.name}: ratio {row.ratio:.2f}, its figure is {row.figure:.2f}")
-        if _slow_first_call(row):
+        if row.misses_first_call:
             lines.append(
                 f"{row.name}: first call {row.ours_first_call_s:.2f} s, "
                 f"of jax.jit {row.jax_first_call_s:.2f} s"
@@ -114,7 +120,7 @@ def exit_status(rows: Sequence[Row], complete: bool) -> int:
 def _cells(row: Row) -> tuple[str | Text, ...]:
     if row.status != "right":
         return (row.name, *[Text("")] * 2, Text(row.status.upper(), style="bold red"))
-    slow_start = "yellow" if _slow_first_call(row) else ""
+    slow_start = "yellow" if row.misses_first_call else ""
     return (
         row.name,
         f"{row.jax_ms:.4g}",
@@ -131,17 +137,6 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
 
 
 def _ratio_style(row: Row) -> str:
-    if _below_figure(row):
+    if row.misses_figure:
         return "yellow"
     return "green" if row.ratio is not None and row.ratio > 1 else ""
-
-
-def _below_figure(row: Row) -> bool:
-    return row.ratio is not None and row.figure is not None and row.ratio < row.figure
-
-
-def _slow_first_call(row: Row) -> bool:
-    if row.ours_first_call_s is None or row.jax_first_call_s is None:
-        return False
-    by_jax = row.jax_first_call_s
-    return row.ours_first_call_s > max(FIRST_CALL_FACTOR * by_jax, by_jax + FIRST_CALL_EXTRA_S)

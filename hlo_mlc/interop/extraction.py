@@ -14,14 +14,16 @@ from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
 
-ENTRY = "main"
+MAIN = "main"
+"""The name of the function that XLA runs."""
 
 _MESH = "sdy.mesh"
 
-def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
-    """A module of its own, in the same context, with a copy of @name as its public @main.
 
-    Meshes come along, since shardings inside functions refer to them.
+def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
+    """A module of its own, in the same context, with copies of @name and of all that it calls.
+
+    @name is public there. Meshes come along, since shardings inside functions refer to them.
     """
     with module.context, ir.Location.unknown():
         extracted = ir.Module.create()
@@ -36,34 +38,42 @@ def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
         callees = _callees(copy) - seen
         pending += callees
         seen |= callees
-    if name != ENTRY:
-        _rename_to_entry(extracted, name)
     with module.context:
-        function = ir.SymbolTable(extracted.operation)[ENTRY]
-        function.attributes["sym_visibility"] = ir.StringAttr.get("public")
+        _function(extracted, name).attributes["sym_visibility"] = ir.StringAttr.get("public")
     return extracted
 
 
+def rename_to_main(module: ir.Module, name: str) -> None:
+    """Gives @name the name @main, and a @main that is another function some other name."""
+    if name == MAIN:
+        return
+    symbols = ir.SymbolTable(module.operation)
+    if MAIN in symbols:
+        free = MAIN
+        while free in symbols:
+            free += "_"
+        _rename(module, MAIN, free)
+    _rename(module, name, MAIN)
+
+
 def compile_extracted(
-    module: ir.Module, options: Options, *, name: str
+    module: ir.Module, options: Options, *, entry: str
 ) -> tuple[ir.Module | None, Report]:
     """The compiled module and the report on it; None if XLA is to get the original.
 
     A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
-    asks for our kernels: then it is raised. `name` is the user's name for the function.
+    asks for our kernels: then it is raised.
     """
     if options.choose == "xla":
         return None, Report.untouched('choose="xla" asks for it')
     try:
-        entry_type = _entry_type(module)
-        compiled = compile_module(module, options, entry=ENTRY)
+        expected = _function(module, entry).type
+        compiled = compile_module(module, options, entry=entry)
         if compiled.module is module:
             return None, compiled.report
-        if _entry_type(compiled.module) != entry_type:
-            raise FrontendError(
-                f"The compiled module's @{ENTRY} is {_entry_type(compiled.module)}, "
-                f"the original is {entry_type}"
-            )
+        got = _function(compiled.module, entry).type
+        if got != expected:
+            raise FrontendError(f"compilation made @{entry} a {got}, expected {expected}")
         compiled.module.operation.verify()
         library.register_with_jax()
     except Exception as error:
@@ -71,7 +81,7 @@ def compile_extracted(
             raise
         reason = f"the compiler failed with {type(error).__name__}: {error}"
         warnings.warn(
-            f"hlo_mlc leaves {name} to XLA: {reason}", RuntimeWarning, stacklevel=2
+            f"hlo_mlc leaves {entry} to XLA: {reason}", RuntimeWarning, stacklevel=2
         )
         return None, Report.untouched(reason)
     return compiled.module, compiled.report
@@ -80,13 +90,14 @@ def compile_extracted(
 def splice(
     module: ir.Module, symbols: ir.SymbolTable, name: str, compiled: ir.Module
 ) -> None:
-    """Makes @name of the module call what `compiled` has as @main. Consumes `compiled`.
+    """Makes @name of the module call what is @name in `compiled`. Consumes `compiled`.
 
     The function itself stays, with a body of one call: JAX remembers it and may call it again.
     """
-    for operation in compiled.body.operations:
+    for operation in list(compiled.body.operations):
         if operation.operation.name == _MESH:
             operation.operation.erase()
+    rename_to_main(compiled, name)
     target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
     function = symbols[name]
     body = function.regions[0].blocks[0]
@@ -118,21 +129,12 @@ def _callees(function: ir.Operation) -> set[str]:
     return names
 
 
-def _rename_to_entry(module: ir.Module, name: str) -> None:
-    symbols = ir.SymbolTable(module.operation)
-    if ENTRY in symbols:
-        free = ENTRY
-        while free in symbols:
-            free += "_"
-        _rename(module, symbols[ENTRY], free)
-    _rename(module, symbols[name], ENTRY)
-
-
-def _rename(module: ir.Module, function: func.FuncOp, name: str) -> None:
+def _rename(module: ir.Module, name: str, to: str) -> None:
+    function = _function(module, name)
     with module.context:
-        ir.SymbolTable.replace_all_symbol_uses(function.name.value, name, module.operation)
-        ir.SymbolTable.set_symbol_name(function, name)
+        ir.SymbolTable.replace_all_symbol_uses(name, to, module.operation)
+        ir.SymbolTable.set_symbol_name(function, to)
 
 
-def _entry_type(module: ir.Module) -> ir.Type:
-    return ir.SymbolTable(module.operation)[ENTRY].type
+def _function(module: ir.Module, name: str) -> func.FuncOp:
+    return ir.SymbolTable(module.operation)[name]

@@ -15,6 +15,7 @@ from hlo_mlc.support.options import Options
 TARGETS = ("cpu",)
 """What programs can be compiled for here and now."""
 
+
 class Ledger:
     """The reports on one function: one for each module that it was lowered into.
 
@@ -46,7 +47,7 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TracedFunction:
-    """The function that a call came from; its transformed versions keep it. Identity is equality."""
+    """The function that a call came from, also after transformations. Identity is equality."""
 
     name: str
     options: Options

@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from hlo_mlc.report import Report
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.extraction import ENTRY, compile_extracted, extract
+from hlo_mlc.interop.extraction import MAIN, compile_extracted, extract, rename_to_main
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -36,7 +36,7 @@ stablehlo.register_stablehlo_passes()
 def compile_stablehlo(
     module: str | bytes | os.PathLike[str],
     *,
-    entry: str = ENTRY,
+    entry: str = MAIN,
     target: str | None = None,
     choose: str | None = None,
 ) -> StablehloFunction:
@@ -53,7 +53,7 @@ def compile_stablehlo(
     options = resolve_options(choose, target)
     parsed = parse_module(_read(module))
     _require_one_device(parsed)
-    return StablehloFunction(_extract_entry(parsed, entry), entry, options)
+    return StablehloFunction(_extract_main(parsed, entry), entry, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,9 @@ class StablehloFunction:
 
     def _compile(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
         module = self._refine(shapes) if self._is_dynamic else self._module
-        candidate = _extract_entry(module, ENTRY)
-        compiled, report = compile_extracted(candidate, self._options, name=f"@{self._name}")
+        compiled, report = compile_extracted(
+            _extract_main(module, MAIN), self._options, entry=MAIN
+        )
         return _Program(compat.compile_for_cpu(compiled or module), report)
 
     def _refine(self, shapes: tuple[tuple[int, ...], ...]) -> ir.Module:
@@ -165,8 +166,8 @@ class StablehloFunction:
 
         Raises: UnsupportedOpError if some shapes do not follow from those of the arguments.
         """
-        module = _extract_entry(self._module, ENTRY)
-        function = ir.SymbolTable(module.operation)[ENTRY]
+        module = _extract_main(self._module, MAIN)
+        function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
             types = [
                 ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
@@ -179,7 +180,7 @@ class StablehloFunction:
                 raise UnsupportedOpError(
                     f"@{self._name}", f"its dynamic shapes cannot be resolved: {error}"
                 ) from error
-        results = ir.SymbolTable(module.operation)[ENTRY].type.results
+        results = ir.SymbolTable(module.operation)[MAIN].type.results
         if not all(ir.RankedTensorType(result).has_static_shape for result in results):
             raise UnsupportedOpError(
                 f"@{self._name}",
@@ -217,8 +218,8 @@ def _require_one_device(module: ir.Module) -> None:
             )
 
 
-def _extract_entry(module: ir.Module, entry: str) -> ir.Module:
-    """A copy of what @entry needs, where its name is @main."""
+def _extract_main(module: ir.Module, entry: str) -> ir.Module:
+    """A copy of @entry and all that it calls, where its name is @main."""
     functions = [
         operation for operation in module.body.operations if isinstance(operation, func.FuncOp)
     ]
@@ -226,12 +227,14 @@ def _extract_entry(module: ir.Module, entry: str) -> ir.Module:
     if entry not in names:
         found = ", ".join(f"@{name}" for name in names) or "none"
         raise FrontendError(f"The module has no function @{entry}; its functions are: {found}")
-    return extract(module, ir.SymbolTable(module.operation), entry)
+    extracted = extract(module, ir.SymbolTable(module.operation), entry)
+    rename_to_main(extracted, entry)
+    return extracted
 
 
 def _argument_types(module: ir.Module, name: str) -> tuple[_ArgumentType, ...]:
     types = []
-    for index, given in enumerate(ir.SymbolTable(module.operation)[ENTRY].type.inputs):
+    for index, given in enumerate(ir.SymbolTable(module.operation)[MAIN].type.inputs):
         dtype = (
             _element_types().get(str(given.element_type))
             if isinstance(given, ir.RankedTensorType)

@@ -9,10 +9,10 @@ import jax.extend.core as jex
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
-from hlo_mlc.report import Report
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import compile_extracted, extract, splice
 from hlo_mlc.interop.function import TARGETS, TracedFunction
+from hlo_mlc.report import Report
 
 mlc_call_p = jex.Primitive("mlc_call")
 """`results = mlc_call(*args, call_jaxpr=closed jaxpr, function=TracedFunction)`."""
@@ -81,12 +81,10 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
     return None
 
 
-def _compile(
-    module_context: mlir.ModuleContext, symbol: str, function: TracedFunction
-) -> None:
+def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction) -> None:
     module, symbols = module_context.module, module_context.symbol_table
     compiled, report = compile_extracted(
-        extract(module, symbols, symbol), function.options, name=function.name
+        extract(module, symbols, symbol), function.options, entry=symbol
     )
     if compiled is not None:
         splice(module, symbols, symbol, compiled)

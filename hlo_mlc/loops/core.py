@@ -113,17 +113,17 @@ class LoopProgram:
 
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The statement lists nested directly in `stmt`."""
-    match stmt:
-        case For() | While() | Allocate():
-            return (stmt.body,)
-        case If():
-            return (stmt.then, stmt.otherwise)
-    return ()
+    kind = type(stmt)
+    if kind is Store or kind is Accumulate:
+        return ()
+    return (stmt.then, stmt.otherwise) if kind is If else (stmt.body,)
 
 
 def walk(statements: tuple[Stmt, ...]) -> Iterator[Stmt]:
     """All statements, outer before inner, in program order."""
-    for stmt in statements:
+    stack = list(reversed(statements))
+    while stack:
+        stmt = stack.pop()
         yield stmt
-        for body in bodies(stmt):
-            yield from walk(body)
+        for body in reversed(bodies(stmt)):
+            stack.extend(reversed(body))

@@ -29,7 +29,7 @@ Body = tuple[Stmt, ...]
 
 def with_bodies(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
     """`stmt` around other statement lists, given in the order of `loops.core.bodies`."""
-    if all(a is b for a, b in zip(bodies(stmt), new, strict=True)):
+    if bodies(stmt) == new:  # statements compare by identity
         return stmt
     match stmt:
         case For():
@@ -148,17 +148,22 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
 def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
     """Replace statements, outermost first: where `visit` returns statements they are taken as
     they are; where it returns None the search goes on inside."""
-    result: list[Stmt] = []
-    for stmt in statements:
+    result: list[Stmt] | None = None
+    for position, stmt in enumerate(statements):
         replacement = visit(stmt)
-        if replacement is not None:
-            result.extend(replacement)
-        else:
+        if replacement is None:
             inner = bodies(stmt)
-            if inner:
-                stmt = with_bodies(stmt, tuple(transform(body, visit) for body in inner))
-            result.append(stmt)
-    return _same(statements, result)
+            new = with_bodies(stmt, tuple([transform(body, visit) for body in inner])) \
+                if inner else stmt
+            if new is stmt:
+                if result is not None:
+                    result.append(stmt)
+                continue
+            replacement = (new,)
+        if result is None:
+            result = list(statements[:position])
+        result.extend(replacement)
+    return statements if result is None else tuple(result)
 
 
 def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
@@ -169,9 +174,8 @@ def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
 
 
 def _same(old: Body, new: list[Stmt]) -> Body:
-    if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
-        return old
-    return tuple(new)
+    body = tuple(new)
+    return old if old == body else body
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:
@@ -203,10 +207,11 @@ def constant_extent(stmt: For) -> int | None:
     return stmt.extent.value if isinstance(stmt.extent, Const) else None
 
 
-def paths(statements: Body, above: tuple[Stmt, ...] = ()) -> Iterator[tuple[Stmt, ...]]:
+def paths(statements: Body) -> Iterator[tuple[Stmt, ...]]:
     """For every statement in program order: its ancestors, outermost first, then itself."""
-    for stmt in statements:
-        here = (*above, stmt)
-        yield here
-        for body in bodies(stmt):
-            yield from paths(body, here)
+    stack: list[tuple[Stmt, ...]] = [(s,) for s in reversed(statements)]
+    while stack:
+        path = stack.pop()
+        yield path
+        for body in reversed(bodies(path[-1])):
+            stack.extend([(*path, s) for s in reversed(body)])

@@ -9,7 +9,7 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, guarded, loop, substitute, transform, with_body
+from hlo_mlc.loops.rewrite import Body, guarded, loop, loops_named, substitute, transform, with_body
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import MAX_LANES, refuse, refuse_inside, require_constant, require_loops
 from hlo_mlc.support.errors import ScheduleError
@@ -18,8 +18,7 @@ from hlo_mlc.support.errors import ScheduleError
 def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> LoopProgram:
     """Reduce into `count` vectors of `lanes` partial results, which are combined at the end.
 
-        sum[] = 0                        sum[] = 0
-        for k in 0..40:                  alloc sum.k: 2x8 register:
+        for k in 0..43:                  alloc sum.k: 2x8xf32 register:
           sum[] <- add x[k]                for k.u in 0..2 unroll:
                                              for k.v in 0..8 vectorize:
                                    ->          sum.k[k.u, k.v] = -0.0
@@ -27,14 +26,15 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
                                              for k.u in 0..2 unroll:
                                                for k.v in 0..8 vectorize:
                                                  sum.k[k.u, k.v] <- add x[k.o*16 + k.u*8 + k.v]
-                                           for k.t in 0..1 unroll:
-                                             for k.v in 0..8 vectorize:
-                                               sum.k[k.t, k.v] <- add x[k.t*8 + k.v + 32]
+                                           for k.v in 0..8 vectorize:
+                                             sum.k[0, k.v] <- add x[k.v + 32]
+                                           for k.v in 0..8 vectorize:
+                                             sum.k[1, k.v] <- add x[k.v + 40] where k.v < 3
                                            for k.v in 0..8 vectorize:
                                              sum.k[0, k.v] <- add sum.k[1, k.v]
                                              sum[] <- add sum.k[0, k.v]
 
-    A last vector that is not full is masked by a guard.  Partial results start from the
+    Whole vectors that are left over are a loop `k.t` where there are several; A last vector that is not full is masked by a guard.  Partial results start from the
     combiner's identity, or from the first terms where it has none.  They live outside of all
     loops that only continue the same reduction.  The order of combination depends on shape and
     schedule alone.  `count` is lowered for extents of fewer than `count` vectors.  Halide and
@@ -72,7 +72,7 @@ def _continued(stmt: For, name: str) -> For | None:
     that loop but continue their reduction."""
     if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
         return None
-    found = [s for s in walk(stmt.body) if isinstance(s, For) and s.var.name == name]
+    found = loops_named(stmt.body, name)
     if len(found) != 1 or not _only_loops_above(stmt.body, found[0]):
         return None
     target = found[0]

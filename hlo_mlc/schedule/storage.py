@@ -22,7 +22,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle, variables
-from hlo_mlc.loops.rewrite import Body, loop, paths, redirect, transform, with_bodies
+from hlo_mlc.loops.rewrite import Body, expressions, loop, paths, redirect, transform, with_bodies
 from hlo_mlc.schedule.loops import refuse, require_loops
 from hlo_mlc.support.errors import ScheduleError
 
@@ -115,9 +115,21 @@ def _touching(statements: Body, buffer: Buffer) -> list[Access]:
     return [a for a in accesses(statements) if a.buffer == buffer]
 
 
+def _uses(stmt: Stmt, buffer: Buffer) -> bool:
+    """Whether a statement, or one inside of it, reads or writes the buffer."""
+    for inner in walk((stmt,)):
+        if isinstance(inner, Store) and inner.buffer == buffer:
+            return True
+        if isinstance(inner, Accumulate) and buffer in inner.buffers:
+            return True
+        if any(load.source == buffer for e in expressions(inner) for load in loads(e)):
+            return True
+    return False
+
+
 def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -> Body:
     """Move the buffer into the statements that use it, or put it here."""
-    users = [s for s in statements if _touching((s,), buffer)]
+    users = [s for s in statements if _uses(s, buffer)]
     if len(users) > 1 and _apart(users, buffer):
         return tuple(part for s in statements for part in (
             _contract_in((s,), buffer, memory, depth) if s in users else (s,)))
@@ -125,7 +137,7 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
         user = users[0]
         inside = with_bodies(user, tuple(
             _contract_in(body, buffer, memory, depth + isinstance(user, For))
-            if _touching(body, buffer) else body for body in bodies(user)))
+            if any(_uses(s, buffer) for s in body) else body for body in bodies(user)))
         return tuple(inside if s is user else s for s in statements)
     if depth == 0:
         reason = "is used by several statements outside of any common loop; fuse their loops first"

@@ -16,11 +16,13 @@ class Replacing:
 
     def __init__(self) -> None:
         self.modules: list[str] = []
+        self.entries: list[str] = []
 
     def __call__(
         self, module: ir.Module, options: Options, *, entry: str = "main"
     ) -> CompiledModule:
         self.modules.append(str(module))
+        self.entries.append(entry)
         with module.context:
             copy = ir.Module.parse(module.operation.get_asm(enable_debug_info=True))
         return CompiledModule(copy, Report.untouched("it was copied"))

@@ -112,7 +112,8 @@ def test_entries() -> None:
 
 
 def test_64_bit_types_without_x64() -> None:
-    text = """func.func @main(%x: tensor<2xf64>, %n: tensor<2xi64>) -> (tensor<2xf64>, tensor<2xi64>) {
+    text = """
+    func.func @main(%x: tensor<2xf64>, %n: tensor<2xi64>) -> (tensor<2xf64>, tensor<2xi64>) {
       %0 = stablehlo.multiply %x, %x : tensor<2xf64>
       %1 = stablehlo.add %n, %n : tensor<2xi64>
       return %0, %1 : tensor<2xf64>, tensor<2xi64>

@@ -190,20 +190,15 @@ _WIDEST = 64  # lanes: bytes in the widest register
 
 
 def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
+    total: Expr = index.constant(0)  # summed as expressions: quotients and remainders rejoin
     if buffer.strides is not None or all(isinstance(d, int) for d in buffer.shape):
-        terms: dict[Expr, int] = {}
-        offset = 0
         for position, stride in zip(where, element_strides(buffer), strict=True):
-            inner, constant = index.affine(position)
-            offset += constant * stride
-            for atom, coefficient in inner.items():
-                terms[atom] = terms.get(atom, 0) + coefficient * stride
+            total = index.add(total, index.multiply(position, index.constant(stride)))
     else:
-        total: Expr = index.constant(0)
         for position, extent in zip(where, buffer.shape, strict=True):
             size = index.constant(extent) if isinstance(extent, int) else Var(extent, INDEX)
             total = index.add(index.multiply(total, size), position)
-        terms, offset = index.affine(total)
+    terms, offset = index.affine(total)
     return tuple((atom, c) for atom, c in terms.items() if c), offset
 
 

@@ -14,10 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from hlo_mlc.runtime import variants
-
-from . import check, timing
-from .case import Case, Function
-from .results import Row
+from hlo_mlc_bench import check, timing
+from hlo_mlc_bench.case import Case, Function
+from hlo_mlc_bench.results import Row
 
 DEFAULT_ROUNDS = 15
 _PROFILED_CALLS = 20

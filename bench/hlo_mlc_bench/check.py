@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .case import Case, Function
+from hlo_mlc_bench.case import Case, Function
 
 XLA_MARGIN = 2.0
 """An error up to this multiple of XLA's own is right, whatever the bound of the case says."""

@@ -17,6 +17,11 @@ from typing import Any
 from hlo_mlc.support.errors import UsageError
 
 SCHEMA = 1
+
+FIRST_CALL_FACTOR = 2.0
+FIRST_CALL_EXTRA_S = 0.06
+"""A first call may take the factor times that of jax.jit, or so much more, whichever is longer."""
+
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
 # What has to agree for rows of two runs to stand in one table.
 _COMPARABLE = ("cpu", "cores", "python", "packages", "choose")
@@ -49,6 +54,21 @@ class Row:
     share: float | None = None
     jax_first_call_s: float | None = None
     ours_first_call_s: float | None = None
+
+    @property
+    def misses_figure(self) -> bool:
+        """Whether the ratio is below what it should be."""
+        return self.ratio is not None and self.figure is not None and self.ratio < self.figure
+
+    @property
+    def misses_first_call(self) -> bool:
+        """Whether our first call takes longer than it may."""
+        if self.ours_first_call_s is None or self.jax_first_call_s is None:
+            return False
+        limit = max(
+            FIRST_CALL_FACTOR * self.jax_first_call_s, self.jax_first_call_s + FIRST_CALL_EXTRA_S
+        )
+        return self.ours_first_call_s > limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from typing import Any
 import jax
 
 from hlo_mlc.runtime.measure import PairedTimes, Timing, time_paired
-
-from .case import Function
+from hlo_mlc_bench.case import Function
 
 SHORTEST_MEASUREMENT_S = 2e-3
 """Below this, the clock and the scheduler of the system show in a measurement."""

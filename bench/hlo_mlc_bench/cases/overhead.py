@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import jax
 
-from ..case import Case, Inputs, Workload
+from hlo_mlc_bench.case import Case, Inputs, Workload
 
 
 def tiny_call(inputs: Inputs, *, size: int) -> Workload:

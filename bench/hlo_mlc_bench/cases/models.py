@@ -7,7 +7,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from ..case import Case, Inputs, Workload
+from hlo_mlc_bench.case import Case, Inputs, Workload
 
 Parameters = dict[str, jax.Array]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from ..case import Case, Inputs, Workload
+from hlo_mlc_bench.case import Case, Inputs, Workload
 
 
 def softmax(inputs: Inputs, *, rows: int, columns: int) -> Workload:

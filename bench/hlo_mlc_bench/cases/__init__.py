@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import contractions, elementwise, loops, models, overhead, rows
+from hlo_mlc_bench.cases import contractions, elementwise, loops, models, overhead, rows
 
 CASES = (
     *models.CASES,

@@ -1,0 +1,1 @@
+"""The benchmarks of hlo_mlc: one registry of cases and one runner."""

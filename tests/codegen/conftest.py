@@ -1,0 +1,148 @@
+"""Running generated kernels in this process, on arrays that end where readable memory ends."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+from collections.abc import Callable, Sequence
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.target.cpu import CpuTarget, host, named
+
+_PAGE = mmap.PAGESIZE
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+_PARALLEL_FOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
+                                 ctypes.c_int64)
+_ENTRY = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 4)
+
+
+class _Context(ctypes.Structure):
+    _fields_ = (("parallel_for", ctypes.c_void_p), ("thread_count", ctypes.c_int64))
+
+
+def _run_tasks(context: int, body: int, closure: int, count: int) -> None:
+    task = _TASK(body)
+    for number in reversed(range(count)):  # an order that no kernel may rely on
+        task(closure, number)
+
+
+_run_tasks_pointer = _PARALLEL_FOR(_run_tasks)
+_numbers = itertools.count()
+
+
+class _Fenced:
+    """An array whose last element (or first) borders on a page that cannot be touched."""
+
+    def __init__(self, values: np.ndarray, at_end: bool) -> None:
+        self.size = max(values.nbytes, 1)
+        pages = -(-self.size // _PAGE)
+        # PROT_NONE around `pages` pages of memory
+        self.map = mmap.mmap(-1, (pages + 2) * _PAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for fence in (base, base + (pages + 1) * _PAGE):
+            assert libc.mprotect(ctypes.c_void_p(fence), _PAGE, 0) == 0
+        self.address = base + _PAGE + (pages * _PAGE - self.size if at_end else 0)
+        raw = (ctypes.c_char * self.size).from_address(self.address)
+        self.array = np.frombuffer(raw, values.dtype, values.size).reshape(values.shape)
+        self.array[...] = values
+
+
+class Machine:
+    """Compiles and runs kernels for the host or a level below it."""
+
+    def __init__(self) -> None:
+        self._jit: llvm.LLJIT | None = None
+
+    def load(self, object_code: bytes, symbol: str) -> object:
+        if self._jit is None:
+            self._jit = llvm.create_lljit_compiler()
+        builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
+        return builder.export_symbol(symbol).link(self._jit, f"test.{next(_numbers)}")
+
+    def run(self, program: LoopProgram, operands: Sequence[np.ndarray], *,
+            results: Sequence[np.ndarray] | None = None, dims: Sequence[int] = (),
+            target: CpuTarget | None = None, at_end: bool = True) -> list[np.ndarray]:
+        """The results of a kernel; results start as zeros unless given, an aliased result in the
+        memory of its operand."""
+        generated = generate(program, target or host())
+        library = self.load(generated.object_code, generated.symbol)
+        inputs = {b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
+                  for b, a in zip(program.operands, operands, strict=True)}
+        aliases = {result.name: operand.name for result, operand in program.aliases}
+        outputs = []
+        for number, buffer in enumerate(program.results):
+            if buffer.name in aliases:
+                outputs.append(inputs[aliases[buffer.name]])
+            else:
+                start = np.zeros(buffer.shape, buffer.dtype.numpy) if results is None \
+                    else results[number]
+                outputs.append(_Fenced(start, at_end))
+        scratch = _Fenced(np.zeros(max(program.scratch_bytes, 64), np.uint8), at_end)
+        fenced = [*inputs.values(), *outputs]
+        buffers = (ctypes.c_void_p * len(fenced))(*(f.address for f in fenced))
+        numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
+        pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
+        context = _Context(pointer, 1)
+        entry = _ENTRY(library[generated.symbol])
+        entry(ctypes.addressof(context), ctypes.addressof(buffers), ctypes.addressof(numbers),
+              scratch.address)
+        return [f.array.copy() for f in outputs]
+
+
+@pytest.fixture(scope="session")
+def machine() -> Machine:
+    return Machine()
+
+
+_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
+
+
+def _runnable_levels() -> list[str]:
+    if not host().is_x86:
+        return []
+    needs = {"x86-64": 16, "x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
+    return [level for level in _LEVELS if needs[level] <= host().vector_bytes]
+
+
+@pytest.fixture(params=["host", *_runnable_levels()])
+def target(request: pytest.FixtureRequest) -> CpuTarget:
+    """Each target that this machine can run."""
+    return named(request.param)
+
+
+@pytest.fixture
+def samples() -> Callable[[DType, int, int], np.ndarray]:
+    """`samples(dtype, count, seed)`: special values first, then random bit patterns and numbers."""
+
+    def make(dtype: DType, count: int, seed: int) -> np.ndarray:
+        random = np.random.default_rng(seed)
+        if dtype.numpy == np.bool_:
+            return random.integers(0, 2, count).astype(np.bool_)
+        if dtype.is_integer:
+            low, high = np.iinfo(dtype.numpy).min, np.iinfo(dtype.numpy).max
+            special = [0, 1, 2, 3, high, high - 1, low, low + 1, dtype.bits - 1, dtype.bits]
+            if dtype.is_signed:
+                special += [-1, -2, -3]
+            picks = [random.integers(low, high, count, dtype.numpy, endpoint=True),
+                     random.integers(0, 9, count).astype(dtype.numpy), random.choice(
+                         np.array(special, dtype.numpy), count)]
+        else:
+            special = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, np.inf, -np.inf, np.nan, 3e38,
+                       -3e38, 1e-40, 65504.0, 65520.0, 2.0**31, -(2.0**31), 2.0**63, 255.0, 256.0]
+            with np.errstate(all="ignore"):
+                picks = [random.standard_normal(count).astype(dtype.numpy),
+                         (random.standard_normal(count) * 1e5).astype(dtype.numpy),
+                         random.integers(0, 256, (count, dtype.bytes), np.uint8)
+                         .view(dtype.numpy).reshape(count),
+                         random.choice(np.array(special).astype(dtype.numpy), count)]
+        return np.choose(random.integers(0, len(picks), count), picks)
+
+    return make

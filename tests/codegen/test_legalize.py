@@ -1,0 +1,191 @@
+"""Legalisation of everything but accuracy: types, integers, exact float ops, and its interface."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.expr import dtypes
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Apply, Expr, Var, walk
+from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, I32, DType
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.expr.ops import OPS, compute
+
+INTEGERS = [t for t in dtypes.ALL if t.is_integer]
+NARROW = [F16, BF16]
+LEGAL = frozenset(
+    "add sub mul div max min fma neg abs floor ceil trunc round_even sqrt eq ne lt le gt ge "
+    "is_finite select select_unlikely convert convert_in_range bitcast and or xor not shl "
+    "shr_logical shr_arithmetic popcnt clz mul_high".split())
+FLOAT_OPS = [name for name, op in OPS.items()
+             if op.result != "given" and name not in (
+                 "select", "select_unlikely", "and", "or", "xor", "not", "shl", "shr_logical",
+                 "shr_arithmetic", "popcnt", "clz", "mul_high", "floordiv", "floormod")]
+
+
+def variables(dtype: DType, count: int) -> list[Var]:
+    return [Var(f"v{i}", dtype) for i in range(count)]
+
+
+def check(op: str, dtype: DType, *values: np.ndarray) -> None:
+    """The legalised op gives exactly what the table's function gives."""
+    args = variables(dtype, len(values))
+    actual = evaluate(legalize(apply(op, *args)), dict(zip(args, values)))
+    expected = compute(op, list(values), apply(op, *args).dtype)
+    np.testing.assert_array_equal(actual, expected)
+    if dtype.is_float:
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+def operations(expr: Expr) -> set[str]:
+    return {node.op for node in walk(expr) if isinstance(node, Apply)}
+
+
+def any_float(count: int, seed: int, dtype: DType = F32) -> np.ndarray:
+    raw = np.random.default_rng(seed).integers(0, 1 << dtype.bits, count, dtype=np.uint64)
+    values = raw.astype(f"u{dtype.bytes}").view(dtype.numpy)
+    wide = values.astype(np.float64)
+    return values[np.isfinite(wide) & (np.abs(wide) >= 2.0**-126)]
+
+
+@pytest.mark.parametrize("op", FLOAT_OPS)
+@pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
+def test_every_float_op_becomes_legal(op, dtype):
+    for has_fma in (True, False):
+        expr = legalize(apply(op, *variables(dtype, OPS[op].arity)), has_fma=has_fma)
+        integer_rem = {"rem"} if op == "rem" else set()  # the exact float rem divides integers
+        assert operations(expr) <= LEGAL | integer_rem
+        for node in walk(expr):
+            if isinstance(node, Apply) and node.op == "rem":
+                assert node.dtype.is_integer
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_sign(dtype):
+    info = np.iinfo(dtype.numpy)
+    check("sign", dtype, np.array([0, 1, 2, info.min, info.max, info.max - 1], dtype.numpy))
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integer_pow(dtype):
+    info = np.iinfo(dtype.numpy)
+    values = [0, 1, 2, 3, 7, info.max, info.min, info.max - 1]
+    values += [-1, -2, -3] if dtype.is_signed else []
+    x, y = (a.ravel() for a in np.meshgrid(np.array(values, dtype.numpy),
+                                           np.array(values, dtype.numpy)))
+    check("pow", dtype, x, y)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 5, 31, -1, -2])
+def test_integer_pow_by_a_constant(exponent):
+    x = Var("x", I32)
+    values = np.array([0, 1, -1, 2, -3, 46341, 2**31 - 1, -2**31], np.int32)
+    expr = legalize(apply("pow", x, const(exponent, I32)))
+    assert len(operations(expr) & {"shl", "shr_logical"}) == 0
+    expected = compute("pow", [values, np.full_like(values, exponent)], I32)
+    np.testing.assert_array_equal(evaluate(expr, {x: values}) + np.zeros_like(values), expected)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("op", ["sign", "round_away"])
+def test_exact_float_ops(op, dtype):
+    below_half = np.nextafter(np.array(0.5, dtype.numpy), np.array(0, dtype.numpy))
+    values = np.array([0.0, 0.3, below_half, 0.5, 0.7, 1.5, 2.5, 1e10, 4194304.5, 8388609.0,
+                       4503599627370497.5, np.inf, np.nan], dtype.numpy)
+    check(op, dtype, np.concatenate([values, -values]))
+
+
+@pytest.mark.parametrize("has_fma", [True, False])
+def test_float_remainder_is_exact(has_fma):
+    x, y = any_float(100_000, 3), any_float(100_000, 4)
+    near = np.random.default_rng(5).uniform(-1000, 1000, 50_000).astype(np.float32)
+    special = np.float32([0, 1, 2, 0.5, 3, np.inf, np.nan, 3e38, 1e-37, 2**24])
+    special = np.concatenate([special, -special])
+    first, second = (a.ravel() for a in np.meshgrid(special, special))
+    count = min(x.size, y.size)
+    lhs = np.concatenate([x[:count], near, np.trunc(near) * np.float32(3.7), first])
+    rhs = np.concatenate([y[:count], near[::-1], np.full_like(near, 3.7), second])
+    a, b = variables(F32, 2)
+    actual = evaluate(legalize(apply("rem", a, b), has_fma=has_fma), {a: lhs, b: rhs})
+    with np.errstate(all="ignore"):
+        expected = np.fmod(lhs, rhs)
+    normal = ~(np.abs(expected) < 2.0**-126) | (expected == 0)  # the others may become 0
+    np.testing.assert_array_equal(actual[normal], expected[normal])
+    np.testing.assert_array_equal(np.signbit(actual[normal & ~np.isnan(expected)]),
+                                  np.signbit(expected[normal & ~np.isnan(expected)]))
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("op", ["add", "mul", "div", "max", "neg", "abs", "sqrt", "floor", "lt",
+                                "fma", "is_finite", "rem", "sign"])
+def test_narrow_floats_are_rounded_after_every_op(op, dtype):
+    args = [any_float(2000, seed, dtype)[:1500] for seed in range(OPS[op].arity)]
+    check(op, dtype, *args)
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("op", ["exp", "tanh", "log", "sin", "erf", "rsqrt", "expm1", "cbrt"])
+def test_narrow_transcendentals_are_right_to_one_unit(op, dtype):
+    values = np.abs(any_float(4000, 9, dtype))
+    x = Var("x", dtype)
+    with np.errstate(all="ignore"):
+        actual = evaluate(legalize(apply(op, x)), {x: values})
+        expected = compute(op, [values], dtype)
+    unsigned = f"u{dtype.bytes}"
+    apart = np.abs(actual.view(unsigned).astype(int) - expected.view(unsigned).astype(int))
+    big_enough = ~(np.abs(expected.astype(np.float64)) < 2.0**-14)
+    assert apart[big_enough].max() <= 1
+    assert (actual == expected)[~np.isnan(expected)].mean() > 0.98
+
+
+def test_rounding_between_narrow_ops_remains():
+    x, y = variables(BF16, 2)
+    expr = legalize(apply("mul", apply("add", x, y), y))
+    conversions = [n for n in walk(expr) if isinstance(n, Apply) and n.op == "convert"]
+    assert [n.dtype for n in conversions].count(BF16) == 2
+
+
+@pytest.mark.parametrize("source, result", [
+    (F16, BF16), (BF16, I32), (I32, BF16), (F64, F16), (F16, F64), (dtypes.BOOL, BF16)])
+def test_narrow_conversions_go_through_f32(source, result):
+    expr = legalize(apply("convert", Var("x", source), dtype=result))
+    for node in walk(expr):
+        if isinstance(node, Apply) and (node.dtype.is_narrow_float
+                                        or node.args[0].dtype.is_narrow_float):
+            assert F32 in (node.dtype, node.args[0].dtype)
+    assert expr.dtype is result
+
+
+def test_legal_expressions_come_back_themselves():
+    x, y = variables(F32, 2)
+    expr = apply("fma", x, apply("max", x, y), apply("select", apply("lt", x, y), x, y))
+    assert legalize(expr) is expr
+
+
+def test_shared_work_stays_shared_and_the_memo_serves_several_roots():
+    x = Var("x", F32)
+    e = apply("exp", x)
+    memo: dict[Expr, Expr] = {}
+    first = legalize(apply("add", e, e), memo=memo)
+    known = len(memo)
+    second = legalize(apply("mul", e, e), memo=memo)
+    assert first.args[0] is first.args[1] is second.args[0]
+    assert len(memo) == known + 1
+
+
+def test_a_long_chain_stays_linear():
+    x = Var("x", F32)
+    expr = x
+    for _ in range(100):
+        expr = apply("add", apply("sin", expr), expr)
+    one = sum(1 for _ in walk(legalize(apply("sin", x))))
+    assert sum(1 for _ in walk(legalize(expr))) < 101 * (one + 1)
+
+
+def test_constants_fold():
+    assert legalize(apply("exp", const(0.0, F32))) is const(1.0, F32)
+    assert math.isnan(legalize(apply("log", const(-1.0, F32))).value)

@@ -1,0 +1,256 @@
+"""Loads and stores in every shape that lanes take, next to pages that must not be touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.expr import dtypes as t
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import all_of, apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Store
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cpu import CpuTarget, host
+
+EXTENTS = [*range(1, 10), 13, 15, 16, 17]
+ELEMENTS = [t.BOOL, t.I8, t.BF16, t.I32, t.F64]
+
+
+def _times(factor: int, e: Expr, offset: int = 0) -> Expr:
+    return index.add(index.multiply(e, index.constant(factor)), index.constant(offset))
+
+
+def _vector(extent: int, *body) -> For:
+    return For(variable("lane", extent), index.constant(extent), LoopKind.VECTORIZE, body)
+
+
+def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: CpuTarget | None,
+           dims: tuple[int, ...] = ()) -> None:
+    expected = interpret(program, operands)
+    for at_end in (True, False):
+        actual = machine.run(program, operands, target=target, at_end=at_end, dims=dims)
+        for one, other in zip(actual, expected, strict=True):
+            written = ~np.isnan(other) if other.dtype.kind == "f" else np.ones(other.shape, bool)
+            np.testing.assert_array_equal(one[written], other[written])
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("step", [0, 1, -1, 2, -3])
+def test_steps_between_lanes(step: int, dtype: DType, target: CpuTarget, machine,
+                             samples) -> None:
+    """All extents in one kernel: x[step * lane] -> y[lane], and x[lane] -> z[step * lane]."""
+    for extent in EXTENTS if dtype in (t.I8, t.I32) else (5, 16):
+        lane = variable("lane", extent)
+        reach = abs(step) * (extent - 1) + 1
+        first = reach - 1 if step < 0 else 0
+        x = Buffer("x", dtype, (reach,), "operand")
+        y = Buffer("y", dtype, (extent,), "result")
+        z = Buffer("z", dtype, (reach,), "result")
+        place = _times(step, lane, first)
+        body = [Store(y, (lane,), load(x, (place,)))]
+        if step:
+            body.append(Store(z, (place,), load(x, (place,))))
+        program = LoopProgram("steps", (x,), (y, z), (_vector(extent, *body),))
+        values = samples(dtype, reach, extent)
+        for at_end in (True, False):
+            one, other = machine.run(program, [values], target=target, at_end=at_end)
+            picked = first + step * np.arange(extent)
+            assert one.tobytes() == values[picked].tobytes()
+            expected = np.zeros_like(values)
+            if step:
+                expected[picked] = values[picked]
+            assert other.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 33, 40])
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_guarded_tails(dtype: DType, count: int, target: CpuTarget, machine, samples) -> None:
+    x, y = Buffer("x", dtype, (count,), "operand"), Buffer("y", dtype, (count,), "result")
+    lane, outer = variable("lane", 16), variable("outer", -(-count // 16))
+    at = index.add(_times(16, outer), lane)
+    inside = index.compare("lt", at, index.constant(count))
+    back = index.subtract(index.constant(count - 1), at)
+    program = LoopProgram("tail", (x,), (y,), (For(
+        outer, index.constant(-(-count // 16)), LoopKind.SERIAL,
+        (_vector(16, Store(y, (at,), load(x, (back,)), inside)),)),))
+    values = samples(dtype, count, count)
+    for at_end in (True, False):
+        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        assert actual.tobytes() == values[::-1].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("default", ["constant", "computed"])
+def test_guarded_loads(dtype: DType, default: str, target: CpuTarget, machine, samples) -> None:
+    """A padded window: rows are out for all lanes at once, columns lane by lane."""
+    rows, columns = 3, 11
+    x = Buffer("x", dtype, (rows, columns), "operand")
+    y = Buffer("y", dtype, (rows + 4, columns + 5), "result")
+    r, lane = variable("r", rows + 4), variable("lane", columns + 5)
+    row, column = _times(1, r, -2), _times(1, lane, -2)
+    inside = all_of(*(index.compare("ge", i, index.constant(0)) for i in (row, column)),
+                    index.compare("lt", row, index.constant(rows)),
+                    index.compare("lt", column, index.constant(columns)))
+    row_inside = all_of(index.compare("ge", row, index.constant(0)),
+                        index.compare("lt", row, index.constant(rows)))
+    other: Expr = const(1, dtype)
+    if default == "computed":
+        other = apply("convert", apply("convert", lane, dtype=t.I32), dtype=dtype)
+    value = apply("select", index.compare("lt", lane, index.constant(columns)),
+                  load(x, (row, column), inside, other),
+                  load(x, (row, index.constant(columns - 1)), row_inside, other))
+    value = apply("select", index.compare("eq", lane, index.constant(4)), value,
+                  load(x, (row, column), inside, other))
+    program = LoopProgram("pad", (x,), (y,), (For(
+        r, index.constant(rows + 4), LoopKind.SERIAL,
+        (_vector(columns + 5, Store(y, (r, lane), value)),)),))
+    values = samples(dtype, rows * columns, 5).reshape(rows, columns)
+    expected, = interpret(program, [values])
+    for at_end in (True, False):
+        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        assert actual.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("extent", [3, 8, 13, 16])
+def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
+    """Gather, guarded gather whose positions come from guarded memory, scatter."""
+    random = np.random.default_rng(extent)
+    lane = variable("lane", extent)
+    x = Buffer("x", t.F32, (40, 3), "operand")
+    where = Buffer("where", t.I32, (extent,), "operand")
+    y, z, w = (Buffer(n, t.F32, (extent,), "result") for n in "yzw")
+    row = apply("convert", load(where, (lane,)), dtype=t.INDEX)
+    inside = index.compare("lt", lane, index.constant(extent - 2))
+    shifted = apply("convert", load(where, (_times(1, lane, 2),)), dtype=t.INDEX)
+    slot = apply("convert", load(where, (lane,)), dtype=t.INDEX)
+    body = [Store(y, (lane,), load(x, (row, index.constant(1)))),
+            Store(z, (lane,), load(x, (shifted, index.constant(2)), inside, const(7.0, t.F32))),
+            Store(w, (index.floormod(slot, extent),), load(x, (row, index.constant(0))))]
+    program = LoopProgram("anywhere", (x, where), (y, z, w), (_vector(extent, *body),))
+    positions = random.permutation(extent).astype(np.int32)
+    values = random.standard_normal((40, 3)).astype(np.float32)
+    _check(machine, program, [values, positions], target)
+
+
+def test_buffers_with_strides(target: CpuTarget, machine, samples) -> None:
+    """A transposed and padded layout: lanes walk columns, so they are strided in one buffer."""
+    x = Buffer("x", t.I16, (6, 16), "operand", strides=(1, 6))
+    y = Buffer("y", t.I16, (6, 16), "result")
+    i, lane = variable("i", 6), variable("lane", 16)
+    program = LoopProgram("transpose", (x,), (y,), (For(
+        i, index.constant(6), LoopKind.UNROLL, (_vector(16, Store(y, (i, lane), load(
+            x, (i, lane)))),)),))
+    values = samples(t.I16, 96, 1).reshape(16, 6)
+    actual, = machine.run(program, [values.reshape(6, 16)], target=target)
+    np.testing.assert_array_equal(actual, values.T)
+
+
+def test_symbolic_sizes(target: CpuTarget, machine, samples) -> None:
+    x = Buffer("x", t.F32, ("rows", "columns"), "operand")
+    y = Buffer("y", t.F32, ("columns", "rows"), "result")
+    rows, columns = (Var(n, t.INDEX) for n in ("rows", "columns"))
+    i, j = Var("i", t.INDEX), Var("j", t.INDEX)
+    program = LoopProgram("transpose", (x,), (y,), (For(
+        i, rows, LoopKind.PARALLEL, (For(
+            j, columns, LoopKind.SERIAL, (Store(y, (j, i), load(x, (i, j))),)),)),),
+        dims=("rows", "columns"))
+    for shape in ((3, 5), (1, 7), (4, 1)):
+        values = samples(t.F32, shape[0] * shape[1], 3).reshape(shape)
+        actual, = machine.run(program, [values], dims=shape, target=target,
+                              results=[np.zeros(shape[::-1], np.float32)])
+        np.testing.assert_array_equal(actual, values.T)
+    empty, = machine.run(program, [np.zeros((0, 5))], dims=(0, 5), target=target,
+                         results=[np.zeros((5, 0), np.float32)])
+    assert empty.size == 0
+
+
+def test_a_result_in_the_memory_of_its_operand(target: CpuTarget, machine) -> None:
+    """What was read before a store to the shared memory is not used after it."""
+    x, y = Buffer("x", t.I32, (8,), "operand"), Buffer("y", t.I32, (8,), "result")
+    i = variable("i", 8)
+    once = apply("add", load(x, (i,)), const(1, t.I32))
+    program = LoopProgram("update", (x,), (y,), (For(i, index.constant(8), LoopKind.SERIAL, (
+        Store(y, (i,), once), Store(y, (i,), apply("mul", once, load(x, (i,))))),),),
+        aliases=((y, x),))
+    actual, = machine.run(program, [np.arange(8)], target=target)
+    np.testing.assert_array_equal(actual, (np.arange(8) + 2) * (np.arange(8) + 1))
+
+
+@pytest.mark.parametrize("scope", ["stack", "register"])
+@pytest.mark.parametrize("extent", [5, 16])
+def test_private_buffers(scope: str, extent: int, target: CpuTarget, machine, samples) -> None:
+    """Allocated in a vector loop, each lane has its own; outside, the lanes share one."""
+    lane, k = variable("lane", extent), variable("k", 4)
+    x = Buffer("x", t.F32, (4, extent), "operand")
+    y, z = (Buffer(n, t.F32, (4, extent), "result") for n in "yz")
+    own, shared = Buffer("own", t.F32, (4,), scope), Buffer("shared", t.F32, (4, extent), scope)
+    kind = LoopKind.UNROLL if scope == "register" else LoopKind.SERIAL
+
+    def each(*body) -> For:
+        return For(k, index.constant(4), kind, body)
+
+    back = index.subtract(index.constant(3), k)
+    inside = index.compare("ge", lane, index.constant(1))
+    own_body = _vector(extent, Allocate(own, (
+        each(Store(own, (k,), load(x, (k, lane)))),
+        each(Store(own, (k,), const(5.0, t.F32), inside)),
+        each(Store(y, (k, lane), load(own, (back,)))))))
+    shared_body = Allocate(shared, (
+        each(_vector(extent, Store(shared, (k, lane), load(x, (k, lane))))),
+        each(_vector(extent, Store(shared, (k, lane), const(6.0, t.F32), inside))),
+        each(_vector(extent, Store(z, (k, lane), load(shared, (back, lane)))))))
+    program = LoopProgram("private", (x,), (y, z), (own_body, shared_body))
+    _check(machine, program, [samples(t.F32, 4 * extent, 2).reshape(4, extent)], target)
+
+
+def test_too_large_a_stack_is_refused() -> None:
+    big = Buffer("big", t.F64, (40_000,), "stack")
+    y = Buffer("y", t.F64, (1,), "result")
+    program = LoopProgram("deep", (), (y,), (Allocate(big, (
+        Store(big, (index.constant(0),), const(1.0, t.F64)),)),))
+    with pytest.raises(CodegenError, match="into scratch"):
+        generate(program, host())
+
+
+def test_operands_are_not_written() -> None:
+    x = Buffer("x", t.F32, (1,), "operand")
+    program = LoopProgram("bad", (x,), (), (Store(x, (index.constant(0),), const(1.0, t.F32)),))
+    with pytest.raises(CodegenError, match="stores to operand x"):
+        generate(program, host())
+
+
+def test_unknown_buffers_and_variables_are_refused() -> None:
+    y, other = Buffer("y", t.F32, (4,), "result"), Buffer("other", t.F32, (4,), "stack")
+    i = variable("i", 4)
+    unknown_variable = LoopProgram("bad", (), (y,), (Store(y, (i,), const(1.0, t.F32)),))
+    with pytest.raises(CodegenError, match="'i' in kernel 'bad' to be the variable"):
+        generate(unknown_variable, host())
+    unknown_buffer = LoopProgram("bad", (), (y,), (For(i, index.constant(4), LoopKind.SERIAL, (
+        Store(y, (i,), load(other, (i,))),)),))
+    with pytest.raises(CodegenError, match="other: 4xf32 stack to be an operand"):
+        generate(unknown_buffer, host())
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_streaming_stores(count: int, target: CpuTarget, machine, samples) -> None:
+    """Past the caches where vectors are aligned; the same values at any alignment."""
+    lanes = target.vector_bytes // 4
+    outer, lane = variable("outer", 64 // lanes), variable("lane", lanes)
+    x = Buffer("x", t.F32, (count,), "operand")
+    y = Buffer("y", t.F32, (count,), "result")
+    at = index.add(_times(lanes, outer), lane)
+    program = LoopProgram("stream", (x,), (y,), (For(
+        outer, index.constant(64 // lanes), LoopKind.SERIAL,
+        (_vector(lanes, Store(y, (at,), load(x, (at,)), streaming=True)),)),))
+    values = samples(t.F32, count, 6)
+    for at_end in (True, False):
+        actual, = machine.run(program, [values], target=target, at_end=at_end)
+        assert actual[:64].tobytes() == values[:64].tobytes()
+    text = print_program(program, target)
+    assert "!nontemporal" in text
+    assert "sfence" in text
