@@ -1,18 +1,47 @@
-"""What every test relies on: eight CPU devices, a cache of its own, no options from outside."""
+"""What every test relies on: eight CPU devices, a cache of its own, no options from outside; and
+the fixtures of differential tests: `check`, `take_apart`, `machine_code`, `fenced`, `arrays`."""
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import shutil
 import tempfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jaxlib.mlir import passmanager
+
+from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
+from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.graph.core import Graph, Value
+from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.ops.registry import lookup, references
+from hlo_mlc.partition.cost import choose_all, is_small
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.partition.plan import partition
+from hlo_mlc.partition.units import Unit
+from hlo_mlc.passes.simplify import simplify
+from hlo_mlc.report import Report
+from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.variants import KernelCode, load_object
+from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.templates.base import Parameters
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.tensor.core import Nest, TensorProgram
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
 _CACHE = tempfile.mkdtemp(prefix="hlo_mlc_tests_")
 os.environ["HLO_MLC_CACHE"] = _CACHE
-# Read when JAX starts its CPU backend, so it has to stand here before any test imports JAX.
+# Read when JAX starts its CPU backend, which no import does.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
@@ -20,3 +49,230 @@ os.environ["XLA_FLAGS"] = (
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
+
+
+Arrays = Sequence[np.ndarray]
+Tuned = Mapping[int, tuple[str, Parameters]]
+_PAGE = mmap.PAGESIZE
+
+
+def in_f64(function: Callable, args: Sequence) -> list[np.ndarray]:
+    """The results of the function where all floats among its arguments are f64."""
+
+    def widen(a: np.ndarray) -> np.ndarray:
+        return np.asarray(a).astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+    with jax.enable_x64(True):
+        results = jax.jit(function)(*jax.tree.map(widen, args))
+        return [np.asarray(r).astype(np.float64) for r in jax.tree.leaves(results)]
+
+
+def _as_f64(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array).astype(np.float64)
+
+
+def _assert_close(actual: np.ndarray, expected: np.ndarray, exact: Callable[[], np.ndarray],
+                  ulps: float, magnitude: float | None) -> None:
+    """Errors are below `ulps` of the larger of the value and `magnitude`, or twice XLA's own."""
+    info = jnp.finfo(expected.dtype)
+    ours, theirs = _as_f64(actual), _as_f64(expected)
+    np.testing.assert_array_equal(np.isnan(ours), np.isnan(theirs), "where NaNs are")
+    infinite = np.isinf(ours) | np.isinf(theirs)
+    np.testing.assert_array_equal(ours[infinite], theirs[infinite], "where infinities are")
+    finite = np.isfinite(theirs)
+    ours, theirs = ours[finite], theirs[finite]
+    if magnitude is None:
+        magnitude = float(np.max(np.abs(theirs), initial=0.0))
+    bound = ulps * float(info.eps) * np.maximum(np.abs(theirs), magnitude) + float(info.tiny)
+    if np.all(np.abs(ours - theirs) <= bound):
+        return
+    true = exact()[finite]
+    allowed = np.maximum(bound, 2 * np.abs(theirs - true))
+    error = np.abs(ours - true)
+    worst = int(np.argmax(error / allowed))
+    assert np.all(error <= allowed), (
+        f"{np.count_nonzero(error > allowed)} of {error.size} values are too far off, the worst: "
+        f"{ours[worst]!r} where {true[worst]!r} is exact and XLA has {theirs[worst]!r}")
+
+
+def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float = 16.0,
+           magnitude: float | None = None, kernels: bool = True, target: str | None = None,
+           exact: Callable | None = None) -> Report:
+    """Compile with `choose="ours"` and compare with `jax.jit` of the same function.
+
+    Floats may be off by `ulps` units in the last place of `magnitude` (by default the largest
+    result; 0 means each result for itself), or by twice XLA's error against an evaluation in f64
+    (of `exact`, where the function itself cannot be evaluated so); all else is equal.
+    """
+    lowered = mlc_jit(function, choose="ours", target=target)
+    stage = lowered.lower(*args)
+    report = lowered.report()
+    assert report.coverage >= coverage, report.explain()
+    assert (KERNEL_TARGET in stage.as_text()) == kernels, report.explain()
+    actual = jax.tree.leaves(stage.compile()(*args))
+    expected = jax.tree.leaves(jax.jit(function)(*args))
+    assert len(actual) == len(expected)
+    wide: list[np.ndarray] = []
+
+    def exact_result(number: int) -> np.ndarray:
+        wide.extend(() if wide else in_f64(exact or function, args))
+        return wide[number]
+
+    for number, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+        assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), number
+        if jnp.issubdtype(theirs.dtype, jnp.floating):
+            _assert_close(np.asarray(ours), np.asarray(theirs),
+                          lambda n=number: exact_result(n), ulps, magnitude)
+        else:
+            np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), f"result {number}")
+    return report
+
+
+@pytest.fixture(scope="session")
+def check() -> Callable[..., Report]:
+    return _check
+
+
+Execute = Callable[[TensorProgram, Arrays], list[np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A function as the compiler takes it apart: kernels, and the graph that connects them."""
+
+    graph: Graph
+    kernels: Mapping[str, Kernel]
+
+    @property
+    def programs(self) -> list[TensorProgram]:
+        return [kernel.program for kernel in self.kernels.values()]
+
+    def run(self, args: Arrays, execute: Execute) -> list[np.ndarray]:
+        """The results of the function, with `execute` running its kernels."""
+        known: dict[Value, np.ndarray] = dict(zip(self.graph.parameters, args, strict=True))
+        for node in self.graph.nodes:
+            operands = [known[v] for v in node.operands]
+            if node.op == KERNEL_OP:
+                results = execute(self.kernels[node.attributes["id"]].program, operands)
+            else:
+                results = lookup(node.op).reference(node, operands)
+            known.update(zip(node.results, results, strict=True))
+        return [known[v] for v in self.graph.results]
+
+
+def _take_apart(function: Callable, *args: object) -> Parts:
+    module = jax.jit(function).lower(*args).compiler_ir()
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
+            module.operation)
+    graph, _ = simplify(import_function(module), references, verify=True)
+    plan = partition(graph, lambda cluster: choose_all(cluster, host()), _is_small)
+    return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
+
+
+def _is_small(unit: Unit) -> bool:
+    if unit.joined is not None:
+        return is_small(Nest(unit.joined.stages, unit.joined.shared), host())
+    return all(is_small(step, host()) for step in unit.steps)
+
+
+@pytest.fixture(scope="session")
+def take_apart() -> Callable[..., Parts]:
+    """`take_apart(function, *args)`: its kernels, to be scheduled and run one by one."""
+    return _take_apart
+
+
+class Fenced:
+    """Arrays whose first (or last) element borders on memory that cannot be touched."""
+
+    def __init__(self) -> None:
+        self._maps: list[mmap.mmap] = []
+        self._protect = ctypes.CDLL(None, use_errno=True).mprotect
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype, at_end: bool) -> np.ndarray:
+        """An array of zeros that ends (or starts) at a page without access."""
+        count = int(np.prod(shape, dtype=np.int64))
+        size = max(1, count * np.dtype(dtype).itemsize)
+        pages = -(-size // _PAGE)
+        memory = mmap.mmap(-1, (pages + 2) * _PAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for fence in (base, base + (pages + 1) * _PAGE):
+            assert self._protect(ctypes.c_void_p(fence), ctypes.c_size_t(_PAGE), 0) == 0
+        self._maps.append(memory)  # stays mapped as long as arrays of it may be used
+        start = base + _PAGE + (pages * _PAGE - size if at_end else 0)
+        raw = (ctypes.c_char * size).from_address(start)
+        return np.frombuffer(raw, dtype, count).reshape(shape)
+
+    def copy(self, array: np.ndarray, at_end: bool) -> np.ndarray:
+        """A copy of the array between fences."""
+        result = self.empty(array.shape, array.dtype, at_end)
+        result[...] = array
+        return result
+
+
+@pytest.fixture(scope="session")
+def fenced() -> Fenced:
+    return Fenced()
+
+
+class MachineCode:
+    """Runs tensor programs as machine code, outside of XLA."""
+
+    def __init__(self, fences: Fenced) -> None:
+        self._fences = fences
+        self._compiled: dict[tuple, KernelCode] = {}
+
+    def code(self, program: TensorProgram, tuned: Tuned | None = None,
+             target: CpuTarget | None = None) -> KernelCode:
+        """A program compiled with these templates and parameters, for this target."""
+        loops, _ = schedule_program(program, target or host(), tuned)
+        generated = generate(loops, target or host())
+        return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
+
+    def executing(self, *, tuned: Tuned | None = None, target: CpuTarget | None = None,
+                  threads: int = 1, fence_at: str | None = None) -> Execute:
+        """What runs programs this way; `fence_at` "start" or "end" fences every buffer there."""
+
+        def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
+            code = self.code(program, tuned, target)
+            place = (lambda a: a) if fence_at is None else (
+                lambda a: self._fences.copy(a, fence_at == "end"))
+            inputs = [place(np.ascontiguousarray(a)).reshape(b.shape)
+                      for a, b in zip(operands, program.operands, strict=True)]
+            outputs = [place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy))
+                       for b in program.results]
+            run_kernel(code, inputs, outputs, threads=threads)
+            return outputs
+
+        return execute
+
+
+@pytest.fixture(scope="session")
+def machine_code(fenced: Fenced) -> MachineCode:
+    return MachineCode(fenced)
+
+
+def _arrays(dtype: str, *shapes: tuple[int, ...], special: bool = False,
+            seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng([seed, zlib.crc32(f"{dtype}{shapes}".encode())])
+    kind = jnp.dtype(dtype)
+    result = []
+    for shape in shapes:
+        if kind == np.bool_:
+            result.append(rng.random(shape) < 0.5)
+        elif jnp.issubdtype(kind, jnp.integer):
+            low, high = (0, 9) if jnp.issubdtype(kind, jnp.unsignedinteger) else (-5, 6)
+            result.append(np.asarray(rng.integers(low, high, shape)).astype(kind))
+        else:
+            values = rng.standard_normal(shape)
+            if special:
+                chosen = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], shape)
+                values = np.where(rng.random(shape) < 0.2, chosen, values)
+            result.append(np.asarray(values).astype(kind))
+    return result
+
+
+@pytest.fixture(scope="session")
+def arrays() -> Callable[..., list[np.ndarray]]:
+    """`arrays(dtype, *shapes, special=False, seed=0)`: random arrays, the same in every run."""
+    return _arrays

@@ -54,7 +54,7 @@ def _sum(left: tuple[Terms, int], right: tuple[Terms, int], sign: int) -> tuple[
 
 def from_affine(terms: Terms, offset: int) -> Expr:
     """The one expression with this normal form."""
-    terms = _rejoin(terms)
+    terms, offset = _rejoin(terms, offset)
     result: Expr | None = None
     for atom in sorted(terms, key=lambda a: (not isinstance(a, Var), text(a))):
         coefficient = terms[atom]
@@ -65,22 +65,21 @@ def from_affine(terms: Terms, offset: int) -> Expr:
     return result if offset == 0 else Apply("add", (result, constant(offset)), INDEX)
 
 
-def _rejoin(terms: Terms) -> Terms:
+def _rejoin(terms: Terms, offset: int) -> tuple[Terms, int]:
     """k*c*(x // c) + k*(x % c)  ->  k*x"""
-    for atom, k in terms.items():
-        if isinstance(atom, Apply) and atom.op == "floormod":
-            x, c = atom.args
-            quotient = floordiv(x, c.value)
-            inner, offset = affine(quotient)
-            if offset or len(inner) != 1:
-                continue
-            (whole, unit), = inner.items()
-            if unit == 1 and terms.get(whole) == k * c.value:
-                rest = {a: v for a, v in terms.items() if a is not atom and a is not whole}
-                joined, shift = _sum((rest, 0), affine(_scaled(x, k)), 1)
-                if shift == 0:
-                    return _rejoin(joined)
-    return terms
+    for atom, coefficient in terms.items():
+        if not isinstance(atom, Apply) or atom.op != "floordiv":
+            continue
+        x, divisor = atom.args[0], atom.args[1].value
+        if coefficient % divisor:
+            continue
+        k = coefficient // divisor
+        remainder, shift = affine(floormod(x, divisor))
+        if remainder and all(terms.get(a) == k * c for a, c in remainder.items()):
+            rest = {a: c for a, c in terms.items() if a is not atom and a not in remainder}
+            whole = affine(_scaled(x, k))
+            return _rejoin(*_sum((rest, offset - k * shift), whole, 1))
+    return terms, offset
 
 
 def _scaled(x: Expr, factor: int) -> Expr:
@@ -127,12 +126,26 @@ def floordiv(x: Expr, divisor: int) -> Expr:
     low, high = bounds(remainder)
     if 0 <= low and high < divisor:
         return from_affine(whole, whole_offset)
-    if isinstance(remainder, Apply) and remainder.op == "floordiv":
-        inner = floordiv(remainder.args[0], remainder.args[1].value * divisor)
-    else:
-        inner = Apply("floordiv", (remainder, constant(divisor)), INDEX)
-    terms, offset = _sum((whole, whole_offset), affine(inner), 1)
+    terms, offset = _sum((whole, whole_offset), affine(_quotient(remainder, divisor)), 1)
     return from_affine(terms, offset)
+
+
+def _quotient(x: Expr, divisor: int) -> Expr:
+    """x // divisor with one division, the outermost op a remainder if there is one in x.
+
+    So nested quotients and remainders of one value come out the same whatever their order:
+    (a + x // c) // d == (a*c + x) // (c*d)   and   (x % (c*d)) // d == (x // d) % c
+    """
+    if isinstance(x, Apply) and x.op == "floormod" and x.args[1].value % divisor == 0:
+        return floormod(floordiv(x.args[0], divisor), x.args[1].value // divisor)
+    terms, offset = affine(x)
+    for atom, factor in terms.items():
+        if isinstance(atom, Apply) and atom.op == "floordiv" and factor == 1:
+            inner, by = atom.args
+            rest = {a: c * by.value for a, c in terms.items() if a is not atom}
+            joined = _sum((rest, offset * by.value), affine(inner), 1)
+            return floordiv(from_affine(*joined), divisor * by.value)
+    return Apply("floordiv", (x, constant(divisor)), INDEX)
 
 
 def floormod(x: Expr, divisor: int) -> Expr:

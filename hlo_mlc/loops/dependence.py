@@ -228,7 +228,6 @@ class _Equation:
             if all(part in self.equal or not self._is_open(part)
                    for part in (*quotient, *remainder)):
                 self.forms.append(_paired(x, x))
-                self.equal.add(x)
 
     def _is_open(self, atom: Expr) -> bool:
         """Whether `atom` may have two values in the two instances."""

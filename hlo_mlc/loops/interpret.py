@@ -307,11 +307,11 @@ class _Machine:
 
 
 def by_halves(lanes: Sequence[tuple | None], update: Update) -> tuple | None:
-    """(place, terms…) of all lanes combined: lane l with lane l + width/2 (rounded up), and so
-    on; lanes that are masked take no part."""
+    """(place, terms…) of all lanes combined: lane l with lane l + width/2, and so on, where the
+    width is the power of two that holds all lanes; lanes that are masked take no part."""
     live = list(lanes)
     while len(live) > 1:
-        half = (len(live) + 1) // 2
+        half = 1 << (len(live) - 1).bit_length() - 1
         for lane in range(len(live) - half):
             low, high = live[lane], live[lane + half]
             if low is None or high is None:

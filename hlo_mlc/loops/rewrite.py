@@ -90,11 +90,14 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms), guard)
         case Allocate():
             return with_bodies(stmt, (map_expressions(stmt.body, rule),))
-        case While():
-            return While(rule(stmt.condition), map_expressions(stmt.body, rule))
-        case If():
-            return If(rule(stmt.condition), map_expressions(stmt.then, rule),
-                      map_expressions(stmt.otherwise, rule))
+        case While() | If():
+            new = with_bodies(stmt, tuple(map_expressions(b, rule) for b in bodies(stmt)))
+            condition = rule(stmt.condition)
+            if condition is stmt.condition:
+                return new
+            if isinstance(new, While):
+                return While(condition, new.body)
+            return If(condition, new.then, new.otherwise)
     raise TypeError(f"not a statement: {stmt!r}")
 
 

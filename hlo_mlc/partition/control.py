@@ -14,11 +14,12 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
+from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.lowering import Item, StageLowering, uses_of
 from hlo_mlc.partition.units import Fuser, finished, in_order, step_reads
 from hlo_mlc.tensor.classify import is_map, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
-from hlo_mlc.tensor.rewrite import rename_axes, replace_loads
+from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable
 
 
 def loop_refusal(node: Node) -> str:
@@ -28,14 +29,9 @@ def loop_refusal(node: Node) -> str:
             reason = loop_refusal(inner) if inner.op == "stablehlo.while" else supports(inner)
             if reason:
                 return f"its body has {inner.op}: {reason}"
-            if inner.op == "stablehlo.constant" and not _is_splat(inner):
+            if inner.op == "stablehlo.constant" and splat_value(inner.literal) is None:
                 return "its body has a constant table"
     return ""
-
-
-def _is_splat(node: Node) -> bool:
-    literal = node.literal
-    return literal.size == 1 or not any(literal.strides) or bool((literal == literal.flat[0]).all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +86,14 @@ def lower_while(node: Node, outer: StageLowering) -> list[Step]:
 
     inner = inner_lowering(body, frozenset(body.results))
     segments = _lower_body(body, inner)
-    segments = _write_back(node, segments, inner, carried)
-    needed = frozenset(carried.values())
+    twins: dict[Buffer, Buffer] = {}
+    if counted and counted.trip_count >= 2:
+        segments, twins = _take_turns(node, segments, inner, carried)
+    segments = _write_back(node, segments, inner, carried, twins)
+    needed = frozenset((*carried.values(), *twins.values()))
     body_steps = _steps(segments, needed)
+    if twins:
+        return [*steps, *_alternating(body_steps, iteration, counted.trip_count, twins, outer)]
     if counted:
         return [*steps, Loop(tuple(body_steps), iteration, counted.trip_count)]
     test = inner_lowering(condition, frozenset(condition.results))
@@ -126,22 +127,94 @@ def _lower_body(graph: Graph, lowering: StageLowering) -> list[Segment]:
     return segments
 
 
+def _own_source(loop: Node, k: int, inner: StageLowering, carried: dict[int, Buffer]
+                ) -> Buffer | None:
+    """The buffer of the body's result k, if it is nothing but that result; None otherwise."""
+    body = loop.regions[1]
+    value = body.results[k]
+    source = inner.buffers.get(value)
+    alone = (sum(v is value for v in body.results) == 1 and source not in carried.values()
+             and inner.definition(value) is not None
+             and all(body.results[j] is not body.parameters[k] for j in carried if j != k))
+    return source if alone else None
+
+
+def _take_turns(loop: Node, segments: list[Segment], inner: StageLowering,
+                carried: dict[int, Buffer]) -> tuple[list[Segment], dict[Buffer, Buffer]]:
+    """Carried buffers whose new values depend on old neighbours: two buffers, taking turns.
+
+        repeat: t = f(c); c = t        ->    repeat half as often: t = f(c); c = f(t)
+
+    Returns the body that writes the second buffer, and {first: second}.  Where the body updates
+    part of a copy, the rest of the second buffer is filled once, before the loop.
+    """
+    twins: dict[Buffer, Buffer] = {}
+    if not all(isinstance(s, list) for s in segments):
+        return segments, twins
+    items = [i for s in segments for i in s]
+    for k, target in carried.items():
+        source = _own_source(loop, k, inner, carried)
+        if source is None:
+            continue
+        writers = [i for i in items if source in i.stage.outputs]
+        filler, updates = writers[0], writers[1:]
+        if _in_place(items, source, target, inner.fresh) is not None \
+                and not any(reads(u.stage, target) for u in updates):
+            continue
+        points = set(filler.stage.axes)
+        if updates:
+            (own,) = filler.stage.assigns
+            places = [i for u in updates for a in u.stage.assigns for i in a.indices]
+            steady = all(i.free <= set(u.stage.axes) for u in updates
+                         for a in u.stage.assigns for i in a.indices) \
+                and all(a.guard is None for u in updates for a in u.stage.assigns)
+            if own.value is not load(target, own.indices) or not steady or not places:
+                continue
+            items = [i for i in items if i is not filler]
+        elif filler.update or not points:
+            continue
+        twins[target] = source
+    return [items], twins
+
+
+def _alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[Buffer, Buffer],
+                 outer: StageLowering) -> list[Step]:
+    """A loop over pairs of iterations, the first writing the twins and the second reading them."""
+    pairs = Var(outer.fresh("n"), INDEX, trip_count // 2)
+    swap = {**twins, **{second: first for first, second in twins.items()}}
+    even = index.multiply(pairs, index.constant(2))
+    odd = index.add(even, index.constant(1))
+    first = [replace_variable(s, iteration, even) for s in body]
+    second = [replace_variable(replace_buffers(s, swap), iteration, odd) for s in body]
+    fill = [_copy(source, target, outer.fresh) for target, source in
+            ((second_, first_) for first_, second_ in twins.items())]
+    steps: list[Step] = [*fill, Loop((*first, *second), pairs, trip_count // 2)]
+    if trip_count % 2:
+        last = index.constant(trip_count - 1)
+        steps += [replace_variable(s, iteration, last) for s in body]
+        steps += [_copy(second_, first_, outer.fresh) for first_, second_ in twins.items()]
+    return steps
+
+
+def _copy(source: Buffer, target: Buffer, fresh: Callable[[str], str]) -> Nest:
+    axes = tuple(Var(fresh("i"), INDEX, extent) for extent in target.shape)
+    return Nest((Stage(fresh("s"), axes, (Assign(target, axes, load(source, axes)),)),), len(axes))
+
+
 def _write_back(loop: Node, segments: list[Segment], inner: StageLowering,
-                carried: dict[int, Buffer]) -> list[Segment]:
+                carried: dict[int, Buffer], twins: dict[Buffer, Buffer]) -> list[Segment]:
     """Make the body's results the next iteration's carried values: in place, else by copies."""
     body = loop.regions[1]
-    producer_of = {b: v for v, b in inner.buffers.items()}
     taken: set[Buffer] = set()
     copies: list[tuple[int, Value]] = []
     only_items = all(isinstance(s, list) for s in segments)
     items = [i for s in segments if isinstance(s, list) for i in s]
     for k, target in carried.items():
+        if target in twins:
+            continue
         value = body.results[k]
-        source = inner.buffers.get(value)
-        used_twice = sum(v is value for v in body.results) > 1
-        movable = (only_items and source is not None and source not in taken and not used_twice
-                   and source not in carried.values() and source in producer_of
-                   and all(body.results[j] is not body.parameters[k] for j in carried if j != k))
+        source = _own_source(loop, k, inner, carried) if only_items else None
+        movable = source is not None and source not in taken
         rewritten = _in_place(items, source, target, inner.fresh) if movable else None
         if rewritten is None:
             copies.append((k, value))

@@ -251,6 +251,8 @@ def _rereads(user: Node, value: Value, cost: int) -> bool:
     name = user.op.partition(".")[2]
     if name == "broadcast_in_dim":
         return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size
+    if name == "scatter":
+        return value is not user.operands[-1]  # the updates are read once, the indices are not
     if user.regions and name not in ("reduce", "sort"):
-        return True  # control flow, windows, scatter
+        return True  # control flow, windows
     return name in ("dot_general", "convolution", "gather")

@@ -9,6 +9,7 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
+from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.control import loop_refusal, lower_while
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering, uses_of
@@ -167,10 +168,7 @@ def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, 
 
 def _is_table(node: Node) -> bool:
     """A constant that is not one repeated value: kernels read it as an operand."""
-    if node.op != "stablehlo.constant":
-        return False
-    literal = node.literal
-    return literal.size > 1 and any(literal.strides) and not (literal == literal.flat[0]).all()
+    return node.op == "stablehlo.constant" and splat_value(node.literal) is None
 
 
 def _cluster(run: list[Unit], fuser: Fuser, graph: Graph, values: dict[Buffer, Value]) -> Cluster:

@@ -111,7 +111,7 @@ def block(program: LoopProgram, name: str, factor: int) -> LoopProgram:
     """Cut a loop into blocks of `factor` iterations, the last of which may be shorter.
 
         for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       for i.i in 0..min(4, 10 - i.o * 4):
+          y[i] = x[i]         ->       for i.i in 0..min(4, i.o * -4 + 10):
                                          y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
     Unlike `split`, there is one copy of the body, and tasks of nearly equal size.  Halide: split
@@ -146,7 +146,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
     """Make one loop of two perfectly nested ones.
 
         for i in 0..4:                   for i.j in 0..32:
-          for j in 0..8:         ->        y[i.j // 8, i.j % 8] = x[i.j]
+          for j in 0..8:         ->        y[floordiv(i.j, 8), floormod(i.j, 8)] = x[i.j]
             y[i, j] = x[i * 8 + j]
 
     Halide and TVM: fuse.

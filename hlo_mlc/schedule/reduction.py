@@ -18,27 +18,30 @@ from hlo_mlc.support.errors import ScheduleError
 def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> LoopProgram:
     """Reduce into `count` vectors of `lanes` partial results, which are combined at the end.
 
-        for k in 0..43:                  alloc sum.k: 2x8xf32 register:
-          sum[] <- add x[k]                for k.u in 0..2 unroll:
-                                             for k.v in 0..8 vectorize:
-                                   ->          sum.k[k.u, k.v] = -0.0
-                                           for k.o in 0..2:
-                                             for k.u in 0..2 unroll:
-                                               for k.v in 0..8 vectorize:
-                                                 sum.k[k.u, k.v] <- add x[k.o*16 + k.u*8 + k.v]
-                                           for k.v in 0..8 vectorize:
-                                             sum.k[0, k.v] <- add x[k.v + 32]
-                                           for k.v in 0..8 vectorize:
-                                             sum.k[1, k.v] <- add x[k.v + 40] where k.v < 3
-                                           for k.v in 0..8 vectorize:
-                                             sum.k[0, k.v] <- add sum.k[1, k.v]
-                                             sum[] <- add sum.k[0, k.v]
+        for k in 0..43:
+          sum[] <- add x[k]
+        ->
+        alloc sum.k: 2x8xf32 register:
+          for k.u in 0..2 unroll:
+            for k.v in 0..8 vectorize:
+              sum.k[k.u, k.v] = -0.0:f32
+          for k.o in 0..2:
+            for k.u in 0..2 unroll:
+              for k.v in 0..8 vectorize:
+                sum.k[k.u, k.v] <- add x[k.o * 16 + k.u * 8 + k.v]
+          for k.v in 0..8 vectorize:
+            sum.k[0, k.v] <- add x[k.v + 32]
+          for k.v in 0..8 vectorize:
+            sum.k[1, k.v] <- add x[k.v + 40] where k.v < 3
+          for k.v in 0..8 vectorize:
+            sum.k[0, k.v] <- add sum.k[1, k.v]
+            sum[] <- add sum.k[0, k.v]
 
-    Whole vectors that are left over are a loop `k.t` where there are several; A last vector that is not full is masked by a guard.  Partial results start from the
-    combiner's identity, or from the first terms where it has none.  They live outside of all
-    loops that only continue the same reduction.  The order of combination depends on shape and
-    schedule alone.  `count` is lowered for extents of fewer than `count` vectors.  Halide and
-    TVM: rfactor.
+    Whole vectors that are left over are an unrolled loop `k.t` where there are several; a last
+    vector that is not full is masked by a guard.  Partial results start from the combiner's
+    identity, or from the first terms where it has none.  They live outside of all loops that
+    only continue the same reduction.  The order of combination depends on shape and schedule
+    alone.  `count` is lowered for extents of fewer than `count` vectors.  Halide and TVM: rfactor.
     """
     require_loops(program, "rfactor", name)
     if not 1 <= lanes <= MAX_LANES or count < 1:

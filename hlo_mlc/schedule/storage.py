@@ -91,8 +91,8 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
         for i in 0..8:                       alloc a: 4xf32 stack:
           for j in 0..4:             ->        for j in 0..4:
             a[i, j] = x[i, j]                    a[j] = x[i, j]
-          for k in 0..4:                       for k in 0..4:
-            y[i, k] = a[i, 3 - k]                y[i, k] = a[3 - k]
+          for n in 0..4:                       for n in 0..4:
+            y[i, n] = a[i, n * -1 + 3]           y[i, n] = a[n * -1 + 3]
 
     The buffer moves as far inside as no iteration needs what another one left in it; a single
     element becomes a register.  Halide: storage folding; TVM: compact_buffer.
@@ -226,6 +226,7 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
     Refused unless an iteration writes the whole tile.  Where it reads the tile before that, the
     tile starts as a copy.  TVM: cache_write.
     """
+
     def stage(stmt: For, touched: list[Access]) -> Body:
         buffer = touched[0].buffer
         together = next((a for a in touched if isinstance(a.stmt, Accumulate)

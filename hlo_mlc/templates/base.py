@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from hlo_mlc.expr.core import Buffer, walk
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr, walk
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
+from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost
@@ -84,3 +86,24 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...]) -> Schedule:
         scratch.append((buffer, offset))
         offset += -(-buffer.bytes // 64) * 64
     return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), ())
+
+
+def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt, ...]],
+           kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
+    """`body(column)` for each of `width` columns: whole vectors, then the rest under a mask."""
+    whole, rest = divmod(width, lanes)
+    result: tuple[Stmt, ...] = ()
+    if whole:
+        result += (loop(f"{name}v", whole, kind, lambda v: (
+            loop(f"{name}l", lanes, LoopKind.VECTORIZE, lambda lane: body(
+                index.add(index.multiply(v, index.constant(lanes)), lane))),)),)
+    if rest:
+        result += (loop(f"{name}r", rest, LoopKind.VECTORIZE, lambda lane: body(
+            index.add(index.constant(whole * lanes), lane))),)
+    return result
+
+
+def bounded(e: Expr, extent: int) -> Expr:
+    """`e`, which the count of its loop keeps below `extent`, in a form that shows it."""
+    _, high = index.bounds(e)
+    return e if high < extent else index.minimum(e, index.constant(extent - 1))

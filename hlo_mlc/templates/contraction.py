@@ -21,7 +21,7 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -170,7 +170,7 @@ class _Builder:
             count = index.minimum(index.constant(group),
                                   index.subtract(index.constant(tasks), first))
             return (loop(f"{prefix}_task", count, LoopKind.SERIAL,
-                         lambda t: task(_bounded(index.add(first, t), tasks))),)
+                         lambda t: task(bounded(index.add(first, t), tasks))),)
 
         return (loop(f"{prefix}_group", -(-tasks // group), LoopKind.PARALLEL, group_of_tasks),)
 
@@ -206,7 +206,7 @@ class _Builder:
 
             body: tuple[Stmt, ...] = (
                 loop(f"{m.name}_tile", count, LoopKind.SERIAL,
-                     lambda t: tile(_bounded(index.add(first, t), tiles))),)
+                     lambda t: tile(bounded(index.add(first, t), tiles))),)
             if packed is not None:
                 body = (Allocate(packed, (*self._pack(packed, mapping, start, width, span),
                                           *body)),)
@@ -269,7 +269,7 @@ class _Builder:
                 step = index.constant(self.parameters["depth"])
                 return (loop(f"{name}{level}", span.size, LoopKind.SERIAL, lambda k: body(
                     index.add(index.multiply(position, step), k),
-                    {**at, axis: _bounded(index.add(span.begin, k), axis.extent)})),)
+                    {**at, axis: bounded(index.add(span.begin, k), axis.extent)})),)
             return (loop(f"{name}{level}", axis.extent, LoopKind.SERIAL, lambda k: nest(
                 level + 1, index.add(index.multiply(position, index.constant(axis.extent)), k),
                 {**at, axis: k})),)
@@ -278,17 +278,7 @@ class _Builder:
 
     def _across(self, name: str, width: int, body,
                 kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
-        """`body(column)` for each column of a panel: whole vectors, then the rest under a mask."""
-        whole, rest = divmod(width, self.lanes)
-        result: tuple[Stmt, ...] = ()
-        if whole:
-            result += (loop(f"{name}v", whole, kind, lambda v: (
-                loop(f"{name}l", self.lanes, LoopKind.VECTORIZE, lambda lane: body(
-                    index.add(index.multiply(v, index.constant(self.lanes)), lane))),)),)
-        if rest:
-            result += (loop(f"{name}r", rest, LoopKind.VECTORIZE, lambda lane: body(
-                index.add(index.constant(whole * self.lanes), lane))),)
-        return result
+        return across(name, width, self.lanes, body, kind)
 
     def _tile(self, t: _Tile) -> tuple[Stmt, ...]:
         """One register tile: start or resume the sums, accumulate over the depth, then store."""
@@ -404,9 +394,3 @@ class _Tile:
     span: _Span
     partial: Buffer | None
     local: Expr
-
-
-def _bounded(e: Expr, extent: int) -> Expr:
-    """`e`, known by construction to be below `extent` (the count of its loop sees to that)."""
-    _, high = index.bounds(e)
-    return e if high < extent else index.minimum(e, index.constant(extent - 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
@@ -121,13 +122,16 @@ def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
 
 
 def walks_columns(stage: Stage) -> bool:
-    """True for a reduction whose neighbouring results, not terms, are neighbours in memory."""
-    if is_map(stage) or not stage.axes:
+    """True for a reduction whose neighbouring results, not terms, are neighbours in memory.
+
+    Every load votes with the number of elements that it visits.
+    """
+    if is_map(stage) or not stage.axes or not stage.reduce_axes:
         return False
-    last = stage.axes[-1]
-    inner = stage.reduce_axes[-1] if stage.reduce_axes else None
-    score = 0
-    for term in stage.terms:
-        for load in loads(term):
-            score += (stride(load, last) == 1) - (inner is not None and stride(load, inner) == 1)
-    return score > 0
+    last, inner = stage.axes[-1], stage.reduce_axes[-1]
+    points = (*stage.axes, *stage.reduce_axes)
+    votes = 0
+    for access in {load for term in stage.terms for load in loads(term)}:
+        elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
+        votes += elements * ((stride(access, last) == 1) - (stride(access, inner) == 1))
+    return votes > 0

@@ -77,7 +77,7 @@ def rename_variables(step: Step, fresh: Callable[[str], str]) -> Step:
     if isinstance(step, Loop):
         counter = _renamed(step.counter, fresh("n"))
         memo: dict[Expr, Expr] = {}
-        body = tuple(_replace_variable(rename_variables(s, fresh), step.counter, counter, memo)
+        body = tuple(replace_variable(rename_variables(s, fresh), step.counter, counter, memo)
                      for s in step.body)
         test = tuple(rename_variables(s, fresh) for s in step.test)
         return replace(step, body=body, test=test, counter=counter)
@@ -94,14 +94,17 @@ def _renamed(var: Var, name: str) -> Var:
     return Var(name, var.dtype, var.extent)
 
 
-def _replace_variable(step: Step, old: Var, new: Var, memo: dict[Expr, Expr]) -> Step:
+def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | None = None) -> Step:
+    """The step with a variable of the loops around it replaced."""
+    memo = {} if memo is None else memo
+
     def rewrite(e: Expr) -> Expr:
         return substitute(e, {old: new}, memo)
 
     if isinstance(step, Nest):
         return replace(step, stages=tuple(map_expressions(s, rewrite) for s in step.stages))
-    return replace(step, body=tuple(_replace_variable(s, old, new, memo) for s in step.body),
-                   test=tuple(_replace_variable(s, old, new, memo) for s in step.test),
+    return replace(step, body=tuple(replace_variable(s, old, new, memo) for s in step.body),
+                   test=tuple(replace_variable(s, old, new, memo) for s in step.test),
                    condition=None if step.condition is None else rewrite(step.condition))
 
 

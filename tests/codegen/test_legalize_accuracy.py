@@ -142,7 +142,7 @@ def test_small_constant_powers_are_products(exponent):
     assert {node.op for node in walk(expr) if isinstance(node, Apply)} == {"mul"}
     values = sweep()
     expected = compute("pow", [values.astype(np.float64), np.float64(exponent)], F64)
-    assert_close(run(expr, values), expected, 1.1, values)
+    assert_close(run(expr, values), expected, 1.5, values)
 
 
 def test_atan2_error_is_bounded():

@@ -126,7 +126,8 @@ def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
     y, z, w = (Buffer(n, t.F32, (extent,), "result") for n in "yzw")
     row = apply("convert", load(where, (lane,)), dtype=t.INDEX)
     inside = index.compare("lt", lane, index.constant(extent - 2))
-    shifted = apply("convert", load(where, (_times(1, lane, 2),)), dtype=t.INDEX)
+    shifted = apply("convert", load(where, (_times(1, lane, 2),), inside,
+                                    const(0, t.I32)), dtype=t.INDEX)
     slot = apply("convert", load(where, (lane,)), dtype=t.INDEX)
     body = [Store(y, (lane,), load(x, (row, index.constant(1)))),
             Store(z, (lane,), load(x, (shifted, index.constant(2)), inside, const(7.0, t.F32))),

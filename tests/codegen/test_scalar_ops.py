@@ -148,6 +148,22 @@ def test_ops_with_a_constant(op: str, dtype: DType, target: CpuTarget, machine, 
         _assert_same(one, expected, f"{op} by {c}", [x])
 
 
+def test_the_c_library_computes_in_f64(target: CpuTarget, machine) -> None:
+    x = np.random.default_rng(11).uniform(0.1, 0.9, COUNT)
+    names = ["exp", "expm1", "log", "log1p", "cbrt", "sin", "cos", "tan", "tanh", "sinh", "cosh",
+             "erf", "erfc", "asin", "acos", "atan", "asinh", "atanh", "logistic", "rem", "pow",
+             "atan2"]
+    binary = ("rem", "pow", "atan2")
+    values = [lambda v, name=name: apply(name, *([v, Const(0.3, t.F64)] if name in binary
+                                                 else [v])) for name in names]
+    program = _elementwise([Buffer("x", t.F64, (COUNT,), "operand")], values,
+                           [t.F64] * len(names))
+    actual = machine.run(program, [x], target=target)
+    for name, one in zip(names, actual, strict=True):
+        arguments = [x, np.full_like(x, 0.3)] if name in binary else [x]
+        np.testing.assert_allclose(one, compute(name, arguments, t.F64), rtol=1e-14, err_msg=name)
+
+
 def test_select_and_bitcast(target: CpuTarget, machine, samples) -> None:
     x, y = samples(t.F32, COUNT, 8), samples(t.F32, COUNT, 9)
     operands = [Buffer("x", t.F32, (COUNT,), "operand"), Buffer("y", t.F32, (COUNT,), "operand")]

@@ -49,7 +49,7 @@ class RandomProgram:
         zero = const(0, self.dtype)
         if source.shape == ():
             return load(source, ())
-        if source.shape == (self.n,) and len(source.shape) == 1:
+        if source.shape == (self.n,):
             return load(source, (i,))
         if len(source.shape) == 1:
             return load(source, (j,))
@@ -151,13 +151,13 @@ class Tiny:
     def scratch(self, name: str, *shape: int) -> Buffer:
         return Buffer(name, F32, shape, "scratch")
 
-    def program(self, *body: Stmt | tuple[Stmt, ...] | Stage) -> LoopProgram:
+    def program(self, *stages: Stage) -> LoopProgram:
         """A program whose signature follows from the scopes of the buffers in it."""
         statements: list[Stmt] = []
         buffers: dict[Buffer, None] = {}
-        for part in body:
-            buffers.update(dict.fromkeys((*part.inputs, *part.outputs)))
-            statements += lower_stage(part)
+        for stage in stages:
+            buffers.update(dict.fromkeys((*stage.inputs, *stage.outputs)))
+            statements += lower_stage(stage)
         scoped = {scope: tuple(b for b in buffers if b.scope == scope)
                   for scope in ("operand", "result", "scratch")}
         scratch, offset = [], 0
@@ -174,14 +174,15 @@ class Tiny:
         placed = tuple(axes[k] for k in order) if order else axes
         return Stage(f"map_{target.name}", placed, (Assign(target, axes, value(*axes)),))
 
-    def fold(self, target: Buffer, names: str, reduced: str, extent: int,
+    def fold(self, target: Buffer, names: str, reduced: str, extents: int | tuple[int, ...],
              value: Callable[..., Expr], op: str = "add") -> Stage:
-        """`target[axes] = sum over reduced of value(*axes, reduced)`."""
+        """`target[axes] = sum over reduced of value(*axes, *reduced)`."""
         axes = tuple(variable(c, n) for c, n in zip(names, target.shape, strict=True))
-        inner = variable(reduced, extent)
+        sizes = (extents,) if isinstance(extents, int) else extents
+        inner = tuple(variable(c, n) for c, n in zip(reduced, sizes, strict=True))
         accumulator = Var("acc", F32)
-        return Stage(op, axes, (Assign(target, axes, accumulator),), (inner,),
-                     named_combiner(op, F32), (value(*axes, inner),), (const(0.0, F32),),
+        return Stage(op, axes, (Assign(target, axes, accumulator),), inner,
+                     named_combiner(op, F32), (value(*axes, *inner),), (const(0.0, F32),),
                      (accumulator,))
 
 

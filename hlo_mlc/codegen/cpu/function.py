@@ -101,6 +101,7 @@ class Function:
     def __init__(self) -> None:
         self._names = 0
         self.prologue: list[str] = []
+        self.library: set[str] = set()  # declarations of the C functions that are called
         self.scopes = [Scope(Block(self, "entry"), NO_READS, False, False, 0)]
         self.bindings: dict[Var, Value] = {}
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled

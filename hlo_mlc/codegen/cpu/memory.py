@@ -15,9 +15,8 @@ from hlo_mlc.codegen.cpu import indices, types
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load as build_load, transform
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, loads
-from hlo_mlc.expr.dtypes import BOOL, DType, INDEX
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load
+from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
 
 def load(writer: Writer, node: Load) -> Value:
     """The value of a load expression."""
-    guard, default, where = None, None, node.indices
+    guard, default = None, None
     if node.guard is not None:
         guard = writer.value(node.guard)
         if guard.text == "false":
@@ -114,12 +113,10 @@ def load(writer: Writer, node: Load) -> Value:
         default = writer.value(node.default)
         if guard.text == "true":
             guard = None
-        elif any(loads(i) for i in where):
-            where = tuple(_guarded(i, node.guard) for i in where)
     function = writer.function
-    place = resolve(writer, node.source, where)
+    place = resolve(writer, node.source, node.indices)
     lane = function.lane
-    if place.storage.private_lanes or _in_bounds(node.source, where) \
+    if place.storage.private_lanes or _in_bounds(node.source, node.indices) \
             or lane is not None and place.holds_vector(lane.width):
         value = read(writer, place, None, None)
         return value if guard is None else _choose(writer, guard, value, default)
@@ -136,18 +133,6 @@ def load(writer: Writer, node: Load) -> Value:
     if guard is None or fill is not None and (switch is not None or value.lanes):
         return value
     return _choose(writer, guard, value, default)
-
-
-def _guarded(where: Expr, guard: Expr) -> Expr:
-    """An index whose own loads are done under the guard of the access that it is for."""
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Load):
-            return None
-        if node.guard is None:
-            return build_load(node.source, node.indices, guard, const(0, node.dtype))
-        return build_load(node.source, node.indices, apply("and", node.guard, guard), node.default)
-
-    return transform(where, rule)
 
 
 def _choose(writer: Writer, guard: Value, value: Value, default: Value) -> Value:

@@ -47,6 +47,7 @@ class Module:
     def __init__(self, program: LoopProgram, target: CpuTarget) -> None:
         self.program, self.target = program, target
         self.functions: list[str] = []
+        self.library: set[str] = set()  # declarations
         self.tables: dict[str, str] = {}  # definition of a constant global -> its name
         self.task_count = 0
         self._classes = _alias_classes(program)
@@ -157,10 +158,8 @@ _FIRST_CLASS = 4
 
 def is_unrolled(loop: For) -> bool:
     """Whether the loop's variable is a number wherever its body is written."""
-    if loop.kind is LoopKind.UNROLL:
-        return True
-    return loop.kind is not LoopKind.VECTORIZE and isinstance(loop.extent, Const) \
-        and loop.extent.value == 1
+    return loop.kind is LoopKind.UNROLL or (isinstance(loop.extent, Const)
+                                            and loop.extent.value == 1)
 
 
 def has_loops(statements: tuple[Stmt, ...]) -> bool:

@@ -1,6 +1,6 @@
 """How the CPU spells scalar ops: one function or table row an op, for scalars and vectors alike.
 
-Ops that are not here (exp, sin, pow, float rem, …; all arithmetic of f16 and bf16) are expanded by
+Ops that are not here (exp, sin, pow, … of f32; all arithmetic of f16 and bf16) are expanded by
 codegen/legalize into those that are.  Operands arrive as text of the result's number of lanes.
 """
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import conversions, types
 from hlo_mlc.codegen.cpu.function import Block
-from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
+from hlo_mlc.expr.dtypes import BOOL, F32, F64, DType, Kind
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
@@ -64,7 +64,8 @@ class Site(NamedTuple):
 
 Spelling = Callable[..., str]
 
-_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "neg": "fneg"}
+_FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "neg": "fneg",
+          "rem": "frem"}
 _INTEGER = {op: op for op in ("add", "sub", "mul", "and", "or", "xor")}
 # i1 values: the ring of add and mul is the lattice of or and and.
 _BOOL = {"add": "or", "sub": "xor", "mul": "and", "and": "and", "or": "or", "xor": "xor",
@@ -104,6 +105,8 @@ def spell(op: str, site: Site, args: Sequence[str]) -> str:
         return site.op(instruction, *args)
     if op in _FLOAT_INTRINSICS and site.dtype.is_float:
         return site.call(_FLOAT_INTRINSICS[op], *args)
+    if op in _LIBRARY and site.dtype is F64:
+        return _call_library(site, _LIBRARY[op], args)
     spelling = _SPELLINGS.get(op)
     if spelling is None:
         raise CodegenError(
@@ -206,17 +209,6 @@ def _absolute(site: Site, x: str) -> str:
     return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} {x}, i1 false)")
 
 
-def _sign(site: Site, x: str) -> str:
-    if not site.dtype.is_float:
-        least = site.call("umin", x, site.literal(1))
-        if not site.dtype.is_signed:
-            return least
-        return site.op("or", least, site.op("ashr", x, site.literal(site.dtype.bits - 1)))
-    # ordered and not zero: one comparison; zeros and NaN stay as they are
-    nonzero = site.op("fcmp one", x, site.literal(0.0))
-    return site.select(nonzero, site.call("copysign", site.literal(1.0), x), x)
-
-
 # Floats
 
 
@@ -243,10 +235,6 @@ def _fma(site: Site, x: str, y: str, z: str) -> str:
     if site.target.has_fma:
         return site.call("fma", x, y, z)
     return site.op("fadd", site.op("fmul", x, y), z)
-
-
-def _reciprocal_root(site: Site, x: str) -> str:
-    return site.op("fdiv", site.literal(1.0), site.call("sqrt", x))
 
 
 def _is_finite(site: Site, x: str) -> str:
@@ -292,13 +280,24 @@ def _trunc(site: Site, x: str) -> str:
     return site.call("copysign", _floor(site, site.call("fabs", x)), x)
 
 
-def _round_away(site: Site, x: str) -> str:
-    """Halves away from zero."""
-    magnitude = site.call("fabs", x)
-    whole = _trunc(site, magnitude)
-    half = site.op("fcmp oge", site.op("fsub", magnitude, whole), site.literal(0.5))
-    higher = site.op("fadd", whole, site.literal(1.0))
-    return site.call("copysign", site.select(half, higher, whole), x)
+def _logistic(site: Site, x: str) -> str:
+    exponential = _call_library(site, "exp", (site.op("fneg", x),))
+    one = site.literal(1.0)
+    return site.op("fdiv", one, site.op("fadd", one, exponential))
+
+
+def _call_library(site: Site, name: str, args: Sequence[str]) -> str:
+    """A function of the C library, called lane by lane."""
+    function, define = site.block.function, site.block.define
+    function.library.add(f"declare double @{name}({', '.join(['double'] * len(args))}) nounwind")
+    if not site.lanes:
+        return define(f"call double @{name}({', '.join(f'double {a}' for a in args)})")
+    result = "poison"
+    for lane in range(site.lanes):
+        scalars = [define(f"extractelement {site.type} {a}, i64 {lane}") for a in args]
+        value = define(f"call double @{name}({', '.join(f'double {x}' for x in scalars)})")
+        result = define(f"insertelement {site.type} {result}, double {value}, i64 {lane}")
+    return result
 
 
 def _convert(site: Site, x: str) -> str:
@@ -316,6 +315,11 @@ def _bitcast(site: Site, x: str) -> str:
     return x if to == site.type else site.block.define(f"bitcast {site.type} {x} to {to}")
 
 
+# The C library's names for what it computes in f64.
+_LIBRARY = {op: op for op in (
+    "exp", "expm1", "log", "log1p", "cbrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "erf",
+    "erfc", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "pow")}
+
 # Ops on f16 and bf16 that need no arithmetic in them.
 _MOVES = frozenset(("convert", "bitcast", "is_finite"))
 
@@ -324,9 +328,8 @@ _SPELLINGS: dict[str, Spelling] = {
     "shl": _shift("shl"), "shr_logical": _shift("lshr"), "shr_arithmetic": _shift("ashr"),
     "popcnt": lambda site, x: site.call("ctpop", x), "clz": _count_leading_zeros,
     "mul_high": _multiply_high, "div": _divide, "rem": _remainder, "neg": _negate,
-    "abs": _absolute, "sign": _sign, "max": _extremum("max"), "min": _extremum("min"),
-    "fma": _fma, "rsqrt": _reciprocal_root, "is_finite": _is_finite,
-    "round_even": _round_even, "round_away": _round_away, "floor": _floor, "ceil": _ceil,
-    "trunc": _trunc, "convert": _convert, "convert_in_range": _convert_in_range,
-    "bitcast": _bitcast,
+    "abs": _absolute, "max": _extremum("max"), "min": _extremum("min"),
+    "fma": _fma, "is_finite": _is_finite, "logistic": _logistic, "round_even": _round_even,
+    "floor": _floor, "ceil": _ceil, "trunc": _trunc, "convert": _convert,
+    "convert_in_range": _convert_in_range, "bitcast": _bitcast,
 }

@@ -43,15 +43,15 @@ def write_all(writer: Writer, statements: Statements) -> None:
 
 
 def _write_for(writer: Writer, loop: For) -> None:
-    if loop.kind is LoopKind.VECTORIZE:
-        _write_vector(writer, loop)
-        return
     if is_unrolled(loop):
         constants = writer.function.constants
         for number in range(_constant_extent(writer, loop)):
             constants[loop.var] = number
             write_all(writer, loop.body)
         constants.pop(loop.var, None)
+        return
+    if loop.kind is LoopKind.VECTORIZE:
+        _write_vector(writer, loop)
         return
     extent = writer.evaluate(loop.extent)
     write = _write_tasks if loop.kind is LoopKind.PARALLEL else _write_serial
@@ -181,6 +181,7 @@ def finish(writer: Writer, header: str) -> None:
         lines.append("  call void @llvm.x86.sse.sfence()")
     lines += ["  ret void", "}"]
     writer.module.functions.append("\n".join(lines))
+    writer.module.library |= function.library
 
 
 # Branches

@@ -17,7 +17,6 @@ Operand = Expr | int | float
 # Adding this to an f32 of magnitude below 2**22 rounds it to an integer, held in the low bits.
 ROUNDING = 1.5 * 2.0**23
 SMALLEST_NORMAL = 2.0**-126
-SIGN = -0x80000000
 
 
 def _lift(operands: Sequence[Operand]) -> list[Expr]:
@@ -130,8 +129,8 @@ def at_least(x: Expr, limit: float) -> Expr:
 
 
 def sign_bit(x: Expr) -> Expr:
-    """The bits of an f32 with all but the sign cleared."""
-    return both(bits(x), SIGN)
+    """The bits of a float with all but the sign cleared."""
+    return both(bits(x), -1 << (x.dtype.bits - 1))
 
 
 def with_sign_of(magnitude: Expr, x: Expr) -> Expr:

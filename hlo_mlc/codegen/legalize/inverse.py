@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    absolute, add, bits, compare, div, either, fma, mul, polynomial, select, sqrt, sub,
+    absolute, add, bits, compare, div, fma, mul, polynomial, select, sqrt, sub,
     with_sign_of)
 from hlo_mlc.codegen.legalize.logarithm import log1p
 from hlo_mlc.expr.build import const
@@ -63,10 +63,9 @@ def atan2(y: Expr, x: Expr) -> Expr:
     height, width = absolute(y), absolute(x)
     steep = compare("gt", height, width)
     small, large = select(steep, width, height), select(steep, height, width)
-    both_infinite = compare("eq", small, math.inf)
-    at_origin = compare("eq", large, 0.0)
-    ratio = select(either(both_infinite, at_origin), select(at_origin, 0.0, const(1.0, x.dtype)),
-                   div(small, large))
+    # Equal ones may be infinite or both 0; zeros give 0 here, and the signs do the rest.
+    diagonal = select(compare("eq", height, 0.0), const(0.0, x.dtype), 1.0)
+    ratio = select(compare("eq", height, width), diagonal, div(small, large))
     p = _odd(ratio, _ATAN)
     p = select(steep, sub(_HALF_PI, p), p)
     left = compare("lt", bits(x), 0)  # -0 included

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    ROUNDING, SIGN, absolute, add, bits, both, compare, convert, div, either, fma, from_bits, mul,
+    ROUNDING, absolute, add, bits, both, compare, convert, div, either, fma, from_bits, mul,
     polynomial, select, shift_left, shift_right, sub, unlikely, xor)
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
@@ -69,7 +69,7 @@ def tan(x: Expr, has_fma: bool) -> Expr:
 
 def _with_sign(value: Expr, sign: Expr) -> Expr:
     """`value` negated where the uppermost bit of `sign` is set."""
-    return from_bits(xor(bits(value), both(sign, SIGN)))
+    return from_bits(xor(bits(value), both(sign, -1 << (value.dtype.bits - 1))))
 
 
 def _is_odd(n: Expr) -> Expr:

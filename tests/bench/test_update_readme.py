@@ -1,0 +1,73 @@
+"""`scripts/update_readme.py`: the generated table, and that the rest of the README stays."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from hlo_mlc_bench import results
+from hlo_mlc_bench.results import Results, Row
+
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "update_readme.py"
+
+
+@pytest.fixture
+def update_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with a README of its own."""
+    specification = importlib.util.spec_from_file_location("update_readme", _SCRIPT)
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    monkeypatch.setattr(script, "_README", tmp_path / "README.md")
+    return script
+
+
+@pytest.fixture
+def result_file(tmp_path: Path) -> Path:
+    """Results of one right and one wrong case."""
+    right = Row(
+        name="gelu",
+        group="elementwise",
+        status="right",
+        jax_ms=0.5,
+        ours_ms=0.2,
+        ratio=2.5,
+        ours_error=1e-7,
+        clusters=1,
+        coverage=1.0,
+    )
+    wrong = Row(name="exp", group="elementwise", status="wrong")
+    path = tmp_path / "results.json"
+    Results(results.environment("auto", 5), (right, wrong)).save(path)
+    return path
+
+
+def test_replaces_what_stands_between_the_markers(
+    update_readme: ModuleType, result_file: Path, tmp_path: Path
+) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{update_readme._BEGIN}old\n{update_readme._END}after\n")
+    update_readme.main([str(result_file)])
+    once = readme.read_text()
+    update_readme.main([str(result_file)])
+    assert readme.read_text() == once
+    assert once.startswith("before\n") and once.endswith("after\n")
+    assert "old" not in once
+    assert "| gelu | 0.5 | 0.2 | 2.50 | 1.0e-07 | 1 | 100% |" in once
+    assert "| exp | | | wrong |" in once
+
+
+def test_refuses_a_readme_without_markers(
+    update_readme: ModuleType, result_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").write_text("no markers")
+    with pytest.raises(SystemExit, match="lacks the markers"):
+        update_readme.main([str(result_file)])
+
+
+def test_the_real_readme_has_the_markers(update_readme: ModuleType) -> None:
+    text = (_SCRIPT.parents[1] / "README.md").read_text()
+    assert update_readme._BEGIN in text
+    assert update_readme._END in text

@@ -1,0 +1,176 @@
+"""Which iterations may touch the same memory."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle
+from hlo_mlc.tensor.combine import named_combiner
+
+ROW, COLUMN = variable("i", 6), variable("j", 4)
+X, Y = Buffer("x", F32, (6, 4), "operand"), Buffer("y", F32, (6, 4), "result")
+ONE = const(1.0, F32)
+NONE = Memory({}, {})
+
+
+def loop(var: Var, *body: Stmt) -> For:
+    return For(var, index.constant(var.extent), LoopKind.SERIAL, body)
+
+
+def times(x: Expr, factor: int) -> Expr:
+    return index.multiply(x, index.constant(factor))
+
+
+def plus(x: Expr, shift: int) -> Expr:
+    return index.add(x, index.constant(shift))
+
+
+def test_own_elements_are_independent() -> None:
+    nest = loop(ROW, loop(COLUMN, Store(Y, (ROW, COLUMN), load(X, (ROW, COLUMN)))))
+    assert carried(nest, NONE) is None
+    assert carried(nest.body[0], NONE) is None
+
+
+def test_the_same_element_again_and_again_is_a_certain_conflict() -> None:
+    conflict = carried(loop(ROW, Store(Y, (index.constant(0), index.constant(2)), ONE)), NONE)
+    assert conflict is not None and conflict.certain
+    assert "touch the same element of y" in str(conflict)
+
+
+def test_a_neighbour_is_a_conflict() -> None:
+    inside = apply("ge", ROW, index.constant(1))
+    shifted = load(Y, (plus(ROW, -1), COLUMN), inside, ONE)
+    nest = loop(ROW, loop(COLUMN, Store(Y, (ROW, COLUMN), shifted)))
+    conflict = carried(nest, NONE)
+    assert conflict is not None and not conflict.certain
+    assert carried(nest.body[0], NONE) is None  # along j every iteration keeps to itself
+
+
+def test_split_and_fused_indices_are_understood() -> None:
+    outer, inner = variable("o", 3), variable("n", 8)
+    flat = index.add(times(outer, 8), inner)
+    split = loop(outer, loop(inner, Store(Y, (index.floordiv(flat, 4), index.floormod(flat, 4)),
+                                          ONE)))
+    assert carried(split, NONE) is None
+    assert carried(split.body[0], NONE) is None
+    fused = variable("f", 24)
+    transposed = Buffer("t", F32, (4, 6), "result")
+    crossed = loop(fused, Store(transposed, (index.floormod(fused, 4), index.floordiv(fused, 4)),
+                                ONE))
+    assert carried(crossed, NONE) is None
+
+
+def test_three_fused_loops_stored_in_another_order() -> None:
+    fused, cube = variable("f", 60), Buffer("c", F32, (5, 3, 4), "result")
+    a, b, c = (index.floordiv(fused, 20), index.floormod(index.floordiv(fused, 5), 4),
+               index.floormod(fused, 5))
+    assert carried(loop(fused, Store(cube, (c, a, b), ONE)), NONE) is None
+    assert carried(loop(fused, Store(cube, (c, a, index.constant(0)), ONE)), NONE) is not None
+
+
+def test_indirect_stores_are_never_taken_for_independent() -> None:
+    where = Buffer("where", I32, (6,), "operand")
+    place = apply("convert", load(where, (ROW,)), dtype=INDEX)
+    scatter = loop(ROW, Store(Y, (place, index.constant(0)), ONE))
+    assert carried(scatter, NONE) is not None
+    # …but another index that tells the iterations apart is enough.
+    assert carried(loop(COLUMN, Store(Y, (place, COLUMN), ONE)), NONE) is None
+
+
+def test_a_load_from_memory_that_changes_is_not_the_same_value_twice() -> None:
+    where = Buffer("where", I32, (6,), "scratch")
+    place = apply("convert", load(where, (index.constant(0),)), dtype=INDEX)
+    row = Store(Y, (index.add(place, ROW), index.constant(0)), ONE)
+    assert carried(loop(ROW, row), NONE) is None
+    moving = Store(where, (index.constant(0),), const(1, I32))
+    assert carried(loop(ROW, moving, row), NONE) is not None
+
+
+def test_reductions_are_free_where_asked() -> None:
+    acc = Buffer("acc", F32, (), "register")
+    total = loop(ROW, Accumulate((acc,), (), named_combiner("add", F32), (load(X, (ROW, COLUMN)),)))
+    assert carried(total, NONE) is not None
+    assert carried(total, NONE, reductions_are_free=True) is None
+    other = Accumulate((acc,), (), named_combiner("max", F32), (ONE,))
+    assert carried(loop(ROW, *total.body, other), NONE, reductions_are_free=True) is not None
+    spread = Accumulate((Y,), (index.floordiv(ROW, 2), COLUMN), named_combiner("add", F32), (ONE,))
+    assert carried(loop(ROW, spread), NONE, reductions_are_free=True) is not None
+
+
+def test_private_buffers_do_not_count() -> None:
+    held = Buffer("held", F32, (), "register")
+    own = Allocate(held, (Store(held, (), ONE), Store(Y, (ROW, COLUMN), load(held, ()))))
+    assert carried(loop(ROW, own), NONE) is None
+    assert {a.buffer.name for a in accesses((own,))} == {"y"}
+
+
+def test_aliases_and_shared_bytes_are_one_memory() -> None:
+    opposite = index.subtract(index.constant(5), ROW)
+    mirrored = loop(ROW, Store(Y, (ROW, COLUMN), load(X, (opposite, COLUMN))))
+    plain = LoopProgram("p", (X,), (Y,), (mirrored,))
+    aliased = LoopProgram("p", (X,), (Y,), (mirrored,), aliases=((Y, X),))
+    assert carried(mirrored, Memory.of(plain)) is None
+    assert carried(mirrored, Memory.of(aliased)) is not None
+    straight = loop(ROW, Store(Y, (ROW, COLUMN), load(X, (ROW, COLUMN))))
+    assert carried(straight, Memory.of(aliased)) is None
+    a, b = Buffer("a", F32, (6,), "scratch"), Buffer("b", F32, (6,), "scratch")
+    copy = loop(ROW, Store(a, (ROW,), load(b, (ROW,))))
+    apart = Memory.of(LoopProgram("p", (), (), (copy,), ((a, 0), (b, 64))))
+    over = Memory.of(LoopProgram("p", (), (), (copy,), ((a, 0), (b, 0))))
+    assert carried(copy, apart) is None
+    assert carried(copy, over) is not None
+
+
+def random_index(rng: np.random.Generator, variables: list[Var]) -> Expr:
+    result = index.constant(int(rng.integers(-3, 4)))
+    for var in variables:
+        factor = int(rng.choice([0, 1, 1, 2, 3, 4, 5, -1]))
+        result = index.add(result, times(var, factor))
+    if rng.random() < 0.4:
+        divisor = int(rng.integers(2, 7))
+        split = index.floordiv if rng.random() < 0.5 else index.floormod
+        result = index.add(times(split(result, divisor), int(rng.integers(1, 4))),
+                           times(variables[0], int(rng.integers(0, 2))))
+    return result
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_what_is_settled_really_is(seed) -> None:
+    """Against brute force over all pairs of instances."""
+    rng = np.random.default_rng(seed)
+    variables = [variable("a", 4), variable("b", 3), variable("c", 2)]
+    buffer = Buffer("m", F32, (7, 8), "scratch")
+    first, second = (Access(Store(buffer, at, ONE), buffer, at, True) for at in (
+        tuple(random_index(rng, variables) for _ in range(2)) for _ in range(2)))
+    if rng.random() < 0.5:
+        second = first
+    fixed = variables[:int(rng.integers(0, 2))]
+    settled = settle(first, second, set(variables) - set(fixed), {buffer})
+    points = list(itertools.product(*(range(v.extent) for v in variables)))
+    columns = {v: np.array([p[n] for p in points]) for n, v in enumerate(variables)}
+
+    def places(access: Access) -> list[tuple[int, ...]]:
+        values = [np.broadcast_to(evaluate(i, columns), len(points))
+                  for i in access.indices]
+        return list(zip(*(v.tolist() for v in values), strict=True))
+
+    meetings = [(p, q) for p, here in zip(points, places(first), strict=True)
+                for q, there in zip(points, places(second), strict=True)
+                if here == there and all(p[variables.index(v)] == q[variables.index(v)]
+                                         for v in fixed)]
+    if settled is None:
+        assert not meetings
+        return
+    for var in settled:
+        position = variables.index(var)
+        assert all(p[position] == q[position] for p, q in meetings), (first.indices,
+                                                                     second.indices)

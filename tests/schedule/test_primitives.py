@@ -1,0 +1,548 @@
+"""Each primitive's example, before and after, and what it refuses."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, LoopProgram, While
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import with_body
+from hlo_mlc.loops.text import body_text
+from hlo_mlc.schedule import Schedule, Step, replay
+from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import Assign, Stage
+
+ONE, TWO = const(1.0, F32), const(2.0, F32)
+
+
+def minus(x: Expr, y: int) -> Expr:
+    return index.subtract(x, index.constant(y))
+
+
+def shows(program: LoopProgram, expected: str) -> None:
+    assert body_text(program.body) == textwrap.dedent(expected).lstrip("\n")
+
+
+def refuses(act: Callable[[], object], *parts: str) -> None:
+    with pytest.raises(ScheduleError) as caught:
+        act()
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.fixture
+def copy(tiny) -> LoopProgram:
+    """y[i] = x[i] for ten elements."""
+    x, y = tiny.operand("x", 10), tiny.result("y", 10)
+    return tiny.program(tiny.map(y, "i", lambda i: load(x, (i,))))
+
+
+@pytest.fixture
+def transposed(tiny) -> LoopProgram:
+    """y[i, j] = x[j, i]."""
+    x, y = tiny.operand("x", 8, 4), tiny.result("y", 4, 8)
+    return tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (j, i))))
+
+
+@pytest.fixture
+def total(tiny) -> LoopProgram:
+    """y[] = sum of 43 elements."""
+    x, y = tiny.operand("x", 43), tiny.result("y")
+    return tiny.program(tiny.fold(y, "", "k", 43, lambda k: load(x, (k,))))
+
+
+@pytest.fixture
+def grand_total(tiny) -> LoopProgram:
+    """y[] = sum of 4 x 20 elements."""
+    x, y = tiny.operand("x", 4, 20), tiny.result("y")
+    return tiny.program(tiny.fold(y, "", "ij", (4, 20), lambda i, j: load(x, (i, j))))
+
+
+@pytest.fixture
+def running(tiny) -> LoopProgram:
+    """y[i] = y[i - 1] + x[i]: every iteration needs the one before."""
+    x, y = tiny.operand("x", 9), tiny.result("y", 9)
+
+    def value(i: Expr) -> Expr:
+        before = load(y, (minus(i, 1),), apply("ge", i, index.constant(1)), ONE)
+        return apply("add", before, load(x, (i,)))
+
+    return tiny.program(tiny.map(y, "i", value))
+
+
+def test_split(copy) -> None:
+    shows(Schedule(copy).split("i", 4).program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        for i.t in 0..2:
+          y[i.t + 8] = x[i.t + 8]
+        """)
+
+
+def test_split_that_divides_leaves_no_tail(copy) -> None:
+    assert Schedule(copy).split("i", 5).loop_names == ("i.o", "i.i")
+
+
+def test_split_of_a_short_loop_is_all_tail(copy) -> None:
+    assert Schedule(copy).split("i", 16).loop_names == ("i.t",)
+
+
+def test_split_keeps_tasks_outside(copy) -> None:
+    schedule = Schedule(copy).parallel("i").split("i", 4)
+    kinds = {name: schedule.loops(name)[0].kind for name in schedule.loop_names}
+    assert kinds == {"i.o": LoopKind.PARALLEL, "i.i": LoopKind.SERIAL, "i.t": LoopKind.SERIAL}
+
+
+def test_split_rewrites_every_copy(transposed) -> None:
+    schedule = Schedule(transposed).split("i", 3).split("j", 5)
+    assert len(schedule.loops("j.i")) == 2
+
+
+def test_split_refuses(copy) -> None:
+    refuses(lambda: Schedule(copy).split("k", 4), "no loop is called 'k'", "the loops are: i")
+    refuses(lambda: Schedule(copy).split("i", 0), "at least 1", "got 0")
+    refuses(lambda: Schedule(copy).unroll("i").split("i", 2), "must be serial or parallel")
+
+
+def test_block(copy) -> None:
+    shows(Schedule(copy).block("i", 4).program, """
+        for i.o in 0..3:
+          for i.i in 0..min(4, i.o * -4 + 10):
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        """)
+
+
+def test_block_refuses(copy) -> None:
+    refuses(lambda: Schedule(copy).block("i", 0), "at least 1")
+    refuses(lambda: Schedule(copy).block("i", 4).block("i.i", 2), "needs a constant extent")
+
+
+def test_fuse(tiny) -> None:
+    x, y = tiny.operand("x", 32), tiny.result("y", 4, 8)
+    program = tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (
+        index.add(index.multiply(i, index.constant(8)), j),))))
+    shows(Schedule(program).fuse("i", "j").program, """
+        for i.j in 0..32:
+          y[floordiv(i.j, 8), floormod(i.j, 8)] = x[i.j]
+        """)
+
+
+def test_fuse_then_split_by_the_inner_extent_gives_the_loops_back(transposed) -> None:
+    shows(Schedule(transposed).fuse("i", "j").split("i.j", 8).program, """
+        for i.j.o in 0..4:
+          for i.j.i in 0..8:
+            y[i.j.o, i.j.i] = x[i.j.i, i.j.o]
+        """)
+
+
+def test_fuse_refuses(tiny, transposed, copy) -> None:
+    refuses(lambda: Schedule(transposed).fuse("j", "i"), "must hold the loop i and nothing else")
+    refuses(lambda: Schedule(copy).fuse("i", "j"), "no loop is called 'j'")
+    refuses(lambda: Schedule(transposed).vectorize("j").fuse("i", "j"), "must be serial")
+
+
+def test_reorder(transposed) -> None:
+    shows(Schedule(transposed).reorder("j", "i").program, """
+        for j in 0..8:
+          for i in 0..4:
+            y[i, j] = x[j, i]
+        """)
+
+
+def test_reorder_keeps_loops_that_are_not_named(tiny) -> None:
+    x, y = tiny.operand("x", 2, 3, 4), tiny.result("y", 2, 3, 4)
+    program = tiny.program(tiny.map(y, "abc", lambda *at: load(x, at)))
+    assert Schedule(program).reorder("c", "a").loop_names == ("c", "b", "a")
+
+
+def test_reorder_lets_reductions_commute(grand_total) -> None:
+    assert Schedule(grand_total).reorder("j", "i").loop_names == ("j", "i")
+
+
+def test_reorder_refuses(tiny, copy, transposed) -> None:
+    y = tiny.result("y", 6, 6)
+
+    def wave(i: Expr, j: Expr) -> Expr:
+        inside = apply("and", apply("ge", i, index.constant(1)), apply("lt", j, index.constant(5)))
+        return load(y, (minus(i, 1), minus(j, -1)), inside, ONE)
+
+    program = tiny.program(tiny.map(y, "ij", wave))
+    refuses(lambda: Schedule(program).reorder("j", "i"), "would change the order", "y")
+    refuses(lambda: Schedule(transposed).reorder("i"), "two or more")
+    refuses(lambda: Schedule(transposed).reorder("i", "k"), "no loop is called 'k'")
+    chain = Schedule(tiny.program(tiny.map(tiny.result("a", 4), "i", lambda i: ONE),
+                                  tiny.map(tiny.result("b", 4), "j", lambda j: TWO)))
+    refuses(lambda: chain.reorder("i", "j"), "not perfectly nested")
+    vector = Schedule(transposed).vectorize("j")
+    refuses(lambda: vector.reorder("j", "i"), "is a vector")
+    blocked = Schedule(copy).block("i", 4)
+    refuses(lambda: blocked.reorder("i.i", "i.o"), "depends on a loop which would move inside")
+
+
+def test_unroll(copy) -> None:
+    shows(Schedule(copy).unroll("i").program, """
+        for i in 0..10 unroll:
+          y[i] = x[i]
+        """)
+
+
+def test_unroll_refuses(copy) -> None:
+    refuses(lambda: Schedule(copy).block("i", 4).unroll("i.i"), "needs a constant extent")
+    refuses(lambda: Schedule(copy).vectorize("i").unroll("i"), "must be serial")
+
+
+def test_vectorize(copy) -> None:
+    shows(Schedule(copy).vectorize("i").program, """
+        for i in 0..10 vectorize:
+          y[i] = x[i]
+        """)
+
+
+def test_vectorize_combines_a_reduction_over_lanes(total) -> None:
+    program = Schedule(total).vectorize("k").program
+    result, = interpret(program, [np.arange(43, dtype=np.float32)])
+    assert result == 43 * 42 / 2
+
+
+def test_vectorize_refuses(tiny, running, transposed) -> None:
+    refuses(lambda: Schedule(running).vectorize("i"), "dependent iterations", "y[i]")
+    x, y = tiny.operand("x", 65), tiny.result("y", 65)
+    long = tiny.program(tiny.map(y, "i", lambda i: load(x, (i,))))
+    refuses(lambda: Schedule(long).vectorize("i"), "more than 64", "split it")
+    inner = Schedule(transposed).vectorize("j")
+    refuses(lambda: inner.vectorize("i"), "cannot run within a vector")
+    refuses(lambda: Schedule(transposed).vectorize("i").vectorize("j"), "is inside `for i in")
+    blocked = Schedule(transposed).block("j", 3)
+    refuses(lambda: blocked.vectorize("j.o"), "decides how", "the same way")
+
+
+def test_vectorize_refuses_colliding_updates(tiny) -> None:
+    """Two lanes that add to one element of a histogram would lose an update."""
+    bins, y, k = Buffer("bins", I32, (9,), "operand"), tiny.result("y", 4), variable("k", 9)
+    place = (apply("convert", load(bins, (k,)), dtype=INDEX),)
+    update = Accumulate((y,), place, named_combiner("add", F32), (ONE,))
+    program = LoopProgram("histogram", (bins,), (y,),
+                          (For(k, index.constant(9), LoopKind.SERIAL, (update,)),))
+    refuses(lambda: Schedule(program).vectorize("k"), "may touch the same element of y")
+
+
+def test_parallel(copy) -> None:
+    shows(Schedule(copy).parallel("i").program, """
+        for i in 0..10 parallel:
+          y[i] = x[i]
+        """)
+
+
+def test_parallel_after_tiling_is_proved(tiny) -> None:
+    x, y = tiny.operand("x", 12, 10), tiny.result("y", 12, 10)
+    program = tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (i, j))))
+    schedule = Schedule(program).fuse("i", "j").split("i.j", 7).block("i.j.o", 5)
+    assert schedule.parallel("i.j.o.o").loops("i.j.o.o")[0].kind is LoopKind.PARALLEL
+
+
+def test_parallel_refuses(tiny, running, total, transposed) -> None:
+    refuses(lambda: Schedule(running).parallel("i"), "dependent iterations", "y[i]")
+    refuses(lambda: Schedule(total).parallel("k"), "private to the task around it")
+    refuses(lambda: Schedule(transposed).parallel("j").parallel("i"), "fuse the two loops")
+    refuses(lambda: Schedule(transposed).parallel("i").parallel("j"), "is inside `for i in")
+
+
+def test_rfactor(total) -> None:
+    shows(Schedule(total).rfactor("k", 8, 2).program, """
+        alloc add.acc: f32 register:
+          add.acc[] = 0.0:f32
+          alloc add.acc.k: 2x8xf32 register:
+            for k.u in 0..2 unroll:
+              for k.v in 0..8 vectorize:
+                add.acc.k[k.u, k.v] = -0.0:f32
+            for k.o in 0..2:
+              for k.u in 0..2 unroll:
+                for k.v in 0..8 vectorize:
+                  add.acc.k[k.u, k.v] <- add x[k.o * 16 + k.u * 8 + k.v]
+            for k.v in 0..8 vectorize:
+              add.acc.k[0, k.v] <- add x[k.v + 32]
+            for k.v in 0..8 vectorize:
+              add.acc.k[1, k.v] <- add x[k.v + 40] where k.v < 3
+            for k.v in 0..8 vectorize:
+              add.acc.k[0, k.v] <- add add.acc.k[1, k.v]
+              add.acc[] <- add add.acc.k[0, k.v]
+          y[] = add.acc[]
+        """)
+
+
+@pytest.mark.parametrize("extent", [1, 3, 4, 7, 8, 9, 31, 32, 33])
+@pytest.mark.parametrize("lanes, count", [(1, 1), (1, 3), (4, 1), (4, 2), (4, 5)])
+def test_rfactor_adds_every_term_once(tiny, extent, lanes, count) -> None:
+    x, y = tiny.operand("x", extent), tiny.result("y")
+    program = tiny.program(tiny.fold(y, "", "k", extent, lambda k: load(x, (k,))))
+    values = 2.0 ** (np.arange(extent, dtype=np.float32) % 20)
+    result, = interpret(Schedule(program).rfactor("k", lanes, count).program, [values])
+    assert result == values.sum()
+
+
+def test_rfactor_keeps_partial_results_outside_of_loops_that_go_on(grand_total) -> None:
+    shows(Schedule(grand_total).rfactor("j", 4).program, """
+        alloc add.acc: f32 register:
+          add.acc[] = 0.0:f32
+          alloc add.acc.j: 1x4xf32 register:
+            for j.v in 0..4 vectorize:
+              add.acc.j[0, j.v] = -0.0:f32
+            for i in 0..4:
+              for j.o in 0..5:
+                for j.v in 0..4 vectorize:
+                  add.acc.j[0, j.v] <- add x[i, j.o * 4 + j.v]
+            for j.v in 0..4 vectorize:
+              add.acc[] <- add add.acc.j[0, j.v]
+          y[] = add.acc[]
+        """)
+
+
+def first_of_pair() -> Combiner:
+    """(value, index) of the larger value, of the lower index where equal; no neutral element."""
+    a, i, b, j = Var("a", F32), Var("i", I32), Var("b", F32), Var("j", I32)
+    wins = apply("or", apply("gt", a, b), apply("and", apply("eq", a, b), apply("lt", i, j)))
+    return Combiner((a, i), (b, j), (apply("select", wins, a, b), apply("select", wins, i, j)),
+                    None)
+
+
+def argmax(extent: int) -> LoopProgram:
+    x = Buffer("x", F32, (extent,), "operand")
+    best, where = Buffer("best", F32, (), "result"), Buffer("where", I32, (), "result")
+    k = variable("k", extent)
+    value, position = Var("value", F32), Var("position", I32)
+    stage = Stage("argmax", (), (Assign(best, (), value), Assign(where, (), position)), (k,),
+                  first_of_pair(), (load(x, (k,)), apply("convert", k, dtype=I32)),
+                  (const(-1e30, F32), const(99, I32)), (value, position))
+    return LoopProgram("argmax", (x,), (best, where), lower_stage(stage))
+
+
+@pytest.mark.parametrize("extent", [4, 11, 16, 37])
+def test_rfactor_without_identity_starts_from_the_first_terms(extent) -> None:
+    values = np.array([(k * 7) % 5 for k in range(extent)], np.float32)
+    program = Schedule(argmax(extent)).rfactor("k", 4, 2).program
+    assert "-inf" not in body_text(program.body)
+    best, where = interpret(program, [values])
+    assert (best, where) == (values.max(), values.argmax())
+
+
+def test_rfactor_refuses(total, grand_total, copy) -> None:
+    refuses(lambda: Schedule(copy).rfactor("i", 4), "does not reduce")
+    refuses(lambda: Schedule(total).rfactor("k", 65), "1 to 64 lanes")
+    refuses(lambda: Schedule(argmax(3)).rfactor("k", 4), "at least 4 unguarded terms", "identity")
+    refuses(lambda: Schedule(total).block("k", 5).rfactor("k.i", 4), "needs a constant extent")
+    refuses(lambda: Schedule(grand_total).rfactor("i", 4), "hold only stores and updates")
+
+
+@pytest.fixture
+def chain(tiny) -> LoopProgram:
+    """a = x + 1; b = a * 2."""
+    x, a, b = tiny.operand("x", 8), tiny.result("a", 8), tiny.result("b", 8)
+    return tiny.program(
+        tiny.map(a, "i", lambda i: apply("add", load(x, (i,)), ONE)),
+        tiny.map(b, "j", lambda j: apply("mul", load(a, (j,)), TWO)))
+
+
+def test_fuse_loops(chain) -> None:
+    shows(Schedule(chain).fuse_loops("i", "j").program, """
+        for i in 0..8:
+          a[i] = x[i] + 1.0:f32
+          b[i] = a[i] * 2.0:f32
+        """)
+
+
+def test_fuse_loops_opens_the_scopes_of_two_reductions(tiny) -> None:
+    x, s, t = tiny.operand("x", 8), tiny.result("s"), tiny.result("t")
+    first = tiny.fold(s, "", "k", 8, lambda k: load(x, (k,)))
+    second = tiny.fold(t, "", "m", 8, lambda m: load(x, (m,)), "max")
+    program = Schedule(tiny.program(first, second)).fuse_loops("k", "m").program
+    shows(program, """
+        alloc add.acc: f32 register:
+          alloc max.acc: f32 register:
+            add.acc[] = 0.0:f32
+            max.acc[] = 0.0:f32
+            for k in 0..8:
+              add.acc[] <- add x[k]
+              max.acc[] <- max x[k]
+            s[] = add.acc[]
+            t[] = max.acc[]
+        """)
+
+
+def test_fuse_loops_refuses(tiny, chain, copy) -> None:
+    x, a, b = tiny.operand("x", 8), tiny.result("a", 8), tiny.result("b", 8)
+    fill = tiny.map(a, "i", lambda i: load(x, (i,)))
+    backward = tiny.program(fill, tiny.map(b, "j", lambda j: load(a, (
+        index.subtract(index.constant(7), j),))))
+    refuses(lambda: Schedule(backward).fuse_loops("i", "j"), "carries a dependence", "b[i]")
+    shorter = tiny.program(fill, tiny.map(tiny.result("c", 7), "j", lambda j: load(a, (j,))))
+    refuses(lambda: Schedule(shorter).fuse_loops("i", "j"), "must have the extent")
+    refuses(lambda: Schedule(chain).fuse_loops("j", "i"), "after it")
+    refuses(lambda: Schedule(copy).fuse_loops("i", "j"), "no loop is called 'j'")
+    total = tiny.fold(tiny.result("s"), "", "k", 8, lambda k: load(a, (k,)))
+    between = tiny.program(fill, total, tiny.map(b, "j", lambda j: load(total.assigns[0].buffer,
+                                                                        ())))
+    refuses(lambda: Schedule(between).fuse_loops("i", "j"), "needs the one and is needed by")
+
+
+def test_distribute(chain) -> None:
+    fused = Schedule(chain).fuse_loops("i", "j")
+    shows(fused.distribute("i").program, """
+        for i in 0..8:
+          a[i] = x[i] + 1.0:f32
+        for i in 0..8:
+          b[i] = a[i] * 2.0:f32
+        """)
+
+
+def test_distribute_refuses(tiny) -> None:
+    a, b = tiny.result("a", 8), tiny.result("b", 8)
+    last = load(b, (minus(variable("i", 8), 1),), apply("ge", variable("i", 8), index.constant(1)),
+                ONE)
+    stage = Stage("pair", (variable("i", 8),), (
+        Assign(a, (variable("i", 8),), last), Assign(b, (variable("i", 8),), TWO)))
+    refuses(lambda: Schedule(tiny.program(stage)).distribute("i"), "carries a dependence")
+
+
+@pytest.fixture
+def mirrored(tiny) -> Schedule:
+    """a[i, j] = x[i, j]; y[m, n] = a[m, 3 - n], fused over rows."""
+    x, a, y = tiny.operand("x", 8, 4), tiny.scratch("a", 8, 4), tiny.result("y", 8, 4)
+    program = tiny.program(
+        tiny.map(a, "ij", lambda i, j: load(x, (i, j))),
+        tiny.map(y, "mn", lambda m, n: load(a, (m, index.subtract(index.constant(3), n)))))
+    return Schedule(program).fuse_loops("i", "m")
+
+
+def test_contract(mirrored) -> None:
+    after = mirrored.contract("a").program
+    assert after.scratch == ()
+    shows(after, """
+        for i in 0..8:
+          alloc a: 4xf32 stack:
+            for j in 0..4:
+              a[j] = x[i, j]
+            for n in 0..4:
+              y[i, n] = a[n * -1 + 3]
+        """)
+
+
+def test_contract_to_a_register(tiny, chain) -> None:
+    x, a, b = tiny.operand("x", 8), tiny.scratch("a", 8), tiny.result("b", 8)
+    program = tiny.program(tiny.map(a, "i", lambda i: load(x, (i,))),
+                           tiny.map(b, "j", lambda j: load(a, (j,))))
+    shows(Schedule(program).fuse_loops("i", "j").contract("a").program, """
+        for i in 0..8:
+          alloc a: f32 register:
+            a[] = x[i]
+            b[i] = a[]
+        """)
+
+
+def test_contract_works_on_peeled_copies(mirrored) -> None:
+    after = mirrored.split("i", 3).contract("a").program
+    assert str(Schedule(after)).count("alloc a: 4xf32 stack") == 2
+
+
+def test_contract_refuses(tiny, mirrored) -> None:
+    refuses(lambda: mirrored.contract("b"), "no scratch buffer is called 'b'", "there are: a")
+    x, a, y = tiny.operand("x", 8), tiny.scratch("a", 8), tiny.result("y", 8)
+    apart = tiny.program(tiny.map(a, "i", lambda i: load(x, (i,))),
+                         tiny.map(y, "j", lambda j: load(a, (j,))))
+    refuses(lambda: Schedule(apart).contract("a"), "fuse their loops first")
+    before = tiny.map(y, "i", lambda i: load(a, (minus(i, 1),), apply("ge", i, index.constant(1)),
+                                             ONE))
+    both = Stage("carry", before.axes, (*before.assigns, Assign(a, before.axes, load(
+        x, before.axes))))
+    refuses(lambda: Schedule(tiny.program(both)).contract("a"), "carries values")
+    huge = tiny.scratch("h", 2, 1 << 17)
+    out = tiny.result("o", 2, 1 << 17)
+    rows = tiny.program(tiny.map(huge, "ij", lambda i, j: ONE),
+                        tiny.map(out, "mn", lambda m, n: load(huge, (m, n))))
+    refuses(lambda: Schedule(rows).fuse_loops("i", "m").contract("h"), "524288 bytes")
+
+
+def test_cache_read(transposed) -> None:
+    shows(Schedule(transposed).cache_read("x", "i").program, """
+        for i in 0..4:
+          alloc x.i: 8xf32 stack:
+            for x.i.0 in 0..8:
+              x.i[x.i.0] = x[x.i.0, i]
+            for j in 0..8:
+              y[i, j] = x.i[j]
+        """)
+
+
+def test_cache_read_of_a_window_stays_inside_the_buffer(tiny, assert_same) -> None:
+    x, y = tiny.operand("x", 10), tiny.result("y", 10)
+
+    def window(i: Expr) -> Expr:
+        left = load(x, (minus(i, 1),), apply("ge", i, index.constant(1)), ONE)
+        right = load(x, (minus(i, -1),), apply("lt", i, index.constant(9)), TWO)
+        return apply("sub", left, right)
+
+    program = tiny.program(tiny.map(y, "i", window))
+    staged = Schedule(program).split("i", 4).cache_read("x", "i.o")
+    assert "alloc x.i.o: 6xf32 stack" in str(staged)
+    assert_same(program, staged.program, [np.arange(10, dtype=np.float32)])
+
+
+def test_cache_read_refuses(transposed, running) -> None:
+    refuses(lambda: Schedule(transposed).cache_read("z", "i"), "no buffer is called 'z'")
+    refuses(lambda: Schedule(running).cache_read("y", "i"), "also writes y")
+    refuses(lambda: Schedule(transposed).cache_read("x", "k"), "no loop is called 'k'")
+    refuses(lambda: Schedule(transposed).vectorize("j").cache_read("x", "j"), "is a vector")
+    staged = Schedule(transposed).cache_read("x", "i")
+    refuses(lambda: staged.cache_read("x", "i"), "already")
+    inner = Schedule(transposed).parallel("j")
+    refuses(lambda: inner.cache_read("x", "i"), "its tasks share x")
+
+
+def test_cache_write(tiny) -> None:
+    x, y = tiny.operand("x", 4, 8), tiny.result("y", 8, 4)
+    program = tiny.program(tiny.map(y, "ji", lambda j, i: load(x, (i, j)), order=(1, 0)))
+    shows(Schedule(program).cache_write("y", "i").program, """
+        for i in 0..4:
+          alloc y.i: 8xf32 stack:
+            for j in 0..8:
+              y.i[j] = x[i, j]
+            for y.i.0 in 0..8:
+              y[y.i.0, i] = y.i[y.i.0]
+        """)
+
+
+def test_cache_write_refuses(tiny, running) -> None:
+    y = tiny.result("y", 4, 8)
+    even = apply("lt", variable("j", 8), index.constant(3))
+    stage = tiny.map(y, "ij", lambda i, j: ONE)
+    some = Stage("some", stage.axes, (Assign(y, stage.axes, ONE, even),))
+    refuses(lambda: Schedule(tiny.program(some)).cache_write("y", "i"), "does not surely write")
+
+
+def test_while_loops_stay_out_of_vectors(copy) -> None:
+    loop, = copy.body
+    condition = apply("lt", load(copy.results[0], (loop.var,)), ONE)
+    body = (For(loop.var, loop.extent, loop.kind, (While(condition, loop.body),)),)
+    refuses(lambda: Schedule(with_body(copy, body)).vectorize("i"), "cannot run within a vector")
+
+
+def test_trace_replays_from_json(transposed) -> None:
+    schedule = Schedule(transposed).fuse("i", "j").split("i.j", 5).vectorize("i.j.i")
+    steps = [Step.from_json(step.to_json()) for step in schedule.trace]
+    assert [str(s) for s in steps] == ["fuse('i', 'j')", "split('i.j', 5)", "vectorize('i.j.i')"]
+    assert str(replay(transposed, steps)) == str(schedule)
+
+
+def test_unknown_primitives_are_refused(copy) -> None:
+    refuses(lambda: Schedule(copy).apply(Step("tile", ("i",))), "no schedule primitive", "split")
