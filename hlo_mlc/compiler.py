@@ -21,7 +21,7 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.cost import choose_all, choose_predicted, estimate, is_small
-from hlo_mlc.partition.kernel import Kernel, program_text
+from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, Verdict, partition
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
@@ -34,6 +34,7 @@ from hlo_mlc.target import cpu as targets
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.program import Decision, schedule_program
 from hlo_mlc.tensor.core import Nest
+from hlo_mlc.tensor.text import program_text
 
 
 @dataclass(frozen=True, slots=True)

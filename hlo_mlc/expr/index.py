@@ -41,15 +41,16 @@ def _affine(e: Expr) -> tuple[Terms, int]:
     return {e: 1}, 0
 
 
-def _sum(left: tuple[Terms, int], right: tuple[Terms, int], sign: int) -> tuple[Terms, int]:
+def _sum(left: tuple[Terms, int], right: tuple[Terms, int], factor: int) -> tuple[Terms, int]:
+    """left + factor * right"""
     terms = dict(left[0])
     for atom, coefficient in right[0].items():
-        total = terms.get(atom, 0) + sign * coefficient
+        total = terms.get(atom, 0) + factor * coefficient
         if total:
             terms[atom] = total
         else:
             terms.pop(atom, None)
-    return terms, left[1] + sign * right[1]
+    return terms, left[1] + factor * right[1]
 
 
 def from_affine(terms: Terms, offset: int) -> Expr:
@@ -68,17 +69,20 @@ def from_affine(terms: Terms, offset: int) -> Expr:
 def _rejoin(terms: Terms, offset: int) -> tuple[Terms, int]:
     """k*c*(x // c) + k*(x % c)  ->  k*x"""
     for atom, coefficient in terms.items():
-        if not isinstance(atom, Apply) or atom.op != "floordiv":
+        if not isinstance(atom, Apply) or atom.op not in ("floordiv", "floormod"):
             continue
-        x, divisor = atom.args[0], atom.args[1].value
-        if coefficient % divisor:
-            continue
-        k = coefficient // divisor
-        remainder, shift = affine(floormod(x, divisor))
-        if remainder and all(terms.get(a) == k * c for a, c in remainder.items()):
-            rest = {a: c for a, c in terms.items() if a is not atom and a not in remainder}
-            whole = affine(_scaled(x, k))
-            return _rejoin(*_sum((rest, offset - k * shift), whole, 1))
+        x, c = atom.args[0], atom.args[1].value
+        k = coefficient
+        if atom.op == "floordiv":
+            k, inexact = divmod(coefficient, c)
+            if inexact:
+                continue
+        # Either part may itself be a sum, or have become simpler.
+        parts, shift = _sum(_sum(({}, 0), affine(floordiv(x, c)), k * c),
+                            affine(floormod(x, c)), k)
+        if all(terms.get(a) == v for a, v in parts.items()):
+            rest = {a: v for a, v in terms.items() if a not in parts}
+            return _rejoin(*_sum((rest, offset - shift), affine(x), k))
     return terms, offset
 
 

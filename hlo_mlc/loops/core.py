@@ -85,7 +85,19 @@ class Allocate:
     body: tuple[Stmt, ...]
 
 
-Stmt = For | Store | Accumulate | If | While | Allocate
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """Run another program on `buffers`, its operands and then its results.
+
+    The program has no scratch, and its results may hold values already.  Nests that differ only
+    in the buffers that they work on share one program: it is scheduled and compiled once.
+    """
+
+    program: LoopProgram
+    buffers: tuple[Buffer, ...]
+
+
+Stmt = For | Store | Accumulate | If | While | Allocate | Call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +126,7 @@ class LoopProgram:
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The statement lists nested directly in `stmt`."""
     kind = type(stmt)
-    if kind is Store or kind is Accumulate:
+    if kind is Store or kind is Accumulate or kind is Call:
         return ()
     return (stmt.then, stmt.otherwise) if kind is If else (stmt.body,)
 

@@ -11,9 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hlo_mlc.expr import index
+from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopProgram, Stmt, Store, walk
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopProgram, Stmt, Store, bodies, walk
+from hlo_mlc.loops.facts import (
+    Facts,
+    below,
+    learned,
+    never_positive,
+    of_condition,
+    resolved,
+)
 from hlo_mlc.loops.rewrite import expressions
 from hlo_mlc.loops.text import headline
 
@@ -28,10 +36,16 @@ class Access:
     buffer: Buffer
     indices: tuple[Expr, ...]
     writes: bool
-    guarded: bool = False
+    guards: tuple[Expr, ...] = ()
+    path: tuple[tuple[Stmt, int], ...] = ()  # statements around it, and in which of their bodies
 
     def __str__(self) -> str:
         return f"`{headline(self.stmt)}`"
+
+    def facts(self) -> Facts:
+        """What is known where the access happens, about the loops and branches of its path."""
+        around = [fact for stmt, branch in self.path for fact in learned(stmt)[branch]]
+        return (*around, *(fact for guard in self.guards for fact in of_condition(guard)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,22 +67,36 @@ class Conflict:
 
 def accesses(statements: tuple[Stmt, ...]) -> list[Access]:
     """The accesses to buffers that exist outside `statements`, in program order."""
+    found: list[Access] = []
+    _collect(statements, (), found)
     private = {s.buffer for s in walk(statements) if isinstance(s, Allocate)}
-    return [a for stmt in walk(statements) for a in _own(stmt) if a.buffer not in private]
+    return [a for a in found if a.buffer not in private] if private else found
 
 
-def _own(stmt: Stmt) -> Iterator[Access]:
+def _collect(statements: tuple[Stmt, ...], path: tuple[tuple[Stmt, int], ...],
+             found: list[Access]) -> None:
+    for stmt in statements:
+        found.extend(_own(stmt, path))
+        for branch, body in enumerate(bodies(stmt)):
+            _collect(body, (*path, (stmt, branch)), found)
+
+
+def _own(stmt: Stmt, path: tuple[tuple[Stmt, int], ...]) -> Iterator[Access]:
+    guard = stmt.guard if isinstance(stmt, Store | Accumulate) else None
+    guards = () if guard is None else (guard,)
     seen = set()
     for e in expressions(stmt):
         for load in loads(e):
             if load not in seen:
                 seen.add(load)
-                yield Access(stmt, load.source, load.indices, False, load.guard is not None)
+                own = () if load.guard is None else (load.guard,)
+                outer = () if e is guard else guards
+                yield Access(stmt, load.source, load.indices, False, (*outer, *own), path)
     if isinstance(stmt, Store):
-        yield Access(stmt, stmt.buffer, stmt.indices, True, stmt.guard is not None)
+        yield Access(stmt, stmt.buffer, stmt.indices, True, guards, path)
     elif isinstance(stmt, Accumulate):
         for buffer in stmt.buffers:
-            yield Access(stmt, buffer, stmt.indices, True, stmt.guard is not None)
+            yield Access(stmt, buffer, stmt.indices, True, guards, path)
 
 
 def same_reduction(a: Access, b: Access) -> bool:
@@ -149,9 +177,42 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
         if not memory.comparable(a.buffer, b.buffer):
             return Conflict(a, b, False)
         settled = settle(a, b, varying, unstable)
-        if settled is not None and loop.var not in settled:
+        if settled is not None and loop.var not in settled \
+                and not _apart(a, b, loop, varying, unstable):
             return Conflict(a, b, _certain(a, b, loop, varying))
     return None
+
+
+def _apart(a: Access, b: Access, loop: For, varying: set[Var], unstable: set[Buffer]) -> bool:
+    """Whether the accesses miss each other in different iterations, by all that is known about
+    bounds of loops, branches and guards.  Slower than `settle`, so asked last."""
+    outer, = learned(loop)
+    ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
+    a, b = _resolved(a, ours), _resolved(b, theirs)
+    settled = settle(a, b, varying, unstable)
+    if settled is None or loop.var in settled:
+        return True
+    if any(load.source in unstable for i in (*a.indices, *b.indices, *ours, *theirs)
+           for load in loads(i)):
+        return False
+    other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
+    facts = (*ours, *(build.substitute(f, other) for f in theirs))
+    differences = [index.subtract(i, build.substitute(j, other))
+                   for i, j in zip(a.indices, b.indices, strict=True)]
+    here, there = loop.var, other[loop.var]
+    return all(any(_never_zero(d, (*facts, order)) for d in differences)
+               for order in (below(here, there), below(there, here)))
+
+
+def _resolved(access: Access, facts: Facts) -> Access:
+    indices = tuple(resolved(i, facts) for i in access.indices)
+    return Access(access.stmt, access.buffer, indices, access.writes, access.guards, access.path)
+
+
+def _never_zero(e: Expr, facts: Facts) -> bool:
+    one = index.constant(1)
+    return never_positive(index.add(e, one), facts) \
+        or never_positive(index.subtract(one, e), facts)
 
 
 def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:
@@ -160,7 +221,7 @@ def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:
     fixed = all(i is j and i.free.isdisjoint(varying) and not loads(i)
                 for i, j in zip(a.indices, b.indices, strict=True))
     unconditional = loop.body.count(a.stmt) and loop.body.count(b.stmt)
-    return bool(fixed and unconditional and trips > 1 and not a.guarded and not b.guarded)
+    return bool(fixed and unconditional and trips > 1 and not a.guards and not b.guards)
 
 
 def settle(a: Access, b: Access, varying: set[Var], unstable: set[Buffer]) -> set[Var] | None:

@@ -26,7 +26,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.loops.rewrite import constant_extent, inline_calls, with_body
 from hlo_mlc.loops.scalar import Compiled, Compiler, Frame, combine
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
@@ -46,6 +46,7 @@ def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int
     Raises: VerifyError for operands that do not fit, an access outside of a buffer, or lanes that
     write the same element.
     """
+    program = with_body(program, inline_calls(program.body))
     memory = _Memory(program, operands, aliased)
     machine = _Machine(program, memory, np.random.default_rng(seed))
     with np.errstate(all="ignore"):

@@ -13,6 +13,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
+    Call,
     For,
     If,
     LoopKind,
@@ -146,6 +147,20 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
         return None
 
     return transform(map_expressions(statements, lambda e: build.transform(e, swap, memo)), visit)
+
+
+def inline_calls(statements: Body) -> Body:
+    """The statements with every call replaced by what is called."""
+
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, Call):
+            return None
+        body, program = inline_calls(stmt.program.body), stmt.program
+        for old, new in zip((*program.operands, *program.results), stmt.buffers, strict=True):
+            body = redirect(body, old, new, lambda indices: indices)
+        return body
+
+    return transform(statements, visit)
 
 
 def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:

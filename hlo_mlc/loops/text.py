@@ -13,6 +13,7 @@ from hlo_mlc.expr.dtypes import INDEX, TensorType
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
+    Call,
     For,
     If,
     LoopKind,
@@ -20,6 +21,7 @@ from hlo_mlc.loops.core import (
     Stmt,
     Store,
     While,
+    walk,
 )
 
 _INDENT = "  "
@@ -41,7 +43,8 @@ def program_text(program: LoopProgram) -> str:
     lines += [f"{_INDENT}alias {result.name} = {operand.name}"
               for result, operand in program.aliases]
     _write(program.body, 1, lines)
-    return "\n".join(lines) + "\n"
+    called = dict.fromkeys(s.program for s in walk(program.body) if isinstance(s, Call))
+    return "\n".join(lines) + "\n" + "".join("\n" + program_text(p) for p in called)
 
 
 def body_text(statements: tuple[Stmt, ...]) -> str:
@@ -100,6 +103,9 @@ def _lines(stmt: Stmt) -> list[str]:
             rank = len(stmt.indices)
             line = f"{stmt.buffer.name}[{', '.join(parts[:rank])}] = {parts[rank]}"
             return [*lets, line + _suffix(parts[rank + 1:], " streaming" * stmt.streaming)]
+        case Call():
+            arguments = ", ".join(b.name for b in stmt.buffers)
+            return [f"call {stmt.program.name}({arguments})"]
         case Accumulate():
             guard = () if stmt.guard is None else (stmt.guard,)
             lets, parts = _spelled((*stmt.indices, *stmt.terms, *guard))

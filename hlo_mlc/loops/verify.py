@@ -21,7 +21,8 @@ from hlo_mlc.loops.core import (
     bodies,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import constant_extent, expressions
+from hlo_mlc.loops.facts import Facts, learned, of_condition, within
+from hlo_mlc.loops.rewrite import constant_extent, expressions, inline_calls, with_body
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
 
@@ -42,6 +43,7 @@ def verify(program: LoopProgram) -> Report:
 
     Raises: VerifyError at the first statement that breaks one, with the statements around it.
     """
+    program = with_body(program, inline_calls(program.body))
     checker = _Checker(program, Memory.of(program))
     checker.signature()
     checker.body(program.body, _Scope(frozenset(), frozenset(checker.visible)))
@@ -55,6 +57,7 @@ class _Scope:
     variables: frozenset[Var]
     buffers: frozenset[Buffer]
     path: tuple[Stmt, ...] = ()
+    facts: Facts = ()
 
     @property
     def loops(self) -> Iterator[For]:
@@ -147,9 +150,9 @@ class _Checker:
             variables = variables | {stmt.var}
         elif isinstance(stmt, Allocate):
             buffers = buffers | {stmt.buffer}
-        inner = _Scope(variables, buffers, (*scope.path, stmt))
-        for nested in bodies(stmt):
-            self.body(nested, inner)
+        for nested, known in zip(bodies(stmt), learned(stmt), strict=True):
+            self.body(nested, _Scope(variables, buffers, (*scope.path, stmt),
+                                     (*scope.facts, *known)))
 
     def _fail(self, stmt: Stmt, scope: _Scope, reason: str) -> VerifyError:
         lines = [*map(headline, scope.path), headline(stmt)]
@@ -173,23 +176,22 @@ class _Checker:
         if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
             raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
                              f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
-        guarded = guard is not None or getattr(stmt, "guard", None) is not None
+        guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
+        facts = (*scope.facts, *(fact for g in guards for fact in of_condition(g)))
         for i, extent in zip(indices, buffer.shape, strict=True):
-            if isinstance(extent, int):
-                self._bounds(stmt, scope, buffer, i, extent, guarded)
+            if isinstance(extent, int) and not within(i, extent, facts):
+                if not guards and scope.unconditional:
+                    self._refute(stmt, scope, buffer, i, extent)
+                self.unproven.append(f"{i} is within {buffer!r} in `{headline(stmt)}`")
 
-    def _bounds(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int,
-                guarded: bool) -> None:
+    def _refute(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int) -> None:
+        """Refuse an index that leaves the buffer at some point that is certainly reached."""
         low, high = index.bounds(i)
-        if low >= 0 and high < extent:
-            return
         terms, _ = index.affine(i)
         attained = all(isinstance(atom, Var) for atom in terms)
-        if not guarded and scope.unconditional and (attained or low >= extent or high < 0):
+        if attained or low >= extent or high < 0:
             raise self._fail(stmt, scope, f"{i} takes values from {low} to {high}, which is "
                              f"outside of {buffer!r}")
-        if not guarded:
-            self.unproven.append(f"{i} is within {buffer!r} in `{headline(stmt)}`")
 
     def _for(self, stmt: For, scope: _Scope) -> None:
         if stmt.extent.dtype is not INDEX or stmt.var.dtype is not INDEX:

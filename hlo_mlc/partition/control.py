@@ -9,7 +9,7 @@ import numpy as np
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
@@ -152,6 +152,7 @@ def _take_turns(loop: Node, segments: list[Segment], inner: StageLowering,
     if not all(isinstance(s, list) for s in segments):
         return segments, twins
     items = [i for s in segments for i in s]
+    changing = {*carried.values(), *(b for item in items for b in item.stage.outputs)}
     for k, target in carried.items():
         source = _own_source(loop, k, inner, carried)
         if source is None:
@@ -164,17 +165,24 @@ def _take_turns(loop: Node, segments: list[Segment], inner: StageLowering,
         points = set(filler.stage.axes)
         if updates:
             (own,) = filler.stage.assigns
-            places = [i for u in updates for a in u.stage.assigns for i in a.indices]
-            steady = all(i.free <= set(u.stage.axes) for u in updates
-                         for a in u.stage.assigns for i in a.indices) \
-                and all(a.guard is None for u in updates for a in u.stage.assigns)
-            if own.value is not load(target, own.indices) or not steady or not places:
+            if own.value is not load(target, own.indices) \
+                    or not all(_is_steady(u.stage, source, changing) for u in updates):
                 continue
             items = [i for i in items if i is not filler]
         elif filler.update or not points:
             continue
         twins[target] = source
     return [items], twins
+
+
+def _is_steady(update: Stage, target: Buffer, changing: set[Buffer]) -> bool:
+    """True where every iteration overwrites the same elements of `target`, whatever they hold."""
+    if reads(update, target):
+        return False
+    places = [i for a in update.assigns for i in a.indices]
+    return all(a.guard is None for a in update.assigns) and all(
+        i.free <= set(update.axes) and changing.isdisjoint(e.source for e in loads(i))
+        for i in places)
 
 
 def _alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[Buffer, Buffer],
@@ -267,7 +275,7 @@ def _in_place(items: list[Item], source: Buffer, target: Buffer,
                 return None
             result.append(replace(item, stage=_read_from(item.stage, source, target)))
             continue
-        if old and not is_copy:
+        if old and not (is_copy and _is_separable(item.stage, source, target)):
             return None
         result += _update_in_place(item, source, target, bool(old), fresh)
     return result
@@ -284,6 +292,14 @@ def _read_from(stage: Stage, source: Buffer, target: Buffer) -> Stage:
         return load(target, access.indices, access.guard, access.default)
 
     return replace_loads(stage, source, moved)
+
+
+def _is_separable(update: Stage, source: Buffer, target: Buffer) -> bool:
+    """True where all new values can be computed before the first is written: they do not depend
+    on each other, and where they go does not depend on `target`."""
+    places = [e for a in update.assigns for e in (*a.indices, a.guard) if e is not None]
+    return not reads(update, source) and all(
+        access.source != target for e in places for access in loads(e))
 
 
 def _update_in_place(item: Item, source: Buffer, target: Buffer, reads_old: bool,

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.tensor.classify import contraction, cost, is_map, is_plain, reads, walks_columns
@@ -157,7 +157,7 @@ def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage
         forwarded = stage
         for assign in last.assigns:
             forwarded = replace_loads(forwarded, assign.buffer,
-                                      lambda load, a=assign: _forward(a, last.axes, load))
+                                      lambda load, a=assign: _forward(a, load))
         return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
     if not is_map(stage) and is_map(last) and not stage.along:
         merged = _store_along(last, stage)
@@ -166,8 +166,11 @@ def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage
     return (*stages, stage)
 
 
-def _forward(assign: Assign, axes: tuple[Var, ...], load: Load):
-    return assign.value if load.indices == assign.indices else None
+def _forward(assign: Assign, load: Load) -> Expr | None:
+    if load.indices != assign.indices:
+        return None
+    return assign.value if load.guard is None else \
+        apply("select", load.guard, assign.value, load.default)
 
 
 def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
@@ -182,7 +185,7 @@ def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
     return stage
 
 
-def _value_at(assign: Assign, load: Load):
+def _value_at(assign: Assign, load: Load) -> Expr | None:
     at = {i: j for i, j in zip(assign.indices, load.indices, strict=True) if isinstance(i, Var)}
     return substitute(assign.value, at) if load.guard is None else None
 
@@ -205,7 +208,7 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
     moved = rename_axes(writer, mapping)
     for assign in moved.assigns:
         fold = replace_loads(fold, assign.buffer,
-                             lambda load, a=assign: _forward(a, points, load))
+                             lambda load, a=assign: _forward(a, load))
     return replace(fold, along=moved.assigns)
 
 

@@ -130,4 +130,4 @@ def _compact(array: np.ndarray) -> np.ndarray:
     data = array.tobytes()
     if array.size > 1 and data == data[: array.itemsize] * array.size:
         return np.broadcast_to(array[(0,) * array.ndim], array.shape)
-    return np.ascontiguousarray(array)
+    return np.array(array, order="C")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
+from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses, carried
@@ -13,6 +14,7 @@ from hlo_mlc.loops.rewrite import Body, guarded, loop, loops_named, substitute, 
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import MAX_LANES, refuse, refuse_inside, require_constant, require_loops
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.combine import merging
 
 
 def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> LoopProgram:
@@ -41,7 +43,9 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
     vector that is not full is masked by a guard.  Partial results start from the combiner's
     identity, or from the first terms where it has none.  They live outside of all loops that
     only continue the same reduction.  The order of combination depends on shape and schedule
-    alone.  `count` is lowered for extents of fewer than `count` vectors.  Halide and TVM: rfactor.
+    alone.  A combiner that does not commute is refused, unless it is a selection whose positions
+    tell which of two partial results comes first.  `count` is lowered for extents of fewer than
+    `count` vectors.  Halide and TVM: rfactor.
     """
     require_loops(program, "rfactor", name)
     if not 1 <= lanes <= MAX_LANES or count < 1:
@@ -60,7 +64,7 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
             target = _continued(stmt, name)
             if target is None:
                 return None
-        plan = _plan(target, lanes, count, memory)
+        plan = _plan(stmt, target, lanes, count, memory)
         inside = transform((stmt,), lambda s: plan.loops() if s is target else None)
         body = (*plan.start(), *inside, *plan.finish())
         for buffer in reversed(tuple(plan.partial.values())):
@@ -103,7 +107,7 @@ def _updates(target: For) -> list[Accumulate]:
             and all(target.var not in i.free for i in s.indices)]
 
 
-def _plan(target: For, lanes: int, count: int, memory: Memory) -> _Plan:
+def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory) -> _Plan:
     if target.kind is not LoopKind.SERIAL:
         raise refuse("rfactor", target, "must be serial")
     extent = require_constant("rfactor", target)
@@ -122,13 +126,19 @@ def _plan(target: For, lanes: int, count: int, memory: Memory) -> _Plan:
         if update.combiner.identity is None and (extent < lanes or update.guard is not None):
             raise refuse("rfactor", target, f"needs at least {lanes} unguarded terms, because "
                          f"the combiner of `{headline(update)}` has no identity to start from")
+    axes = [s.var for s in walk((outer,)) if isinstance(s, For) and target in walk((s,))]
+    merged = {u: merging(u.combiner, u.terms, axes) for u in updates}
+    for update, combiner in merged.items():
+        if combiner is None:
+            raise refuse("rfactor", target, f"would change the order of terms, and the combiner "
+                         f"of `{headline(update)}` does not commute")
     buffers = [b for u in updates for b in u.buffers]
     if len(set(buffers)) < len(buffers):
         raise refuse("rfactor", target, "updates one accumulator in two places; distribute first")
     count = min(count, max(1, extent // lanes))
     partial = {b: Buffer(f"{b.name}.{target.var.name}", b.dtype, (count, lanes), "register")
                for b in buffers}
-    return _Plan(target, updates, extent, lanes, count, partial)
+    return _Plan(target, merged, extent, lanes, count, partial)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,7 +146,7 @@ class _Plan:
     """The pieces that replace one reduction loop."""
 
     target: For
-    updates: list[Accumulate]
+    updates: dict[Accumulate, Combiner]  # and what combines their partial results
     extent: int
     lanes: int
     count: int
@@ -195,15 +205,15 @@ class _Plan:
                     steps += self._fold(index.constant(u), index.constant(u + half), v)
                 live = half
             return (*steps, *(
-                Accumulate(u.buffers, u.indices, u.combiner, self._partials(u, 0, v))
-                for u in self.updates))
+                Accumulate(u.buffers, u.indices, combiner, self._partials(u, 0, v))
+                for u, combiner in self.updates.items()))
 
         return self._lanes(combine)
 
     def _fold(self, into: Expr, source: Expr, v: Expr) -> list[Stmt]:
-        return [Accumulate(tuple(self.partial[b] for b in u.buffers), (into, v), u.combiner,
+        return [Accumulate(tuple(self.partial[b] for b in u.buffers), (into, v), combiner,
                            tuple(Load(self.partial[b], (source, v)) for b in u.buffers))
-                for u in self.updates]
+                for u, combiner in self.updates.items()]
 
     def _partials(self, update: Accumulate, row: int, v: Expr) -> tuple[Expr, ...]:
         return tuple(Load(self.partial[b], (index.constant(row), v)) for b in update.buffers)

@@ -330,7 +330,7 @@ def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
     chosen: list[Access] = []
     covered = 0
     for a in touched:
-        if not isinstance(a.stmt, Store) or not a.writes or a.guarded or id(a.stmt) not in certain:
+        if not isinstance(a.stmt, Store) or not a.writes or a.guards or id(a.stmt) not in certain:
             continue
         free = frozenset().union(*(i.free for i in a.indices))
         loops = [s for s in certain[id(a.stmt)] if s.var in free]

@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
+from hlo_mlc.loops.core import Call, For, LoopKind, LoopProgram, Stmt, While, walk
 from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates.base import Parameters, Template
+from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
+from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.text import program_text as text_of
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+REPEATS = 3  # nests that differ in their buffers only and become calls of one program
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     tuned: for the position of a nest (in program order), the template and parameters to use
     instead of the default.
     """
-    assembler = _Assembler(target, tuned or {})
+    assembler = _Assembler(target, tuned or {}, _repeated(program.steps))
     parts = [(step, assembler.step(step)) for step in program.steps]
     arena = _plan_arena(program, parts, assembler.extra)
     body = tuple(stmt for _, statements in parts for stmt in statements)
@@ -57,8 +61,10 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
 
 
 class _Assembler:
-    def __init__(self, target: CpuTarget, tuned: Mapping[int, tuple[str, Parameters]]) -> None:
-        self.target, self.tuned = target, tuned
+    def __init__(self, target: CpuTarget, tuned: Mapping[int, tuple[str, Parameters]],
+                 repeated: frozenset[Nest]) -> None:
+        self.target, self.tuned, self.repeated = target, tuned, repeated
+        self.called: dict[str, LoopProgram] = {}
         self.decisions: list[Decision] = []
         self.extra: dict[Step, list[Buffer]] = {}
         self.outermost: Step | None = None
@@ -85,6 +91,10 @@ class _Assembler:
     def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
             return ()
+        if nest in self.repeated and not self.tuned:
+            call = self._call(nest)
+            if call is not None:
+                return (call,)
         template, refused = choose_template(nest, self.target)
         wanted = self.tuned.get(len(self.decisions))
         parameters = template.default(nest, self.target)
@@ -94,6 +104,51 @@ class _Assembler:
         self.decisions.append(Decision(nest, template, parameters, refused))
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
         return scheduled.body
+
+
+    def _call(self, nest: Nest) -> Call | None:
+        """A call of the program that nests like this one share; None if it needs scratch."""
+        own = set(nest.private)
+        outputs = tuple(b for b in written((nest,)) if b not in own)
+        inputs = tuple(dict.fromkeys(
+            b for s in nest.stages for b in s.inputs if b not in own and b not in outputs))
+        program = canonical("nest", (nest,), inputs, outputs, CALLED_NAMES)
+        key = text_of(program)
+        loops = self.called.get(key)
+        if loops is None:
+            (step,) = program.steps
+            inner = _Assembler(self.target, {}, frozenset())
+            body = inner.step(step)
+            if inner.extra[step] or _buffers(body) & {b.name for b in program.temporaries}:
+                return None
+            loops = self.called[key] = LoopProgram(
+                f"nest{len(self.called)}", program.operands, program.results, body)
+            self.decisions += inner.decisions
+        return Call(loops, (*inputs, *outputs))
+
+
+def _repeated(steps: tuple[Step, ...]) -> frozenset[Nest]:
+    """Nests that look like enough others to be worth sharing a program with them."""
+    groups: dict[tuple, list[Nest]] = {}
+    pending = list(steps)
+    while pending:
+        step = pending.pop()
+        if isinstance(step, Loop):
+            pending += (*step.test, *step.body)
+        elif not _outer_variables(step):
+            shape = tuple((tuple(v.extent for v in (*s.axes, *s.reduce_axes)), len(s.assigns),
+                           len(s.inputs), cost(*s.expressions)) for s in step.stages)
+            groups.setdefault((step.shared, shape), []).append(step)
+    return frozenset(n for group in groups.values() if len(group) >= REPEATS for n in group)
+
+
+def _outer_variables(nest: Nest) -> bool:
+    """True for a nest that depends on the counter of a loop around it."""
+    for stage in nest.stages:
+        own = {*stage.axes, *stage.reduce_axes, *stage.accumulators}
+        if any(not e.free <= own for e in stage.expressions):
+            return True
+    return False
 
 
 def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
@@ -128,4 +183,6 @@ def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]
 
 def _buffers(statements: tuple[Stmt, ...]) -> set[str]:
     """Names of the scratch buffers that are touched (allocated ones are not in the arena)."""
-    return {a.buffer.name for a in accesses(statements) if a.buffer.scope == "scratch"}
+    found = {a.buffer.name for a in accesses(statements) if a.buffer.scope == "scratch"}
+    called = (b for s in walk(statements) if isinstance(s, Call) for b in s.buffers)
+    return found | {b.name for b in called if b.scope == "scratch"}

@@ -28,6 +28,7 @@ from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.elementwise import share_out, vectorize
 from hlo_mlc.tensor.classify import cost, is_map
 from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
 
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
@@ -96,7 +97,8 @@ def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parame
         return vectorize(schedule, stage.axes[-1], width, parameters["unroll"]) \
             if stage.axes else schedule
     axis = stage.reduce_axes[-1]
-    if stage.combiner.identity is None and axis.extent < width:
+    if stage.combiner.identity is None and axis.extent < width \
+            or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
         return schedule
     return schedule.rfactor(axis.name, width, parameters["count"])
 

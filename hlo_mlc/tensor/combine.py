@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, substitute
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Apply, Const, Expr, Var
-from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
+from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.expr.ops import compute_dtype, identity
 
 _ASSOCIATIVE = ("add", "mul", "max", "min", "and", "or", "xor")
@@ -65,3 +66,52 @@ def widened(combiner: Combiner) -> Combiner:
     if combiner.name in _WIDENED and dtype.is_narrow_float:
         return named_combiner(combiner.name, compute_dtype(dtype))
     return combiner
+
+
+def merging(combiner: Combiner, terms: Sequence[Expr], axes: Sequence[Var]) -> Combiner | None:
+    """The combiner of partial results whose terms interleave; None where it takes neighbours.
+
+    `axes` are the loops over the terms, outermost first.  A reduction is associative, but need
+    not commute.  Ops on one value each do.  Argmax and its kin do not: they keep the first of
+    several NaNs only if they meet them in order; so of two partial results the one of the lower
+    position comes first.
+    """
+    if all(_associative_op(r, x, y) for r, x, y in
+           zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)):
+        return combiner
+    for position in range(len(terms)):
+        if _breaks_ties(combiner, position) and _ascends(terms[position], axes):
+            return _ordered(combiner, position)
+    return None
+
+
+def _breaks_ties(combiner: Combiner, position: int) -> bool:
+    """True for a choice of one of both sides that may fall on the lower of two integers."""
+    x, y = combiner.lhs[position], combiner.rhs[position]
+    chooses = all(isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {a, b}
+                  for r, a, b in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True))
+    lower = (("lt", (x, y)), ("gt", (y, x)))
+    return chooses and x.dtype.is_integer and any(
+        isinstance(e, Apply) and (e.op, e.args) in lower for e in walk(*combiner.results))
+
+
+def _ascends(term: Expr, axes: Sequence[Var]) -> bool:
+    """True for a loop index as a number that grows from each term to the next."""
+    if not isinstance(term, Apply) or term.op != "convert" or term.args[0].dtype is not INDEX:
+        return False
+    reach = 0
+    for axis in reversed(axes):
+        step = index.coefficient(term.args[0], axis)
+        if step is None or step <= reach:
+            return False
+        reach += step * (axis.extent - 1)
+    return True
+
+
+def _ordered(combiner: Combiner, position: int) -> Combiner:
+    """`combiner` with the side whose integer at `position` is lower taken as the left one."""
+    lhs, rhs = combiner.lhs, combiner.rhs
+    swapped = dict(zip((*lhs, *rhs), (*rhs, *lhs), strict=True))
+    first = apply("le", lhs[position], rhs[position])
+    return Combiner(lhs, rhs, tuple(apply("select", first, r, substitute(r, swapped))
+                                    for r in combiner.results), combiner.identity)

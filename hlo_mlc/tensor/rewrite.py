@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hlo_mlc.expr.build import load, substitute, transform
-from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 
@@ -106,8 +105,3 @@ def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | N
     return replace(step, body=tuple(replace_variable(s, old, new, memo) for s in step.body),
                    test=tuple(replace_variable(s, old, new, memo) for s in step.test),
                    condition=None if step.condition is None else rewrite(step.condition))
-
-
-def combiner_text(combiner: Combiner) -> str:
-    """Canonical text of a combiner."""
-    return combiner.name or "; ".join(map(repr, combiner.results))

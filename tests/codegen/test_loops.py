@@ -130,6 +130,20 @@ def test_a_branch_protects_its_loads(target: CpuTarget, machine) -> None:
     _check(machine, program, [np.arange(3)], target)
 
 
+def test_what_was_read_before_a_loop_may_change_in_it(target: CpuTarget, machine) -> None:
+    y, z = Buffer("y", t.I32, (1,), "result"), Buffer("z", t.I32, (5,), "result")
+    zero = _constant(0)
+    item = load(y, (zero,))
+    grow = Store(y, (zero,), apply("add", item, item))
+    program = LoopProgram("changes", (), (y, z), (
+        Store(y, (zero,), const(1, t.I32)),
+        Store(z, (zero,), item),
+        _loop("i", 4, LoopKind.SERIAL,
+              Store(z, (index.add(variable("i", 4), _constant(1)),), item), grow),
+        While(apply("lt", item, const(1000, t.I32)), (grow,))))
+    _check(machine, program, [], target)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_extents_known_at_run_time(count: int, target: CpuTarget, machine) -> None:
     """No iteration, no access: x and y have no element when count is 0."""
@@ -213,6 +227,7 @@ class _Random:
         self.y = Buffer("y", t.I32, (8, 8), "result")
         self.z = Buffer("z", t.I32, (8, 8))
         self.loops = 0
+        self.loads: list[Expr] = []
 
     def pick(self, *choices: object) -> object:
         return choices[self.random.integers(len(choices))]
@@ -220,7 +235,7 @@ class _Random:
     def index(self, variables: list[Var]) -> Expr:
         total: Expr = _constant(int(self.random.integers(0, 8)))
         for v in variables:
-            total = index.add(total, index.multiply(v, _constant(int(self.random.integers(0, 3)))))
+            total = index.add(total, index.multiply(v, _constant(int(self.pick(0, 0, 1, 2)))))
         return index.floormod(total, 8)
 
     def expression(self, variables: list[Var], depth: int = 0) -> Expr:
@@ -228,8 +243,12 @@ class _Random:
         if kind == 0:
             return const(int(self.random.integers(-4, 5)), t.I32)
         if kind < 3:
+            known = [e for e in self.loads if e.free <= set(variables)]
+            if known and kind == 2:  # again what was read before, perhaps to find it changed
+                return known[self.random.integers(len(known))]
             source = self.pick(self.x, self.y, self.z)
-            return load(source, (self.index(variables), self.index(variables)))
+            self.loads.append(load(source, (self.index(variables), self.index(variables))))
+            return self.loads[-1]
         left, right = (self.expression(variables, depth + 1) for _ in range(2))
         if kind == 5:
             return apply("select", apply("lt", left, right), right, left)

@@ -123,16 +123,18 @@ def test_lanes_anywhere(extent: int, target: CpuTarget, machine) -> None:
     lane = variable("lane", extent)
     x = Buffer("x", t.F32, (40, 3), "operand")
     where = Buffer("where", t.I32, (extent,), "operand")
-    y, z, w = (Buffer(n, t.F32, (extent,), "result") for n in "yzw")
+    y, z, w, v = (Buffer(n, t.F32, (extent,), "result") for n in "yzwv")
     row = apply("convert", load(where, (lane,)), dtype=t.INDEX)
     inside = index.compare("lt", lane, index.constant(extent - 2))
     shifted = apply("convert", load(where, (_times(1, lane, 2),), inside,
                                     const(0, t.I32)), dtype=t.INDEX)
     slot = apply("convert", load(where, (lane,)), dtype=t.INDEX)
-    body = [Store(y, (lane,), load(x, (row, index.constant(1)))),
+    body = [Store(v, (lane,), const(0.0, t.F32)),
+            Store(v, (lane,), load(x, (row, index.constant(1))), inside),
+            Store(y, (lane,), load(x, (row, index.constant(1)))),
             Store(z, (lane,), load(x, (shifted, index.constant(2)), inside, const(7.0, t.F32))),
             Store(w, (index.floormod(slot, extent),), load(x, (row, index.constant(0))))]
-    program = LoopProgram("anywhere", (x, where), (y, z, w), (_vector(extent, *body),))
+    program = LoopProgram("anywhere", (x, where), (y, z, w, v), (_vector(extent, *body),))
     positions = random.permutation(extent).astype(np.int32)
     values = random.standard_normal((40, 3)).astype(np.float32)
     _check(machine, program, [values, positions], target)

@@ -391,6 +391,16 @@ FOLDED = [
         """%0 = stablehlo.constant dense<[[2, 4]]> : tensor<1x2xi8>
            return %0 : tensor<1x2xi8>""",
     ),
+    Case(  # what is moved keeps its rank, also where that is zero
+        "fold",
+        "",
+        """%0 = stablehlo.constant dense<[1, 2]> : tensor<2xi8>
+           %1 = stablehlo.slice %0 [1:2] : (tensor<2xi8>) -> tensor<1xi8>
+           %2 = stablehlo.reshape %1 : (tensor<1xi8>) -> tensor<i8>
+           return %2 : tensor<i8>""",
+        """%0 = stablehlo.constant dense<2> : tensor<i8>
+           return %0 : tensor<i8>""",
+    ),
     Case(  # a broadcast of more than one element would grow
         "fold",
         "",

@@ -76,7 +76,7 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
         taken = writer.any_lane(mask)
         inner_block = Block(function, function.label())
         start, after = inner_block.label, function.label()
-        with function.scope(inner_block, conditional=True, speculative=False):
+        with function.scope(inner_block, branch=True):
             _add_once(writer, stmt, places, total, None)
         block.emit(f"br i1 {taken}, label %{start}, label %{after}")
         block.start(start)
@@ -178,7 +178,7 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
         taken = block.define(f"extractelement {conditions.typed}, i64 {number}")
         inner_block = Block(function, function.label())
         start, after = inner_block.label, function.label()
-        with function.scope(inner_block, conditional=True, speculative=False):
+        with function.scope(inner_block, branch=True):
             _add_lane(writer, stmt, places, addresses, terms, number)
         block.emit(f"br i1 {taken}, label %{start}, label %{after}")
         block.start(start)

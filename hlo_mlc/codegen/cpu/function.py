@@ -81,17 +81,15 @@ class Block:
 class Scope:
     """A loop body or a branch while it is open.
 
-    `writes`: alias classes that the body writes; `conditional`: it may be skipped, so loads must
-    not leave it; `speculative`: pure values may leave it all the same (a loop that runs almost
-    always, as opposed to the branch of an If); `leaf`: no loop inside.
+    `leaf`: the body of a loop that runs at least once and has no loop inside, so that loads may
+    leave it; `writes`: the alias classes that such a body writes; `floor`: the outermost scope
+    that values computed here may be moved to.
     """
 
-    __slots__ = ("block", "conditional", "floor", "keys", "leaf", "writes")
+    __slots__ = ("block", "floor", "keys", "leaf", "writes")
 
-    def __init__(self, block: Block, writes: frozenset[int], conditional: bool, leaf: bool,
-                 floor: int) -> None:
-        self.block, self.writes, self.conditional = block, writes, conditional
-        self.leaf, self.floor = leaf, floor
+    def __init__(self, block: Block, leaf: bool, writes: frozenset[int], floor: int) -> None:
+        self.block, self.leaf, self.writes, self.floor = block, leaf, writes, floor
         self.keys: list[object] = []
 
 
@@ -102,7 +100,7 @@ class Function:
         self._names = 0
         self.prologue: list[str] = []
         self.library: set[str] = set()  # declarations of the C functions that are called
-        self.scopes = [Scope(Block(self, "entry"), NO_READS, False, False, 0)]
+        self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0)]
         self.bindings: dict[Var, Value] = {}
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
         self.lane: Lane | None = None
@@ -141,13 +139,15 @@ class Function:
     # Scopes
 
     @contextmanager
-    def scope(self, block: Block | None = None, *, writes: frozenset[int] = NO_READS,
-              conditional: bool = False, speculative: bool = True,
-              leaf: bool = False) -> Iterator[Block]:
-        """Open a scope; without a block of its own it writes into that of the enclosing one."""
+    def scope(self, block: Block | None = None, *, leaf: bool = False,
+              writes: frozenset[int] = NO_READS, branch: bool = False) -> Iterator[Block]:
+        """Open a scope; without a block of its own it writes into that of the enclosing one.
+
+        Only index arithmetic leaves a `branch`: what is computed there may never be needed.
+        """
         outer = self.scopes[-1]
-        floor = outer.floor if speculative else len(self.scopes)
-        scope = Scope(block or outer.block, writes, conditional, leaf, floor)
+        floor = len(self.scopes) if branch else outer.floor
+        scope = Scope(block or outer.block, leaf, writes, floor)
         self.scopes.append(scope)
         try:
             yield scope.block
@@ -183,7 +183,7 @@ class Function:
         depth = self.depth
         while depth:
             scope = self.scopes[depth]
-            if scope.conditional or not scope.leaf or written in scope.writes:
+            if not scope.leaf or written in scope.writes:
                 break
             depth -= 1
         return depth

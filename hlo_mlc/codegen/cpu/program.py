@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
@@ -12,7 +13,7 @@ from hlo_mlc.expr import core, index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
-    Accumulate, For, LoopKind, LoopProgram, Stmt, Store, While, bodies, walk)
+    Accumulate, Call, For, LoopKind, LoopProgram, Stmt, Store, While, bodies, walk)
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -42,14 +43,25 @@ class Storage(NamedTuple):
 
 
 class Module:
-    """The parts of a kernel's LLVM module that its functions have in common."""
+    """The parts of a kernel's LLVM module that its functions have in common.
 
-    def __init__(self, program: LoopProgram, target: CpuTarget) -> None:
+    A program that the kernel calls has a `Module` of its own, for its own buffers, and shares
+    what becomes text with that of the kernel, its `root`.
+    """
+
+    def __init__(self, program: LoopProgram, target: CpuTarget, root: Module | None = None) -> None:
         self.program, self.target = program, target
-        self.functions: list[str] = []
-        self.library: set[str] = set()  # declarations
-        self.tables: dict[str, str] = {}  # definition of a constant global -> its name
-        self.task_count = 0
+        self.root = root or self
+        self.functions: list[str] = root.functions if root else []
+        self.library: set[str] = root.library if root else set()  # declarations
+        # definition of a constant global -> its name
+        self.tables: dict[str, str] = root.tables if root else {}
+        self.numbers: Iterator[int] = root.numbers if root else itertools.count(1)
+        self.called: dict[LoopProgram, Module] = {}
+        self._first_class = _FIRST_CLASS
+        if root is not None:
+            root.called[program] = self
+            self._first_class += _CLASSES_APART * len(root.called)
         self._classes = _alias_classes(program)
         self._class_count = max(self._classes.values(), default=0) + 1
         self._unrolled_variables = frozenset(
@@ -102,7 +114,7 @@ class Module:
 
     def tags(self, buffer: Buffer) -> str:
         """The metadata by which LLVM knows what an access to `buffer` cannot touch."""
-        number = _FIRST_CLASS + 3 * self.alias_class(buffer)
+        number = self._first_class + 3 * self.alias_class(buffer)
         return f", !alias.scope !{number + 1}, !noalias !{number + 2}"
 
     def writes(self, statements: tuple[Stmt, ...]) -> frozenset[int]:
@@ -115,10 +127,16 @@ class Module:
                     found |= {self.alias_class(stmt.buffer)}
                 elif isinstance(stmt, Accumulate):
                     found |= {self.alias_class(b) for b in stmt.buffers}
+                elif isinstance(stmt, Call):
+                    found |= self.results_of(stmt)
                 else:
                     found = found.union(*(self.writes(body) for body in bodies(stmt)))
             known = self._writes[id(statements)] = found
         return known
+
+    def results_of(self, call: Call) -> frozenset[int]:
+        """The alias classes of the buffers that a call writes."""
+        return frozenset(map(self.alias_class, call.buffers[len(call.program.operands):]))
 
     def storage(self, function: Function, buffer: Buffer) -> Storage:
         """Where a kernel's argument or scratch buffer lies, seen from the kernel's entry."""
@@ -145,7 +163,11 @@ class Module:
         yield "!1 = !{i32 1}"
         yield '!2 = !{!"branch_weights", i32 1, i32 2000}'
         yield "!3 = distinct !{!3}"
-        numbers = [_FIRST_CLASS + 3 * k for k in range(self._class_count)]
+        for module in (self, *self.called.values()):
+            yield from module._alias_metadata()
+
+    def _alias_metadata(self) -> Iterable[str]:
+        numbers = [self._first_class + 3 * k for k in range(self._class_count)]
         for number in numbers:
             others = ", ".join(f"!{n}" for n in numbers if n != number)
             yield f"!{number} = distinct !{{!{number}, !3}}"
@@ -154,6 +176,7 @@ class Module:
 
 
 _FIRST_CLASS = 4
+_CLASSES_APART = 30_000  # numbers for the classes of one program; metadata may have gaps
 
 
 def is_unrolled(loop: For) -> bool:

@@ -214,21 +214,35 @@ def _absolute(site: Site, x: str) -> str:
 
 def _extremum(op: str) -> Spelling:
     """NaN if an operand is; -0 is less than +0."""
-    beats, wins_tie = ("ogt", "and") if op == "max" else ("olt", "or")
+    beats = "ogt" if op == "max" else "olt"
 
     def spelled(site: Site, x: str, y: str) -> str:
         if not site.dtype.is_float:
             return site.call(("s" if site.dtype.is_signed else "u") + op, x, y)
-        if types.is_literal(y) and y not in (site.literal(0.0), site.literal(-0.0)):
-            # y op x ? y : x is one instruction on x86; it keeps x where that is NaN
-            return site.select(site.op(f"fcmp {beats}", y, x), y, x)
-        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # y where one is NaN
-        integers = site.as_integer()
-        tie = site.from_bits(integers.op(wins_tie, site.bits(x), site.bits(y)))
-        chosen = site.select(site.op("fcmp oeq", x, y), tie, chosen)
-        return site.select(site.op("fcmp uno", x, x), x, chosen)
+        if types.is_literal(y):
+            # One comparison and one choice, which keep x where that is NaN; on x86 together one
+            # instruction unless y is the zero that wins against the other one.
+            winning_zero = site.literal(0.0 if op == "max" else -0.0)
+            comparison = beats.replace("t", "e") if y == winning_zero else beats
+            return site.select(site.op(f"fcmp {comparison}", y, x), y, x)
+        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # right unless equal or NaN
+        return site.select(site.op("fcmp ueq", x, y), _tie(site, op, x, y), chosen)
 
     return spelled
+
+
+def _tie(site: Site, op: str, x: str, y: str) -> str:
+    """The extremum of equal numbers, zeros among them, or NaN if there is one, by logic on bits.
+
+    Or keeps a NaN, and -0 where there is one; for the maximum the signs are combined by and.
+    """
+    words = site.as_integer()
+    x_bits, y_bits = site.bits(x), site.bits(y)
+    either = words.op("or", x_bits, y_bits)
+    if op == "max":
+        magnitude = words.op("and", either, words.literal((1 << (site.dtype.bits - 1)) - 1))
+        either = words.op("or", magnitude, words.op("and", x_bits, y_bits))
+    return site.from_bits(either)
 
 
 def _fma(site: Site, x: str, y: str, z: str) -> str:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from hlo_mlc.codegen.cpu import memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.function import Block, Lane, Value
-from hlo_mlc.codegen.cpu.program import Storage, element_strides, has_loops, is_unrolled
+from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store, While
+from hlo_mlc.loops.core import Accumulate, Allocate, Call, For, If, LoopKind, Stmt, Store, While
 from hlo_mlc.support.errors import CodegenError
 
 STACK_LIMIT_BYTES = 256 * 1024
@@ -37,6 +37,8 @@ def write_all(writer: Writer, statements: Statements) -> None:
                 _write_while(writer, stmt)
             case Allocate():
                 _write_allocate(writer, stmt)
+            case Call():
+                _write_call(writer, stmt)
 
 
 # Loops
@@ -75,8 +77,7 @@ def _write_maybe(writer: Writer, loop: For, extent: Value,
     """A loop that may have no iteration: nothing in it may be computed before that is known."""
     function = writer.function
     condition = function.block.define(f"icmp sgt i64 {extent.text}, 0")
-    writes = writer.module.writes(loop.body)
-    with function.scope(_block(writer), writes=writes, conditional=True) as inner:
+    with function.scope(_block(writer)) as inner:
         start = inner.label
         write(writer, loop, extent)
     _join(writer, condition, [(start, inner)])
@@ -90,7 +91,7 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     function = writer.function
     writes = writer.module.writes(loop.body)
     function.forget(writes)  # what was read before the loop holds in its first iteration only
-    with function.scope(_block(writer), writes=writes, leaf=not has_loops(loop.body)) as inner:
+    with function.scope(_block(writer), leaf=not has_loops(loop.body), writes=writes) as inner:
         start, counter = inner.label, function.fresh()
         function.bindings[loop.var] = Value(counter, types.INDEX_TYPE, 0, function.depth)
         write_all(writer, loop.body)
@@ -123,13 +124,12 @@ def _write_vector(writer: Writer, loop: For) -> None:
 def _write_while(writer: Writer, loop: While) -> None:
     """head: test; body; back to head."""
     function = writer.function
-    writes = writer.module.writes(loop.body)
-    function.forget(writes)
-    with function.scope(_block(writer), writes=writes) as head:
+    function.forget(writer.module.writes(loop.body))
+    with function.scope(_block(writer)) as head:
         start = head.label
         condition = writer.evaluate(loop.condition)
         _require_uniform(writer, condition, loop.condition)
-        with function.scope(_block(writer), conditional=True) as body:
+        with function.scope(_block(writer)) as body:
             body_start = body.label
             write_all(writer, loop.body)
     outer, after = function.block, function.label()
@@ -154,14 +154,14 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
             f"Expected tasks around vector loops, got the parallel loop over {loop.var} inside "
             f"the vector loop over {function.lane.var}")
     task = Writer(module, writer)
-    module.task_count += 1
-    name = f"@task{module.task_count}"
+    number = next(module.numbers)
+    name = f"@task{number}"
     task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
     write_all(task, loop.body)
     finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
     size = max(1, len(task.captured))
-    function.prologue.append(f"  %closure{module.task_count} = alloca [{size} x i64], align 8")
-    closure = f"%closure{module.task_count}"
+    function.prologue.append(f"  %closure{number} = alloca [{size} x i64], align 8")
+    closure = f"%closure{number}"
     block = function.block
     for slot, value in enumerate(task.captured):
         place = block.define(f"getelementptr i64, ptr {closure}, i64 {slot}") if slot else closure
@@ -184,6 +184,27 @@ def finish(writer: Writer, header: str) -> None:
     writer.module.library |= function.library
 
 
+def _write_call(writer: Writer, stmt: Call) -> None:
+    """Run another program: an internal function of the same form as a kernel's entry."""
+    module, function = writer.module, writer.function
+    if writer.parent is not None or function.lane is not None:
+        raise CodegenError(f"Expected the call of {stmt.program.name} outside of tasks and vectors")
+    name = f'@"{stmt.program.name}"'
+    if stmt.program not in module.root.called:
+        called = Writer(Module(stmt.program, module.target, module.root))
+        write_all(called, stmt.program.body)
+        finish(called, f"define internal void {name}(ptr noalias %ctx, ptr noalias %buffers, "
+                       f"ptr noalias %dims, ptr noalias %scratch)")
+    pointers = f"%arguments{next(module.numbers)}"
+    function.prologue.append(f"  {pointers} = alloca [{len(stmt.buffers)} x ptr], align 8")
+    block = function.block
+    for slot, buffer in enumerate(stmt.buffers):
+        place = block.define(f"getelementptr ptr, ptr {pointers}, i64 {slot}") if slot else pointers
+        block.emit(f"store ptr {writer.storage(buffer).pointer}, ptr {place}, align 8")
+    block.emit(f"call void {name}(ptr {writer.context()}, ptr {pointers}, ptr null, ptr null)")
+    function.forget(module.results_of(stmt))
+
+
 # Branches
 
 
@@ -196,8 +217,7 @@ def _write_if(writer: Writer, branch: If) -> None:
     arms = []
     for statements in (branch.then, branch.otherwise):
         if statements:
-            with writer.function.scope(_block(writer), conditional=True,
-                                       speculative=False) as inner:
+            with writer.function.scope(_block(writer), branch=True) as inner:
                 start = inner.label
                 write_all(writer, statements)
             arms.append((start, inner))
@@ -241,11 +261,11 @@ def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]
     elif condition.lanes:
         outer_mask = function.mask
         function.mask = condition
-        with function.scope(conditional=True):
+        with function.scope():
             write()
         function.mask = outer_mask
     else:
-        with function.scope(_block(writer), conditional=True, speculative=False) as inner:
+        with function.scope(_block(writer), branch=True) as inner:
             start = inner.label
             write()
         _join(writer, condition.text, [(start, inner)])

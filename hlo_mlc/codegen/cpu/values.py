@@ -149,7 +149,7 @@ class Writer:
                 return self.value(node.args[1]) if condition.text == "true" else fast
             block, depth = function.block, function.depth
             taken = self.any_lane(condition)
-            with function.scope(_detached(function), conditional=True, speculative=False) as cold:
+            with function.scope(_detached(function), branch=True) as cold:
                 slow_label = cold.label
                 slow = self.value(node.args[1])
                 lanes = max(condition.lanes, slow.lanes, fast.lanes)

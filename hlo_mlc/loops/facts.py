@@ -1,0 +1,125 @@
+"""What is known about index values at a point of a program, and what follows from it.
+
+A fact is an index expression that is never positive there: `i - n + 1` says that i < n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Apply, Expr, loads
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import For, If, Stmt, bodies
+
+Facts = tuple[Expr, ...]
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+# A consequence is looked for among sums of this many facts: a block's bound and a guard's.
+_DEPTH = 2
+
+
+def learned(stmt: Stmt) -> tuple[Facts, ...]:
+    """What holds in each statement list inside of a statement, as long as it is in there."""
+    match stmt:
+        case For():
+            return (_lasting(below(stmt.var, bound) for bound in _least(stmt.extent)
+                             if bound.free),)
+        case If():
+            return (_lasting(of_condition(stmt.condition)),
+                    _lasting(of_condition(stmt.condition, holds=False)))
+    return tuple(() for _ in bodies(stmt))
+
+
+def _lasting(facts: Iterable[Expr]) -> Facts:
+    """The facts that no store can end."""
+    return tuple(f for f in facts if all(load.source.scope == "operand" for load in loads(f)))
+
+
+def _least(extent: Expr) -> Iterator[Expr]:
+    """The operands of a minimum."""
+    if isinstance(extent, Apply) and extent.op == "min":
+        for part in extent.args:
+            yield from _least(part)
+    else:
+        yield extent
+
+
+def below(x: Expr, y: Expr) -> Expr:
+    """The fact that x < y."""
+    return index.add(index.subtract(x, y), index.constant(1))
+
+
+def of_condition(condition: Expr, holds: bool = True) -> Facts:
+    """What follows from a condition that holds, or does not."""
+    if not isinstance(condition, Apply):
+        return ()
+    op, args = condition.op, condition.args
+    if op == "not":
+        return of_condition(args[0], not holds)
+    if (op == "and" and holds) or (op == "or" and not holds):
+        return tuple(fact for part in args for fact in of_condition(part, holds))
+    if args[0].dtype is not INDEX or op not in _NEGATED:
+        return ()
+    x, y = args
+    match op if holds else _NEGATED[op]:
+        case "lt":
+            return (below(x, y),)
+        case "le":
+            return (index.subtract(x, y),)
+        case "gt":
+            return (below(y, x),)
+        case "ge":
+            return (index.subtract(y, x),)
+        case "eq":
+            return index.subtract(x, y), index.subtract(y, x)
+    return ()
+
+
+def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
+    """Whether `e <= 0` follows from the ranges of variables and from the facts.
+
+    With a fact f <= 0 and c > 0, e = (e - c * f) + c * f is at most e - c * f.
+    """
+    if index.bounds(e)[1] <= 0:
+        return True
+    if depth == 0:
+        return False
+    terms, offset = index.affine(e)
+    if len(terms) == 1:
+        (atom, factor), = terms.items()
+        if isinstance(atom, Apply) and atom.op == "floordiv" and factor > 0:
+            # factor * (x // c) + offset <= 0  <=>  x < c * (-offset // factor + 1)
+            x, divisor = atom.args
+            end = divisor.value * (-offset // factor + 1)
+            return never_positive(below(x, index.constant(end)), facts, depth)
+    for fact in facts:
+        known, _ = index.affine(fact)
+        for factor in {terms[a] // k for a, k in known.items()
+                       if terms.get(a, 0) * k > 0 and terms[a] % k == 0}:
+            weaker = index.subtract(e, index.multiply(fact, index.constant(factor)))
+            if never_positive(weaker, facts, depth - 1):
+                return True
+    return False
+
+
+def within(i: Expr, extent: int, facts: Facts) -> bool:
+    """Whether `0 <= i < extent` is certain."""
+    return never_positive(index.subtract(index.constant(0), i), facts) \
+        and never_positive(below(i, index.constant(extent)), facts)
+
+
+def resolved(e: Expr, facts: Facts) -> Expr:
+    """`e` without minima and maxima of which the facts tell which side it is."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Apply) or node.op not in ("min", "max") or node.dtype is not INDEX:
+            return None
+        x, y = node.args
+        difference = index.subtract(x, y) if node.op == "min" else index.subtract(y, x)
+        if never_positive(difference, facts):
+            return x
+        opposite = index.subtract(index.constant(0), difference)
+        return y if never_positive(opposite, facts) else None
+
+    return build.transform(e, rule)

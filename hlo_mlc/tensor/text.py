@@ -1,0 +1,60 @@
+"""Canonical readable text of tensor programs: what is computed, without any order in a stage."""
+
+from __future__ import annotations
+
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import text
+from hlo_mlc.tensor.core import Assign, Loop, Stage, Step, TensorProgram
+
+
+def program_text(program: TensorProgram) -> str:
+    """The whole program: its buffers, then its steps in program order."""
+    lines = [f"operand {b!r}" for b in program.operands]
+    lines += [f"result {b!r}" for b in program.results]
+    lines += [f"temporary {b!r}" for b in program.temporaries]
+    for step in program.steps:
+        lines += _step_lines(step, "")
+    return "\n".join(lines) + "\n"
+
+
+def _step_lines(step: Step, indent: str) -> list[str]:
+    if isinstance(step, Loop):
+        head = f"{step.trip_count} times" if step.trip_count is not None else \
+            f"while {text(step.condition)}"
+        lines = [f"{indent}repeat {step.counter.name}: {head}"]
+        for inner in step.test:
+            lines += [f"{indent}  test:", *_step_lines(inner, indent + "    ")]
+        for inner in step.body:
+            lines += _step_lines(inner, indent + "  ")
+        return lines
+    private = f" private {', '.join(b.name for b in step.private)}" if step.private else ""
+    lines = [f"{indent}nest shared={step.shared}{private}"]
+    for stage in step.stages:
+        lines += _stage_lines(stage, indent + "  ")
+    return lines
+
+
+def _stage_lines(stage: Stage, indent: str) -> list[str]:
+    axes = ", ".join(f"{v.name}<{v.extent}" for v in stage.axes)
+    lines = [f"{indent}for {axes or '()'}:"]
+    if stage.combiner is not None:
+        reduced = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
+        for accumulator, term, initial in zip(
+                stage.accumulators, stage.terms, stage.initial, strict=True):
+            lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = "
+                         f"fold[{combiner_text(stage.combiner)}] over {reduced} from "
+                         f"{text(initial)} of {text(term)}")
+        lines += [f"{indent}  along {_assign_text(a)}" for a in stage.along]
+    lines += [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
+    return lines
+
+
+def _assign_text(assign: Assign) -> str:
+    place = f"{assign.buffer.name}[{', '.join(map(text, assign.indices))}]"
+    guard = f" if {text(assign.guard)}" if assign.guard is not None else ""
+    return f"{place} = {text(assign.value)}{guard}"
+
+
+def combiner_text(combiner: Combiner) -> str:
+    """Canonical text of a combiner."""
+    return combiner.name or "; ".join(map(repr, combiner.results))

@@ -1,0 +1,112 @@
+"""What follows from loop extents and conditions, checked against all points."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, load, variable
+from hlo_mlc.expr.core import Buffer, Const, Expr, Var
+from hlo_mlc.expr.dtypes import I32, INDEX
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops.core import For, If, LoopKind
+from hlo_mlc.loops.facts import learned, never_positive, of_condition, resolved, within
+from hlo_mlc.loops.rewrite import loop
+
+A, B = variable("a", 6), variable("b", 5)
+
+
+def times(x: Expr, factor: int) -> Expr:
+    return index.multiply(x, index.constant(factor))
+
+
+def blocks(extent: int, size: int) -> tuple[For, Expr]:
+    """A loop over a block, and the position it stands for."""
+    start = times(A, size)
+    rest = index.minimum(index.constant(size), index.subtract(index.constant(extent), start))
+    inner = loop("t", rest, LoopKind.SERIAL, lambda t: ())
+    return inner, index.add(start, inner.var)
+
+
+def test_a_block_ends_where_the_whole_does() -> None:
+    inner, position = blocks(22, 4)
+    assert not within(position, 22, ())
+    assert within(position, 22, learned(inner)[0])
+    assert not within(position, 21, learned(inner)[0])
+
+
+def test_a_block_of_a_guarded_shift() -> None:
+    inner, position = blocks(22, 4)
+    before = index.subtract(position, index.constant(3))
+    facts = (*learned(inner)[0], *of_condition(apply("ge", before, index.constant(0))))
+    assert within(before, 19, facts)
+    assert not within(before, 19, learned(inner)[0])
+
+
+def test_quotients_of_what_is_bounded() -> None:
+    total = index.add(times(A, 8), B)
+    facts = of_condition(apply("lt", total, index.constant(37)))
+    assert within(index.floordiv(total, 37), 1, facts)
+    assert not within(index.floordiv(total, 36), 1, facts)
+
+
+def test_both_branches_know_something() -> None:
+    short = apply("lt", A, index.constant(2))
+    assert never_positive(index.subtract(A, index.constant(1)), of_condition(short))
+    assert never_positive(index.subtract(index.constant(2), A), of_condition(short, holds=False))
+    assert of_condition(Const(True, short.dtype)) == ()
+
+
+def test_facts_about_memory_end_with_the_next_store() -> None:
+    n = Buffer("n", I32, (), "scratch")
+    small = apply("lt", apply("convert", load(n, ()), dtype=INDEX), index.constant(3))
+    assert of_condition(small)
+    assert learned(If(small, (), ())) == ((), ())
+    fixed = Buffer("n", I32, (), "operand")
+    small = apply("lt", apply("convert", load(fixed, ()), dtype=INDEX), index.constant(3))
+    assert len(learned(If(small, (), ()))[0]) == 1
+
+
+def test_minima_are_resolved_where_one_side_is_known() -> None:
+    inner, position = blocks(22, 4)
+    clamped = index.minimum(position, index.constant(21))
+    assert resolved(clamped, ()) is clamped
+    assert resolved(clamped, learned(inner)[0]) is position
+    floor = index.maximum(index.subtract(A, index.constant(2)), index.constant(0))
+    early = apply("lt", A, index.constant(2))
+    assert resolved(floor, of_condition(early)) is index.constant(0)
+    assert resolved(floor, of_condition(early, holds=False)) is floor.args[0]
+
+
+def random_condition(rng: np.random.Generator, depth: int = 2) -> Expr:
+    kind = rng.random()
+    if depth and kind < 0.2:
+        return apply("not", random_condition(rng, depth - 1))
+    if depth and kind < 0.6:
+        return apply(str(rng.choice(["and", "or"])), random_condition(rng, depth - 1),
+                     random_condition(rng, depth - 1))
+    return apply(str(rng.choice(["lt", "le", "gt", "ge", "eq", "ne"])), random_index(rng),
+                 index.constant(int(rng.integers(0, 12))))
+
+
+def random_index(rng: np.random.Generator) -> Expr:
+    e = index.add(times(A, int(rng.integers(-2, 4))), times(B, int(rng.integers(-2, 4))))
+    return index.floordiv(e, int(rng.integers(2, 5))) if rng.random() < 0.3 else e
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_consequences_hold_at_every_point(seed) -> None:
+    rng = np.random.default_rng(seed)
+    condition, holds = random_condition(rng), bool(rng.random() < 0.5)
+    claim = index.add(random_index(rng), index.constant(int(rng.integers(-9, 3))))
+    facts = of_condition(condition, holds)
+    points = np.array(list(itertools.product(range(A.extent), range(B.extent)))).T
+    env: dict[Var, np.ndarray] = {A: points[0], B: points[1]}
+    here = np.broadcast_to(evaluate(condition, env), points.shape[1]) == holds
+    for fact in facts:
+        assert (np.broadcast_to(evaluate(fact, env), points.shape[1])[here] <= 0).all()
+    if never_positive(claim, facts):
+        assert (np.broadcast_to(evaluate(claim, env), points.shape[1])[here] <= 0).all()
