@@ -115,15 +115,29 @@ def _divide_terms(x: Expr, divisor: int) -> tuple[Terms, int, Terms, int]:
     return whole, offset // divisor, rest, offset % divisor
 
 
+def _coarse(terms: Terms, offset: int, divisor: int) -> tuple[int, Expr, Expr]:
+    """terms + offset == unit * coarse + fine with 0 <= fine < unit and `unit` dividing `divisor`.
+
+    Then x // divisor is coarse // (divisor // unit): the position in a vector or tile does not
+    matter to the division where tiles do not straddle.  The unit is 1 where nothing is gained.
+    """
+    for unit in sorted({math.gcd(c, divisor) for c in terms.values()}, reverse=True):
+        fine = from_affine({a: c for a, c in terms.items() if c % unit}, offset % unit)
+        low, high = bounds(fine)
+        if unit > 1 and 0 <= low and high < unit:
+            coarse = {a: c // unit for a, c in terms.items() if c % unit == 0}
+            return unit, from_affine(coarse, offset // unit), fine
+    return 1, from_affine(terms, offset), constant(0)
+
+
 def floordiv(x: Expr, divisor: int) -> Expr:
     """x // divisor, rounded toward minus infinity; divisor > 0."""
     if divisor == 1:
         return x
     whole, whole_offset, rest, rest_offset = _divide_terms(x, divisor)
-    common = math.gcd(divisor, *rest.values())
-    if common > 1:  # (g*r + s) // (g*d) == (r + s//g) // d
-        small = from_affine({a: c // common for a, c in rest.items()}, rest_offset // common)
-        quotient = floordiv(small, divisor // common)
+    unit, coarse, _ = _coarse(rest, rest_offset, divisor)
+    if unit > 1:
+        quotient = floordiv(coarse, divisor // unit)
         terms, offset = _sum((whole, whole_offset), affine(quotient), 1)
         return from_affine(terms, offset)
     remainder = from_affine(rest, rest_offset)
@@ -161,6 +175,9 @@ def floormod(x: Expr, divisor: int) -> Expr:
     low, high = bounds(remainder)
     if 0 <= low and high < divisor:
         return remainder
+    unit, coarse, fine = _coarse(rest, rest_offset, divisor)
+    if unit > 1:
+        return add(multiply(floormod(coarse, divisor // unit), constant(unit)), fine)
     if isinstance(remainder, Apply) and remainder.op == "floormod" \
             and remainder.args[1].value % divisor == 0:
         return floormod(remainder.args[0], divisor)

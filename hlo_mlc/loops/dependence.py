@@ -8,24 +8,38 @@ index, as in `i * 16 + j` with j < 16.  "Not settled" means unknown, never indep
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopProgram, Stmt, Store, bodies, walk
+from hlo_mlc.expr.core import walk as walk_expressions
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    Call,
+    For,
+    LoopProgram,
+    Stmt,
+    Store,
+    bodies,
+    walk,
+)
 from hlo_mlc.loops.facts import (
     Facts,
     below,
+    impossible,
     learned,
     never_positive,
     of_condition,
     resolved,
 )
-from hlo_mlc.loops.rewrite import expressions
+from hlo_mlc.loops.rewrite import expressions, inlined
 from hlo_mlc.loops.text import headline
 
 Interval = tuple[float, float]
+# The statements around something, and in which of their bodies it is.
+Path = tuple[tuple[Stmt, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +51,7 @@ class Access:
     indices: tuple[Expr, ...]
     writes: bool
     guards: tuple[Expr, ...] = ()
-    path: tuple[tuple[Stmt, int], ...] = ()  # statements around it, and in which of their bodies
+    path: Path = ()
 
     def __str__(self) -> str:
         return f"`{headline(self.stmt)}`"
@@ -68,20 +82,25 @@ class Conflict:
 def accesses(statements: tuple[Stmt, ...]) -> list[Access]:
     """The accesses to buffers that exist outside `statements`, in program order."""
     found: list[Access] = []
-    _collect(statements, (), found)
-    private = {s.buffer for s in walk(statements) if isinstance(s, Allocate)}
+    private: set[Buffer] = set()
+    _collect(statements, (), found, private)
     return [a for a in found if a.buffer not in private] if private else found
 
 
-def _collect(statements: tuple[Stmt, ...], path: tuple[tuple[Stmt, int], ...],
-             found: list[Access]) -> None:
+def _collect(statements: tuple[Stmt, ...], path: Path, found: list[Access],
+             private: set[Buffer]) -> None:
     for stmt in statements:
+        if isinstance(stmt, Call):
+            _collect(inlined(stmt), path, found, private)
+            continue
+        if isinstance(stmt, Allocate):
+            private.add(stmt.buffer)
         found.extend(_own(stmt, path))
         for branch, body in enumerate(bodies(stmt)):
-            _collect(body, (*path, (stmt, branch)), found)
+            _collect(body, (*path, (stmt, branch)), found, private)
 
 
-def _own(stmt: Stmt, path: tuple[tuple[Stmt, int], ...]) -> Iterator[Access]:
+def _own(stmt: Stmt, path: Path) -> Iterator[Access]:
     guard = stmt.guard if isinstance(stmt, Store | Accumulate) else None
     guards = () if guard is None else (guard,)
     seen = set()
@@ -148,7 +167,13 @@ def pairs(memory: Memory, first: Iterable[Access],
 
 def variables(statements: tuple[Stmt, ...]) -> set[Var]:
     """The variables of all loops in `statements`."""
-    return {s.var for s in walk(statements) if isinstance(s, For)}
+    found: set[Var] = set()
+    for stmt in walk(statements):
+        if isinstance(stmt, For):
+            found.add(stmt.var)
+        elif isinstance(stmt, Call):
+            found |= variables(inlined(stmt))
+    return found
 
 
 def lane_invariant(stmt: Accumulate, var: Var) -> bool:
@@ -189,7 +214,7 @@ def _apart(a: Access, b: Access, loop: For, varying: set[Var], unstable: set[Buf
     outer, = learned(loop)
     ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
     a, b = _resolved(a, ours), _resolved(b, theirs)
-    settled = settle(a, b, varying, unstable)
+    settled = settle(a, b, varying, unstable, _fixed(a, ours) & _fixed(b, theirs))
     if settled is None or loop.var in settled:
         return True
     if any(load.source in unstable for i in (*a.indices, *b.indices, *ours, *theirs)
@@ -201,12 +226,26 @@ def _apart(a: Access, b: Access, loop: For, varying: set[Var], unstable: set[Buf
                    for i, j in zip(a.indices, b.indices, strict=True)]
     here, there = loop.var, other[loop.var]
     return all(any(_never_zero(d, (*facts, order)) for d in differences)
+               or impossible((*facts, order))
                for order in (below(here, there), below(there, here)))
 
 
 def _resolved(access: Access, facts: Facts) -> Access:
     indices = tuple(resolved(i, facts) for i in access.indices)
     return Access(access.stmt, access.buffer, indices, access.writes, access.guards, access.path)
+
+
+def _fixed(access: Access, facts: Facts) -> set[Expr]:
+    """The quotients, of remainders in the indices, that can only have their largest value."""
+    found = set()
+    for node in walk_expressions(*access.indices):
+        if isinstance(node, Apply) and node.op == "floormod":
+            quotient = index.floordiv(node.args[0], node.args[1].value)
+            _, high = index.bounds(quotient)
+            if high < index.INFINITY and never_positive(
+                    index.subtract(index.constant(int(high)), quotient), facts):
+                found.add(quotient)
+    return found
 
 
 def _never_zero(e: Expr, facts: Facts) -> bool:
@@ -224,23 +263,26 @@ def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:
     return bool(fixed and unconditional and trips > 1 and not a.guards and not b.guards)
 
 
-def settle(a: Access, b: Access, varying: set[Var], unstable: set[Buffer]) -> set[Var] | None:
+def settle(a: Access, b: Access, varying: set[Var], unstable: set[Buffer],
+           known: Set[Expr] = frozenset()) -> set[Var] | None:
     """The variables that are equal whenever an instance of `a` and one of `b` touch the same
     element; None where they never do.
 
     `varying` are the variables that may differ between the two instances; all others are the
-    same.  Loads from `unstable` buffers are never assumed to give the same value twice.
+    same.  Loads from `unstable` buffers are never assumed to give the same value twice.  `known`
+    are terms that have one value in both instances.
     """
-    return _Equation(a, b, varying, unstable).solve()
+    return _Equation(a, b, varying, unstable, known).solve()
 
 
 class _Equation:
     """The difference of two index tuples, term by term, being solved for equal variables."""
 
-    def __init__(self, a: Access, b: Access, varying: set[Var], unstable: set[Buffer]) -> None:
+    def __init__(self, a: Access, b: Access, varying: set[Var], unstable: set[Buffer],
+                 known: Set[Expr]) -> None:
         self.open = set(varying)
         self.unstable = unstable
-        self.equal: set[Expr] = set()
+        self.equal: set[Expr] = set(known)
         self.forms = [_paired(i, j) for i, j in zip(a.indices, b.indices, strict=True)]
         if len(a.indices) > 1 and all(isinstance(d, int) for d in a.buffer.shape):
             # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.

@@ -15,8 +15,8 @@ from hlo_mlc.loops.core import For, If, Stmt, bodies
 Facts = tuple[Expr, ...]
 
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-# A consequence is looked for among sums of this many facts: a block's bound and a guard's.
-_DEPTH = 2
+# A consequence is looked for among sums of this many facts: blocks of blocks, and a guard.
+_DEPTH = 4
 
 
 def learned(stmt: Stmt) -> tuple[Facts, ...]:
@@ -95,12 +95,18 @@ def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
             return never_positive(below(x, index.constant(end)), facts, depth)
     for fact in facts:
         known, _ = index.affine(fact)
-        for factor in {terms[a] // k for a, k in known.items()
-                       if terms.get(a, 0) * k > 0 and terms[a] % k == 0}:
+        shared = {terms[a] // k for a, k in known.items()
+                  if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
+        for factor in shared if terms else {1}:
             weaker = index.subtract(e, index.multiply(fact, index.constant(factor)))
             if never_positive(weaker, facts, depth - 1):
                 return True
     return False
+
+
+def impossible(facts: Facts) -> bool:
+    """Whether the facts contradict each other, so that the point is never reached."""
+    return never_positive(index.constant(1), facts)
 
 
 def within(i: Expr, extent: int, facts: Facts) -> bool:

@@ -149,20 +149,6 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
     return transform(map_expressions(statements, lambda e: build.transform(e, swap, memo)), visit)
 
 
-def inline_calls(statements: Body) -> Body:
-    """The statements with every call replaced by what is called."""
-
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, Call):
-            return None
-        body, program = inline_calls(stmt.program.body), stmt.program
-        for old, new in zip((*program.operands, *program.results), stmt.buffers, strict=True):
-            body = redirect(body, old, new, lambda indices: indices)
-        return body
-
-    return transform(statements, visit)
-
-
 def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
     """Replace statements, outermost first: where `visit` returns statements they are taken as
     they are; where it returns None the search goes on inside."""
@@ -194,6 +180,36 @@ def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
 def _same(old: Body, new: list[Stmt]) -> Body:
     body = tuple(new)
     return old if old == body else body
+
+
+def inline_calls(statements: Body) -> Body:
+    """What the called programs do, in place of the calls."""
+    return transform(statements, lambda s: inlined(s) if isinstance(s, Call) else None)
+
+
+def inlined(call: Call) -> Body:
+    """The body of the called program, on the buffers of the call."""
+    program = call.program
+    buffers = dict(zip((*program.operands, *program.results), call.buffers, strict=True))
+    memo: dict[Expr, Expr] = {}
+
+    def swap(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source in buffers:
+            return build.load(buffers[node.source], node.indices, node.guard, node.default)
+        return None
+
+    def place(stmt: Stmt) -> Body | None:
+        match stmt:
+            case Store():
+                target = buffers.get(stmt.buffer, stmt.buffer)
+                return (Store(target, stmt.indices, stmt.value, stmt.guard, stmt.streaming),)
+            case Accumulate():
+                targets = tuple(buffers.get(b, b) for b in stmt.buffers)
+                return (Accumulate(targets, stmt.indices, stmt.combiner, stmt.terms, stmt.guard),)
+        return None
+
+    body = inline_calls(program.body)
+    return transform(map_expressions(body, lambda e: build.transform(e, swap, memo)), place)
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:

@@ -21,8 +21,8 @@ from hlo_mlc.loops.core import (
     Stmt,
     Store,
     While,
-    walk,
 )
+from hlo_mlc.loops.core import walk as walk_statements
 
 _INDENT = "  "
 # A shared expression of at most this many nodes is written again where it is used: indices repeat
@@ -43,7 +43,7 @@ def program_text(program: LoopProgram) -> str:
     lines += [f"{_INDENT}alias {result.name} = {operand.name}"
               for result, operand in program.aliases]
     _write(program.body, 1, lines)
-    called = dict.fromkeys(s.program for s in walk(program.body) if isinstance(s, Call))
+    called = dict.fromkeys(s.program for s in walk_statements(program.body) if isinstance(s, Call))
     return "\n".join(lines) + "\n" + "".join("\n" + program_text(p) for p in called)
 
 

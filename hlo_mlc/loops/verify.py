@@ -11,6 +11,7 @@ from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
+    Call,
     For,
     If,
     LoopKind,
@@ -19,6 +20,7 @@ from hlo_mlc.loops.core import (
     Store,
     While,
     bodies,
+    walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
 from hlo_mlc.loops.facts import Facts, learned, of_condition, within
@@ -43,11 +45,29 @@ def verify(program: LoopProgram) -> Report:
 
     Raises: VerifyError at the first statement that breaks one, with the statements around it.
     """
+    _check_calls(program)
     program = with_body(program, inline_calls(program.body))
     checker = _Checker(program, Memory.of(program))
     checker.signature()
     checker.body(program.body, _Scope(frozenset(), frozenset(checker.visible)))
     return Report(tuple(dict.fromkeys(checker.unproven)))
+
+
+def _check_calls(program: LoopProgram) -> None:
+    """Every call fits the program that it calls."""
+    for stmt in walk(program.body):
+        if not isinstance(stmt, Call):
+            continue
+        callee = stmt.program
+        _check_calls(callee)
+        if callee.scratch:
+            raise VerifyError(f"kernel {program.name}: expected {callee.name} to need no scratch, "
+                              f"got {callee.scratch[0][0]!r} in `{headline(stmt)}`")
+        wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
+        if wanted != [(b.shape, b.dtype, b.strides) for b in stmt.buffers]:
+            raise VerifyError(f"kernel {program.name}: expected buffers like "
+                              f"{(*callee.operands, *callee.results)}, got {stmt.buffers} in "
+                              f"`{headline(stmt)}`")
 
 
 @dataclass(frozen=True, slots=True)

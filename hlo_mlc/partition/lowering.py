@@ -16,6 +16,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Update
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.extremum import split_extremum
 
 # Operations per element above which a value with several users is stored rather than computed
 # again.  Low, because users in the same nest get the value handed over without a load.
@@ -205,8 +206,10 @@ class StageLowering:
             return
         assigns = tuple(Assign(self.define(value), indices, e)
                         for value, e in zip(node.results, finished, strict=True))
-        self._emit(node, Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner,
-                               terms, fold.initial, accumulators))
+        stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,
+                      fold.initial, accumulators)
+        for part in split_extremum(stage, self.fresh) or (stage,):
+            self._emit(node, part)
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]

@@ -11,6 +11,7 @@ from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
+from hlo_mlc.passes.sinking import sink_constants
 
 # Every rule sees its operands already rewritten, so one round does nearly all; a second one
 # finds what merging made equal.
@@ -18,6 +19,9 @@ _MAX_ROUNDS = 4
 
 NO_DEAD_NODES = Property("no dead nodes", lambda graph: eliminate_dead_nodes(graph) is graph)
 NO_COMMON_NODES = Property("no common nodes", lambda graph: merge_common_nodes(graph) is graph)
+OWN_CONSTANTS = Property(
+    "no constants used across regions", lambda graph: sink_constants(graph) is graph
+)
 
 
 def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
@@ -25,6 +29,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     folding = {EVERY_OP: (constant_folding(references),)}
     rules = merged(MOVEMENT_RULES, ARITHMETIC_RULES, folding)
     return (
+        Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),
         Pass("merge-common-nodes", merge_common_nodes, ensures=(NO_COMMON_NODES,)),
         Pass(

@@ -102,7 +102,7 @@ def split(program: LoopProgram, name: str, factor: int) -> LoopProgram:
 
         whole = loop(f"{name}.o", blocks, stmt.kind, block)
         tail = loop(f"{name}.t", rest, LoopKind.SERIAL, lambda t: at(index.add(done, t)))
-        return tuple(part for part in (whole, tail) if constant_extent(part) != 0)
+        return tuple(part for part in (whole, tail) if index.bounds(part.extent)[1] > 0)
 
     return with_body(program, transform(program.body, visit))
 

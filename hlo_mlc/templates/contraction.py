@@ -48,6 +48,8 @@ class ContractionTemplate:
         """Why the nest is not a matrix product for this template; empty where it is."""
         if len(nest.stages) != 1 or is_map(nest.stages[0]):
             return "not a single reduction"
+        if any(v.extent == 0 for v in nest.stages[0].reduce_axes):
+            return "an axis without elements"
         return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:

@@ -76,13 +76,18 @@ def merging(combiner: Combiner, terms: Sequence[Expr], axes: Sequence[Var]) -> C
     several NaNs only if they meet them in order; so of two partial results the one of the lower
     position comes first.
     """
-    if all(_associative_op(r, x, y) for r, x, y in
+    if all(_associative_op(r, x, y) or _picks_extreme(r, x, y) for r, x, y in
            zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)):
         return combiner
     for position in range(len(terms)):
         if _breaks_ties(combiner, position) and _ascends(terms[position], axes):
             return _ordered(combiner, position)
     return None
+
+
+def _picks_extreme(result: Expr, x: Var, y: Var) -> bool:
+    """select(y > x, y, x) or with <: commutes but for the sign of zero, and passes NaNs over."""
+    return any(result is apply("select", apply(op, y, x), y, x) for op in ("gt", "lt"))
 
 
 def _breaks_ties(combiner: Combiner, position: int) -> bool:

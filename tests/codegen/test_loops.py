@@ -13,7 +13,16 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import (
-    Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, While)
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+)
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host

@@ -13,7 +13,7 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import I32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.core import For, If, LoopKind
-from hlo_mlc.loops.facts import learned, never_positive, of_condition, resolved, within
+from hlo_mlc.loops.facts import impossible, learned, never_positive, of_condition, resolved, within
 from hlo_mlc.loops.rewrite import loop
 
 A, B = variable("a", 6), variable("b", 5)
@@ -108,5 +108,7 @@ def test_consequences_hold_at_every_point(seed) -> None:
     here = np.broadcast_to(evaluate(condition, env), points.shape[1]) == holds
     for fact in facts:
         assert (np.broadcast_to(evaluate(fact, env), points.shape[1])[here] <= 0).all()
+    if impossible(facts):
+        assert not here.any()
     if never_positive(claim, facts):
         assert (np.broadcast_to(evaluate(claim, env), points.shape[1])[here] <= 0).all()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import memory, types
 from hlo_mlc.codegen.cpu.function import Block, Value
-from hlo_mlc.codegen.cpu.memory import Place
+from hlo_mlc.codegen.cpu.places import Place, resolve, scattered
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Apply
 from hlo_mlc.expr.dtypes import BOOL, F32, F64
@@ -20,7 +20,7 @@ def accumulate(writer: Writer, stmt: Accumulate) -> None:
     Raises: CodegenError where lanes share some of the places, but not all of them.
     """
     lane = writer.function.lane
-    places = [memory.resolve(writer, b, stmt.indices) for b in stmt.buffers]
+    places = [resolve(writer, b, stmt.indices) for b in stmt.buffers]
     shared = [place.is_uniform for place in places]
     if lane is None or not any(shared):
         if any(place.varying for place in places):
@@ -167,7 +167,7 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
     function, lane = writer.function, writer.function.lane
     mask = function.mask
     terms = [_spread(writer, writer.evaluate(t), lane.width) for t in stmt.terms]
-    addresses = [Value(memory.scattered(writer, place, None, function.depth), "ptr", lane.width)
+    addresses = [Value(scattered(writer, place, None, function.depth), "ptr", lane.width)
                  for place in places]
     conditions = None if mask is None else _spread(writer, mask, lane.width)
     for number in range(lane.live):

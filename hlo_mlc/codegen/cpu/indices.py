@@ -31,7 +31,7 @@ def fits_small(node: Expr) -> bool:
         if source.kind is BOOL.kind or (source.is_integer and source is not INDEX):
             return source.bits < 32 or source is I32
     low, high = index.bounds(node)
-    return -(1 << 31) <= low and high < 1 << 31
+    return low >= -(1 << 31) and high < 1 << 31
 
 
 def resize(function: Function, value: Value, element: str) -> Value:

@@ -1,142 +1,66 @@
-"""Reading and writing memory: addresses, and the shapes that lanes can take in it.
+"""Reading and writing memory, in the lanes that are switched on.
 
-An address is a pointer that was moved along by the outer loops, then by the inner ones, plus a
-constant; each part is computed in the scope of its variables.  Lanes are side by side, side by
-side backwards, all at one place, or anywhere.  What a guard switches off is never touched, not
-even by speculation: the access goes to a constant table or to the buffer's first element instead.
+What a guard switches off is never touched, not even by speculation: the access goes to a constant
+table, to the buffer's first element, or is not made.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
 
-from hlo_mlc.codegen.cpu import indices, types
+from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.program import Storage
+from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load
+from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
-
-if TYPE_CHECKING:
-    from hlo_mlc.codegen.cpu.values import Writer
-
-
-class Place(NamedTuple):
-    """Where the lanes of an access are.
-
-    `uniform`: values with the bytes that each unit of them moves all lanes by; `constant` bytes;
-    `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
-    them moves its lane by; `reach`: elements that `varying` can move a lane by, at most.
-    """
-
-    buffer: Buffer
-    storage: Storage
-    uniform: tuple[tuple[Value, int], ...]
-    constant: int
-    stride: int
-    varying: tuple[tuple[Value, int], ...]
-    reach: float
-
-    @property
-    def dtype(self) -> DType:
-        return self.buffer.dtype
-
-    @property
-    def element(self) -> str:
-        return types.memory_type(self.buffer.dtype)
-
-    @property
-    def is_uniform(self) -> bool:
-        """All lanes are at the same element."""
-        return not self.stride and not self.varying
-
-    @property
-    def is_contiguous(self) -> bool:
-        return self.stride in (1, -1) and not self.varying
-
-    @property
-    def depth(self) -> int:
-        return max((v.depth for v, _ in (*self.uniform, *self.varying)), default=0)
-
-    @property
-    def alignment(self) -> int:
-        """What is known to divide the address of lane 0, in bytes."""
-        return math.gcd(self.storage.alignment, self.constant, *(c for _, c in self.uniform))
-
-    def holds_vector(self, width: int) -> bool:
-        """Whether `width` elements from here on lie in an array of this function alone, which may
-        be read and written back even where lanes are switched off."""
-        end = self.constant + width * self.dtype.bytes
-        return not self.uniform and self.stride == 1 and 0 <= self.constant \
-            and end <= self.storage.own_bytes
-
-
-def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
-    """The place of `buffer[where]`, with the values that it depends on computed."""
-    storage, lane = writer.storage(buffer), writer.function.lane
-    terms, offset = writer.module.linear(buffer, where)
-    size, constants = buffer.dtype.bytes, writer.function.constants
-    scale = storage.private_lanes or 1
-    stride = 1 if storage.private_lanes else 0
-    uniform: list[tuple[Value, int]] = []
-    varying: list[tuple[Value, int]] = []
-    reach = 0.0
-    for atom, coefficient in terms:
-        number = constants.get(atom)
-        if number is not None:
-            offset += coefficient * number
-        elif lane is not None and atom is lane.var:
-            stride += coefficient * scale
-        else:
-            value = writer.value(atom)
-            if value.lanes:
-                varying.append((value, coefficient * scale))
-                reach += abs(coefficient * scale) * max(map(abs, index.bounds(atom)))
-            elif types.is_literal(value.text):
-                offset += coefficient * int(value.text)
-            else:
-                uniform.append((value, coefficient * scale * size))
-    uniform.sort(key=lambda term: (term[0].depth, term[0].text))
-    return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
-                 reach)
 
 
 def load(writer: Writer, node: Load) -> Value:
     """The value of a load expression."""
-    guard, default = None, None
+    guard = None
     if node.guard is not None:
         guard = writer.value(node.guard)
-        if guard.text == "false":
-            return writer.value(node.default)
-        default = writer.value(node.default)
-        if guard.text == "true":
+        if types.is_literal(guard.text):
+            if guard.text == "false":
+                return writer.value(node.default)
             guard = None
-    function = writer.function
     place = resolve(writer, node.source, node.indices)
-    lane = function.lane
-    if place.storage.private_lanes or _in_bounds(node.source, node.indices) \
-            or lane is not None and place.holds_vector(lane.width):
+    if _is_safe(writer, node, place):
         value = read(writer, place, None, None)
-        return value if guard is None else _choose(writer, guard, value, default)
-    lanes_off = function.mask
-    if guard is not None and guard.lanes and lanes_off is not None:
-        lanes_off = writer.op("and", BOOL, (guard, lanes_off))
-    elif guard is not None and guard.lanes:
-        lanes_off = guard
-    switch = guard if guard is not None and not guard.lanes else None
-    if switch is not None and lanes_off is not None:
-        lanes_off, switch = writer.op("and", BOOL, (switch, lanes_off)), None
+        return value if guard is None else _choose(writer, guard, value, node)
+    switch, mask = None, writer.function.mask
+    if guard is not None:
+        if mask is not None:
+            mask = writer.op("and", BOOL, (guard, mask))
+        elif guard.lanes:
+            mask = guard
+        else:
+            switch = guard
     fill = types.constant(node.default) if isinstance(node.default, Const) else None
-    value = read(writer, place, switch, lanes_off, fill)
-    if guard is None or fill is not None and (switch is not None or value.lanes):
-        return value
-    return _choose(writer, guard, value, default)
+    value = read(writer, place, switch, mask, fill)
+    is_filled = fill is not None and (value.lanes or not mask)
+    return value if guard is None or is_filled else _choose(writer, guard, value, node)
 
 
-def _choose(writer: Writer, guard: Value, value: Value, default: Value) -> Value:
-    function = writer.function
+def _is_safe(writer: Writer, node: Load, place: Place) -> bool:
+    """Whether the access may be made in all lanes whatever the conditions around it are."""
+    lane = writer.function.lane
+    if place.storage.private_lanes or (lane is not None and place.holds_vector(lane.width)):
+        return True
+    for position, extent in zip(node.indices, node.source.shape, strict=True):
+        low, high = index.bounds(position)
+        if low < 0 or not isinstance(extent, int) or high >= extent:
+            return False
+    return True
+
+
+def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
+    """The value read or the load's default."""
+    function, default = writer.function, writer.value(node.default)
     lanes = max(guard.lanes, value.lanes, default.lanes)
     depth = function.pure_depth((guard, value, default))
     whole = types.vector(value.element, lanes)
@@ -145,95 +69,6 @@ def _choose(writer: Writer, guard: Value, value: Value, default: Value) -> Value
                                      f"{whole} {chosen}, {whole} {other}")
     reads = value.reads.union(guard.reads, default.reads)
     return Value(text, value.element, lanes, depth, reads)
-
-
-def _in_bounds(buffer: Buffer, where: tuple[Expr, ...]) -> bool:
-    """Whether every index is inside the buffer whatever the loop variables are."""
-    for position, extent in zip(where, buffer.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
-
-
-# Addresses
-
-
-def pointer(writer: Writer, place: Place) -> Value:
-    """The address of lane 0 without its constant part."""
-    function = writer.function
-    current = Value(place.storage.pointer, "ptr")
-    key: tuple = ("pointer", place.storage.pointer)
-    for value, scale in place.uniform:
-        key = (*key, value.text, scale)
-        known = function.recall(key)
-        if known is None:
-            depth = max(current.depth, value.depth)
-            define, amount = function.at(depth).define, value.text
-            if scale < 0:
-                amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
-            kind = "i8" if scale == 1 else f"[{scale} x i8]"
-            text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
-            known = function.remember(key, Value(text, "ptr", 0, depth))
-        current = known
-    return current
-
-
-def _displaced(block: Block, base: str, constant: int) -> str:
-    return block.define(f"getelementptr i8, ptr {base}, i64 {constant}") if constant else base
-
-
-def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> str:
-    """A vector with the address of each lane; lanes that `mask` switches off get the buffer's."""
-    function, lane = writer.function, writer.function.lane
-    block, width = function.at(depth), lane.width
-    if mask is None:
-        base = _displaced(block, pointer(writer, place).text, place.constant)
-        near = place.reach + abs(place.stride) * width < 1 << 31
-        element = "i32" if near else "i64"
-        offsets = _lane_offsets(writer, place, element, depth)
-    else:
-        # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
-        fits = all(isinstance(d, int) for d in place.buffer.shape) \
-            and place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
-        base, element = place.storage.pointer, "i32" if fits else "i64"
-        offsets = _lane_offsets(writer, place, element, depth)
-        start = _uniform_offset(writer, place, element, depth)
-        whole = types.vector(element, width)
-        total = block.define(f"add {whole} {offsets}, {function.widen(start, width)}")
-        offsets = block.define(f"select {mask.type} {function.widen(mask, width)}, "
-                               f"{whole} {total}, {whole} zeroinitializer")
-    return block.define(f"getelementptr {place.element}, ptr {base}, "
-                        f"{types.vector(element, width)} {offsets}")
-
-
-def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str:
-    """The part of the offsets that differs from lane to lane, in elements."""
-    function, lane = writer.function, writer.function.lane
-    block, whole = function.at(depth), types.vector(element, lane.width)
-    total = types.iota(element, lane.width, place.stride) if place.stride else None
-    for value, coefficient in place.varying:
-        text = indices.resize(function, value, element).text
-        if coefficient != 1:
-            text = block.define(f"mul {whole} {text}, "
-                                f"{types.spread(str(coefficient), element, lane.width)}")
-        total = text if total is None else block.define(f"add {whole} {total}, {text}")
-    return total or "zeroinitializer"
-
-
-def _uniform_offset(writer: Writer, place: Place, element: str, depth: int) -> Value:
-    """The part of the offsets that is the same in all lanes, in elements."""
-    define, size = writer.function.at(depth).define, place.dtype.bytes
-    total = str(place.constant // size)
-    for value, scale in place.uniform:
-        part = define(f"mul i64 {value.text}, {scale // size}") if scale != size else value.text
-        total = define(f"add i64 {total}, {part}")
-    if element == "i32" and not types.is_literal(total):
-        total = define(f"trunc i64 {total} to i32")
-    return Value(total, element, 0, depth)
-
-
-# Reading
 
 
 def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
@@ -286,7 +121,7 @@ def _has_masks(writer: Writer, place: Place) -> bool:
 def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
               fill: str | None, depth: int) -> str:
     block, element = writer.function.at(depth), place.element
-    address = _displaced(block, pointer(writer, place).text, place.constant)
+    address = displaced(block, pointer(writer, place).text, place.constant)
     condition = writer.any_lane(mask) if mask is not None else switch.text if switch else None
     if condition is not None:
         table = writer.module.table(element, _memory_fill(place, fill), 0)
@@ -301,8 +136,8 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     block, width, size = function.at(depth), lane.width, place.dtype.bytes
     whole, backwards = types.vector(place.element, width), place.stride < 0
     first = place.constant - (width - 1) * size if backwards else place.constant
-    address = _displaced(block, pointer(writer, place).text, first)
-    alignment = max(size, math.gcd(place._replace(constant=first).alignment, width * size))
+    address = displaced(block, pointer(writer, place).text, first)
+    alignment = max(size, math.gcd(place.alignment_at(first), width * size))
     padding = _memory_fill(place, fill)
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
@@ -378,7 +213,7 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
             text = block.define(f"extractelement {value.typed}, i64 {lane.live - 1}")
-        address = _displaced(block, pointer(writer, place).text, place.constant)
+        address = displaced(block, pointer(writer, place).text, place.constant)
         write_element(block, place, address, text)
     else:
         text = _to_memory(block, place.dtype, function.widen(value, lane.width), lane.width)
@@ -419,8 +254,8 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
         text = _reverse(block, place.element, width, text)
         if active is not None:
             active = _reverse(block, "i1", width, active)
-    address = _displaced(block, pointer(writer, place).text, first)
-    alignment = max(size, math.gcd(place._replace(constant=first).alignment, width * size))
+    address = displaced(block, pointer(writer, place).text, first)
+    alignment = max(size, math.gcd(place.alignment_at(first), width * size))
     if active is not None and place.holds_vector(width):  # stays a register, unlike under a mask
         old = block.define(f"load {whole}, ptr {address}, align {alignment}")
         text = block.define(f"select {types.vector('i1', width)} {active}, {whole} {text}, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hlo_mlc.codegen.cpu import statements
+from hlo_mlc.codegen.cpu import memory, statements
 from hlo_mlc.codegen.cpu.program import Module
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.loops.core import LoopProgram
@@ -18,10 +18,10 @@ def print_program(program: LoopProgram, target: CpuTarget) -> str:
     Raises: CodegenError for a program that breaks the loop IR's rules or needs too much stack.
     """
     module = Module(program, target)
-    entry = Writer(module)
+    entry = Writer(module, memory.load)
     statements.write_all(entry, program.body)
-    statements.finish(entry, f'define void @"{program.name}"(ptr noalias %ctx, ptr noalias %buffers, '
-                             f'ptr noalias %dims, ptr noalias %scratch)')
+    statements.finish(entry, f'define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, '
+                             f'ptr %scratch)')
     tables = [f"{name} = {definition}" for definition, name in module.tables.items()]
     return "\n".join([f'target triple = "{target.triple}"', *sorted(module.library), *tables,
                       *module.functions, *module.metadata(), ""])

@@ -13,7 +13,17 @@ from hlo_mlc.expr import core, index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
-    Accumulate, Call, For, LoopKind, LoopProgram, Stmt, Store, While, bodies, walk)
+    Accumulate,
+    Call,
+    For,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+)
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -188,7 +198,7 @@ def is_unrolled(loop: For) -> bool:
 def has_loops(statements: tuple[Stmt, ...]) -> bool:
     """Whether code for `statements` contains a loop."""
     for stmt in walk(statements):
-        if isinstance(stmt, While):
+        if isinstance(stmt, While | Call):
             return True
         if isinstance(stmt, For) and not is_unrolled(stmt) and stmt.kind is not LoopKind.VECTORIZE:
             return True

@@ -225,24 +225,17 @@ def _extremum(op: str) -> Spelling:
             winning_zero = site.literal(0.0 if op == "max" else -0.0)
             comparison = beats.replace("t", "e") if y == winning_zero else beats
             return site.select(site.op(f"fcmp {comparison}", y, x), y, x)
-        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # right unless equal or NaN
-        return site.select(site.op("fcmp ueq", x, y), _tie(site, op, x, y), chosen)
+        integers = site.as_integer()
+        x_bits, y_bits = site.bits(x), site.bits(y)
+        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # y where one is NaN
+        if op == "min":  # or keeps a NaN, and equal numbers but for the sign of a zero
+            either = site.from_bits(integers.op("or", x_bits, y_bits))
+            return site.select(site.op("fcmp ueq", x, y), either, chosen)
+        both = site.from_bits(integers.op("and", x_bits, y_bits))
+        chosen = site.select(site.op("fcmp oeq", x, y), both, chosen)
+        return site.select(site.op("fcmp uno", x, x), x, chosen)
 
     return spelled
-
-
-def _tie(site: Site, op: str, x: str, y: str) -> str:
-    """The extremum of equal numbers, zeros among them, or NaN if there is one, by logic on bits.
-
-    Or keeps a NaN, and -0 where there is one; for the maximum the signs are combined by and.
-    """
-    words = site.as_integer()
-    x_bits, y_bits = site.bits(x), site.bits(y)
-    either = words.op("or", x_bits, y_bits)
-    if op == "max":
-        magnitude = words.op("and", either, words.literal((1 << (site.dtype.bits - 1)) - 1))
-        either = words.op("or", magnitude, words.op("and", x_bits, y_bits))
-    return site.from_bits(either)
 
 
 def _fma(site: Site, x: str, y: str, z: str) -> str:

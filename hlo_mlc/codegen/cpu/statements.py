@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hlo_mlc.codegen.cpu import memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.function import Block, Lane, Value
+from hlo_mlc.codegen.cpu.places import resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Expr
@@ -153,7 +154,7 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
         raise CodegenError(
             f"Expected tasks around vector loops, got the parallel loop over {loop.var} inside "
             f"the vector loop over {function.lane.var}")
-    task = Writer(module, writer)
+    task = Writer(module, memory.load, writer)
     number = next(module.numbers)
     name = f"@task{number}"
     task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
@@ -191,10 +192,10 @@ def _write_call(writer: Writer, stmt: Call) -> None:
         raise CodegenError(f"Expected the call of {stmt.program.name} outside of tasks and vectors")
     name = f'@"{stmt.program.name}"'
     if stmt.program not in module.root.called:
-        called = Writer(Module(stmt.program, module.target, module.root))
+        called = Writer(Module(stmt.program, module.target, module.root), memory.load)
         write_all(called, stmt.program.body)
-        finish(called, f"define internal void {name}(ptr noalias %ctx, ptr noalias %buffers, "
-                       f"ptr noalias %dims, ptr noalias %scratch)")
+        finish(called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %dims, "
+                       f"ptr %scratch)")
     pointers = f"%arguments{next(module.numbers)}"
     function.prologue.append(f"  {pointers} = alloca [{len(stmt.buffers)} x ptr], align 8")
     block = function.block
@@ -302,7 +303,7 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
 def _write_store(writer: Writer, stmt: Store) -> None:
     def write() -> None:
         value = writer.evaluate(stmt.value)
-        memory.write(writer, memory.resolve(writer, stmt.buffer, stmt.indices), value,
+        memory.write(writer, resolve(writer, stmt.buffer, stmt.indices), value,
                      stmt.streaming)
 
     _write_guarded(writer, stmt.guard, write)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from hlo_mlc.codegen.cpu import indices, memory, scalar, types
+from hlo_mlc.codegen.cpu import indices, scalar, types
 from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
 from hlo_mlc.expr.combiner import Combiner
@@ -17,11 +17,13 @@ class Writer:
     """Writes the statements and expressions of one LLVM function.
 
     A function that runs a parallel loop's body is nested in its `parent`: what it uses from there
-    travels in a closure, an array of eight-byte slots, filled as uses are met.
+    travels in a closure, an array of eight-byte slots, filled as uses are met.  `read_load` writes
+    load expressions.
     """
 
-    def __init__(self, module: Module, parent: Writer | None = None) -> None:
-        self.module = module
+    def __init__(self, module: Module, read_load: Callable[[Writer, Load], Value],
+                 parent: Writer | None = None) -> None:
+        self.module, self._read_load = module, read_load
         self.parent = parent
         self.function = Function()
         self.captured: list[Value] = []
@@ -112,7 +114,7 @@ class Writer:
 
     def _write(self, node: Expr) -> Value:
         if isinstance(node, Load):
-            return memory.load(self, node)
+            return self._read_load(self, node)
         if node.op == "select_unlikely" and not _is_cheap(node.args[1]):
             return self._branch_around(node)
         function, module = self.function, self.module

@@ -1,0 +1,172 @@
+"""Where the lanes of an access are, and the addresses of that.
+
+An address is a pointer that was moved along by the outer loops, then by the inner ones, plus a
+constant; each part is computed in the scope of its variables.  Lanes are side by side, side by
+side backwards, all at one place, or anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu import indices, types
+from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.program import Storage
+from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.dtypes import DType
+
+
+class Place(NamedTuple):
+    """Where the lanes of an access are.
+
+    `uniform`: values with the bytes that each unit of them moves all lanes by; `constant` bytes;
+    `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
+    them moves its lane by; `reach`: elements that `varying` can move a lane by, at most.
+    """
+
+    buffer: Buffer
+    storage: Storage
+    uniform: tuple[tuple[Value, int], ...]
+    constant: int
+    stride: int
+    varying: tuple[tuple[Value, int], ...]
+    reach: float
+
+    @property
+    def dtype(self) -> DType:
+        return self.buffer.dtype
+
+    @property
+    def element(self) -> str:
+        return types.memory_type(self.buffer.dtype)
+
+    @property
+    def is_uniform(self) -> bool:
+        """All lanes are at the same element."""
+        return not self.stride and not self.varying
+
+    @property
+    def is_contiguous(self) -> bool:
+        return self.stride in (1, -1) and not self.varying
+
+    @property
+    def depth(self) -> int:
+        return max((v.depth for v, _ in (*self.uniform, *self.varying)), default=0)
+
+    def alignment_at(self, constant: int) -> int:
+        """What is known to divide the address with another constant part, in bytes."""
+        return math.gcd(self.storage.alignment, constant, *(c for _, c in self.uniform))
+
+    def holds_vector(self, width: int) -> bool:
+        """Whether `width` elements from here on lie in an array of this function alone, which may
+        be read and written back even where lanes are switched off."""
+        end = self.constant + width * self.dtype.bytes
+        return not self.uniform and self.stride == 1 and self.constant >= 0 \
+            and end <= self.storage.own_bytes
+
+
+def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
+    """The place of `buffer[where]`, with the values that it depends on computed."""
+    storage, lane = writer.storage(buffer), writer.function.lane
+    terms, offset = writer.module.linear(buffer, where)
+    size, constants = buffer.dtype.bytes, writer.function.constants
+    scale = storage.private_lanes or 1
+    stride = 1 if storage.private_lanes else 0
+    uniform: list[tuple[Value, int]] = []
+    varying: list[tuple[Value, int]] = []
+    reach = 0.0
+    for atom, coefficient in terms:
+        number = constants.get(atom)
+        if number is not None:
+            offset += coefficient * number
+        elif lane is not None and atom is lane.var:
+            stride += coefficient * scale
+        else:
+            value = writer.value(atom)
+            if value.lanes:
+                varying.append((value, coefficient * scale))
+                reach += abs(coefficient * scale) * max(map(abs, index.bounds(atom)))
+            elif types.is_literal(value.text):
+                offset += coefficient * int(value.text)
+            else:
+                uniform.append((value, coefficient * scale * size))
+    uniform.sort(key=lambda term: (term[0].depth, term[0].text))
+    return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
+                 reach)
+
+
+def pointer(writer: Writer, place: Place) -> Value:
+    """The address of lane 0 without its constant part."""
+    function = writer.function
+    current = Value(place.storage.pointer, "ptr")
+    key: tuple = ("pointer", place.storage.pointer)
+    for value, scale in place.uniform:
+        key = (*key, value.text, scale)
+        known = function.recall(key)
+        if known is None:
+            depth = max(current.depth, value.depth)
+            define, amount = function.at(depth).define, value.text
+            if scale < 0:
+                amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
+            kind = "i8" if scale == 1 else f"[{scale} x i8]"
+            text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
+            known = function.remember(key, Value(text, "ptr", 0, depth))
+        current = known
+    return current
+
+
+def displaced(block: Block, base: str, constant: int) -> str:
+    return block.define(f"getelementptr i8, ptr {base}, i64 {constant}") if constant else base
+
+
+def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> str:
+    """A vector with the address of each lane; lanes that `mask` switches off get the buffer's."""
+    function, lane = writer.function, writer.function.lane
+    block, width = function.at(depth), lane.width
+    if mask is None:
+        base = displaced(block, pointer(writer, place).text, place.constant)
+        near = place.reach + abs(place.stride) * width < 1 << 31
+        element = "i32" if near else "i64"
+        offsets = _lane_offsets(writer, place, element, depth)
+    else:
+        # Modulo 2**32 is enough where the buffer is no larger: lanes that count are inside it.
+        fits = all(isinstance(d, int) for d in place.buffer.shape) \
+            and place.buffer.size * (place.storage.private_lanes or 1) < 1 << 31
+        base, element = place.storage.pointer, "i32" if fits else "i64"
+        offsets = _lane_offsets(writer, place, element, depth)
+        start = _uniform_offset(writer, place, element, depth)
+        whole = types.vector(element, width)
+        total = block.define(f"add {whole} {offsets}, {function.widen(start, width)}")
+        offsets = block.define(f"select {mask.type} {function.widen(mask, width)}, "
+                               f"{whole} {total}, {whole} zeroinitializer")
+    return block.define(f"getelementptr {place.element}, ptr {base}, "
+                        f"{types.vector(element, width)} {offsets}")
+
+
+def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str:
+    """The part of the offsets that differs from lane to lane, in elements."""
+    function, lane = writer.function, writer.function.lane
+    block, whole = function.at(depth), types.vector(element, lane.width)
+    total = types.iota(element, lane.width, place.stride) if place.stride else None
+    for value, coefficient in place.varying:
+        text = indices.resize(function, value, element).text
+        if coefficient != 1:
+            text = block.define(f"mul {whole} {text}, "
+                                f"{types.spread(str(coefficient), element, lane.width)}")
+        total = text if total is None else block.define(f"add {whole} {total}, {text}")
+    return total or "zeroinitializer"
+
+
+def _uniform_offset(writer: Writer, place: Place, element: str, depth: int) -> Value:
+    """The part of the offsets that is the same in all lanes, in elements."""
+    define, size = writer.function.at(depth).define, place.dtype.bytes
+    total = str(place.constant // size)
+    for value, scale in place.uniform:
+        part = define(f"mul i64 {value.text}, {scale // size}") if scale != size else value.text
+        total = define(f"add i64 {total}, {part}")
+    if element == "i32" and not types.is_literal(total):
+        total = define(f"trunc i64 {total} to i32")
+    return Value(total, element, 0, depth)
