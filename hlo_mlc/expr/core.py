@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hlo_mlc.expr.dtypes import BOOL, DType, Dim
+from hlo_mlc.expr.dtypes import BOOL, Dim, DType
 from hlo_mlc.expr.ops import OPS
 
 _interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
@@ -24,7 +24,7 @@ _lock = threading.Lock()
 class Expr:
     """A scalar value; `dtype` is its type and `free` the variables that it depends on."""
 
-    __slots__ = ("dtype", "free", "_text", "_affine", "_bounds", "_loads", "__weakref__")
+    __slots__ = ("__weakref__", "_affine", "_bounds", "_loads", "_text", "dtype", "free")
     dtype: DType
     free: frozenset[Var]
 
@@ -90,7 +90,7 @@ class Const(Expr):
 class Var(Expr):
     """A variable; an index variable runs over [0, extent)."""
 
-    __slots__ = ("name", "extent")
+    __slots__ = ("extent", "name")
     name: str
     extent: int | None
 
@@ -101,7 +101,7 @@ class Var(Expr):
 class Apply(Expr):
     """`op(args)`, `op` being a row of expr/ops.py."""
 
-    __slots__ = ("op", "args")
+    __slots__ = ("args", "op")
     op: str
     args: tuple[Expr, ...]
 
@@ -112,7 +112,7 @@ class Apply(Expr):
 class Load(Expr):
     """`source[indices]`, or `default` where `guard` is false (then memory is not touched)."""
 
-    __slots__ = ("source", "indices", "guard", "default")
+    __slots__ = ("default", "guard", "indices", "source")
     source: Buffer
     indices: tuple[Expr, ...]
     guard: Expr | None

@@ -124,7 +124,7 @@ def _coarse(terms: Terms, offset: int, divisor: int) -> tuple[int, Expr, Expr]:
     for unit in sorted({math.gcd(c, divisor) for c in terms.values()}, reverse=True):
         fine = from_affine({a: c for a, c in terms.items() if c % unit}, offset % unit)
         low, high = bounds(fine)
-        if unit > 1 and 0 <= low and high < unit:
+        if unit > 1 and low >= 0 and high < unit:
             coarse = {a: c // unit for a, c in terms.items() if c % unit == 0}
             return unit, from_affine(coarse, offset // unit), fine
     return 1, from_affine(terms, offset), constant(0)
@@ -142,7 +142,7 @@ def floordiv(x: Expr, divisor: int) -> Expr:
         return from_affine(terms, offset)
     remainder = from_affine(rest, rest_offset)
     low, high = bounds(remainder)
-    if 0 <= low and high < divisor:
+    if low >= 0 and high < divisor:
         return from_affine(whole, whole_offset)
     terms, offset = _sum((whole, whole_offset), affine(_quotient(remainder, divisor)), 1)
     return from_affine(terms, offset)
@@ -173,7 +173,7 @@ def floormod(x: Expr, divisor: int) -> Expr:
     _, _, rest, rest_offset = _divide_terms(x, divisor)
     remainder = from_affine(rest, rest_offset)
     low, high = bounds(remainder)
-    if 0 <= low and high < divisor:
+    if low >= 0 and high < divisor:
         return remainder
     unit, coarse, fine = _coarse(rest, rest_offset, divisor)
     if unit > 1:

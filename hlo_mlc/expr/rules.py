@@ -124,7 +124,7 @@ def _select(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 
 
 def _convert(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """convert to the same type -> nothing;  convert(convert(x: A -> B) -> A) -> x where B holds A"""
+    """convert to the same type -> nothing;  convert(convert(x: A -> B) -> A) -> x if B holds A"""
     x = args[0]
     if x.dtype is dtype:
         return x

@@ -8,10 +8,10 @@ from typing import Any
 
 import jax
 
-from hlo_mlc.report import Report
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import TracedFunction, resolve_options
 from hlo_mlc.interop.primitive import mlc_call_p
+from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 

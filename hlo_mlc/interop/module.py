@@ -17,11 +17,11 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
-from hlo_mlc.report import Report
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import MAIN, compile_extracted, extract, rename_to_main
 from hlo_mlc.interop.function import resolve_options
+from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
 

@@ -77,31 +77,44 @@ def of_condition(condition: Expr, holds: bool = True) -> Facts:
 
 
 def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
-    """Whether `e <= 0` follows from the ranges of variables and from the facts.
-
-    With a fact f <= 0 and c > 0, e = (e - c * f) + c * f is at most e - c * f.
-    """
+    """Whether `e <= 0` follows from the ranges of variables and from the facts."""
     if index.bounds(e)[1] <= 0:
         return True
-    if depth == 0:
-        return False
+    return depth > 0 and any(never_positive(weaker, facts, depth - 1)
+                             for weaker in (*_relaxed(e), *_eliminated(e, facts)))
+
+
+def _relaxed(e: Expr) -> Iterator[Expr]:
+    """Expressions that are never less than `e`, one of its terms made simpler."""
     terms, offset = index.affine(e)
-    if len(terms) == 1:
-        (atom, factor), = terms.items()
-        if isinstance(atom, Apply) and atom.op == "floordiv" and factor > 0:
-            # factor * (x // c) + offset <= 0  <=>  x < c * (-offset // factor + 1)
-            x, divisor = atom.args
-            end = divisor.value * (-offset // factor + 1)
-            return never_positive(below(x, index.constant(end)), facts, depth)
+    for atom, k in terms.items():
+        if not isinstance(atom, Apply):
+            continue
+        rest = index.subtract(e, index.multiply(atom, index.constant(k)))
+        if (atom.op == "min" and k > 0) or (atom.op == "max" and k < 0):
+            for part in atom.args:
+                yield index.add(rest, index.multiply(part, index.constant(k)))
+        elif atom.op == "floordiv":
+            x, c = atom.args[0], atom.args[1].value
+            if len(terms) == 1 and k > 0:
+                # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1)
+                yield below(x, index.constant(c * (-offset // k + 1)))
+            elif k % c == 0:
+                # x - c + 1 <= c * (x // c) <= x
+                least = index.constant(0 if k > 0 else 1 - c)
+                yield index.add(rest, index.multiply(index.add(x, least),
+                                                     index.constant(k // c)))
+
+
+def _eliminated(e: Expr, facts: Facts) -> Iterator[Expr]:
+    """`e - c * f` for facts f and c > 0, which is never less than `e`, with a term less."""
+    terms, _ = index.affine(e)
     for fact in facts:
         known, _ = index.affine(fact)
         shared = {terms[a] // k for a, k in known.items()
                   if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
-        for factor in shared if terms else {1}:
-            weaker = index.subtract(e, index.multiply(fact, index.constant(factor)))
-            if never_positive(weaker, facts, depth - 1):
-                return True
-    return False
+        for factor in shared if terms else (1,):
+            yield index.subtract(e, index.multiply(fact, index.constant(factor)))
 
 
 def impossible(facts: Facts) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
@@ -313,8 +311,9 @@ def _update_in_place(item: Item, source: Buffer, target: Buffer, reads_old: bool
     point = item.stage.axes
     compute = Stage(fresh("s"), point, (Assign(fetched, point, assign.value),))
     other = tuple(Var(fresh("i"), INDEX, v.extent) for v in point)
-    writing = rename_axes(replace(item.stage, assigns=(
-        replace(assign, buffer=target, value=load(fetched, point)),)), dict(zip(point, other)))
+    assigns = (replace(assign, buffer=target, value=load(fetched, point)),)
+    writing = rename_axes(replace(item.stage, assigns=assigns),
+                          dict(zip(point, other, strict=True)))
     return [Item(compute, item.node), Item(writing, item.node, update=True, closed=True)]
 
 
@@ -378,6 +377,6 @@ def _literal(value: Value, region: Graph | None, outer: StageLowering) -> int | 
     """The integer that a rank-0 value is known to be."""
     node = _definition(region, value) if region is not None else None
     node = node or outer.definition(value)
-    if node is None or node.literal is None or node.literal.ndim or node.literal.dtype.kind not in "iu":
+    if node is None or node.literal is None or node.literal.ndim:
         return None
-    return int(np.asarray(node.literal))
+    return int(node.literal) if node.literal.dtype.kind in "iu" else None

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.tensor.classify import contraction, cost, is_map, is_plain, reads, walks_columns
 from hlo_mlc.tensor.core import Assign, Nest, Stage
@@ -116,7 +116,7 @@ def _matching(writer: Stage, assign: Assign, load: Load, stage: Stage) -> int:
     """Leading axes of `writer` that `load` reads at the reader's own point."""
     at = {i: j for i, j in zip(assign.indices, load.indices, strict=True) if isinstance(i, Var)}
     count = 0
-    for ours, theirs in zip(writer.axes, stage.axes):
+    for ours, theirs in zip(writer.axes, stage.axes, strict=False):
         if at.get(ours) is not theirs:
             break
         count += 1

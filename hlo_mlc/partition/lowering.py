@@ -27,11 +27,14 @@ EXPRESSION_LIMIT = 160
 
 _COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
 _TRANSCENDENTAL = 12
-_SIMPLE = frozenset("""add subtract multiply maximum minimum and or xor not negate abs compare select
-    clamp convert shift_left shift_right_logical shift_right_arithmetic sign floor ceil is_finite
-    round_nearest_even round_nearest_afz bitcast_convert popcnt count_leading_zeros""".split())
-_MOVEMENT = frozenset("""broadcast_in_dim reshape transpose slice pad concatenate reverse iota constant
-    dynamic_slice gather optimization_barrier""".split())
+_SIMPLE = frozenset((
+    "add", "subtract", "multiply", "maximum", "minimum", "and", "or", "xor", "not", "negate", "abs",
+    "compare", "select", "clamp", "convert", "shift_left", "shift_right_logical",
+    "shift_right_arithmetic", "sign", "floor", "ceil", "is_finite", "round_nearest_even",
+    "round_nearest_afz", "bitcast_convert", "popcnt", "count_leading_zeros"))
+_MOVEMENT = frozenset((
+    "broadcast_in_dim", "reshape", "transpose", "slice", "pad", "concatenate", "reverse", "iota",
+    "constant", "dynamic_slice", "gather", "optimization_barrier"))
 
 
 def operation_cost(node: Node) -> int:
@@ -197,7 +200,8 @@ class StageLowering:
         finished = fold.finish(accumulators) if fold.finish else accumulators
         terms = fold.terms(indices, reduce_indices)
         if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
-            pair = dict(zip(fold.combiner.lhs + fold.combiner.rhs, fold.initial + terms, strict=True))
+            both = fold.combiner.lhs + fold.combiner.rhs
+            pair = dict(zip(both, fold.initial + terms, strict=True))
             combined = [substitute(e, pair) for e in fold.combiner.results]
             values = dict(zip(accumulators, combined, strict=True))
             assigns = tuple(Assign(self.define(value), indices, substitute(e, values))
@@ -231,7 +235,8 @@ class StageLowering:
         guard = update.guard(point) if update.guard else TRUE
         if guard is FALSE:
             return
-        stage = Stage(self.fresh("u"), axes, (Assign(buffer, place, element, None if guard is TRUE else guard),))
+        assign = Assign(buffer, place, element, None if guard is TRUE else guard)
+        stage = Stage(self.fresh("u"), axes, (assign,))
         self._emit(node, stage, update=True)
 
     def _axes(self, shape: tuple[int, ...]) -> tuple[tuple[Var, ...], Indices]:
@@ -250,7 +255,7 @@ class StageLowering:
 
 
 def _rereads(user: Node, value: Value, cost: int) -> bool:
-    """True where `user` reads the elements of `value` several times, so that they are worth storing."""
+    """True where `user` reads elements of `value` several times, which makes them worth storing."""
     name = user.op.partition(".")[2]
     if name == "broadcast_in_dim":
         return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size

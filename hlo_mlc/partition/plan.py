@@ -13,7 +13,15 @@ from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.control import loop_refusal, lower_while
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering, uses_of
-from hlo_mlc.partition.units import Fuser, Unit, finished, in_order, merge_runs, step_reads, step_writes
+from hlo_mlc.partition.units import (
+    Fuser,
+    Unit,
+    finished,
+    in_order,
+    merge_runs,
+    step_reads,
+    step_writes,
+)
 from hlo_mlc.tensor.core import Nest, Step
 
 TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
@@ -67,7 +75,7 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool]) -> P
     """
     plan = Plan(graph)
     reasons = {node: _refusal(node) for node in graph.nodes}
-    graph, nested = _rewrite_regions(graph, reasons, choose, small, plan)
+    graph = _rewrite_regions(graph, reasons, choose, small, plan)
     fuser, values = _lower(graph, reasons)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
@@ -98,7 +106,7 @@ def _refusal(node: Node) -> str:
 
 
 def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], plan: Plan) -> tuple[Graph, bool]:
+                     small: Callable[[Unit], bool], plan: Plan) -> Graph:
     """Partition the bodies of control flow that stays with XLA."""
     nodes, changed = [], False
     for node in graph.nodes:
@@ -117,7 +125,7 @@ def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
                 plan.nodes += p.nodes
                 plan.remaining += p.remaining
         nodes.append(node)
-    return (Graph(graph.parameters, tuple(nodes), graph.results) if changed else graph), changed
+    return Graph(graph.parameters, tuple(nodes), graph.results) if changed else graph
 
 
 CONTROL_FLOW = frozenset(("stablehlo.while", "stablehlo.if", "stablehlo.case",

@@ -124,7 +124,7 @@ def host() -> CpuTarget:
     cpu = llvm.get_host_cpu_name()
     features = llvm.get_host_cpu_features()
     present = frozenset(name for name, on in features.items() if on)
-    caches, cores = _host_caches(), len(os.sched_getaffinity(0))
+    caches, cores = read_caches(), len(os.sched_getaffinity(0))
     architecture = triple.partition("-")[0]
     if architecture == "x86_64":
         return _x86("host", triple, cpu, features.flatten(), present, caches, cores)
@@ -134,7 +134,7 @@ def host() -> CpuTarget:
         f"This machine is a {architecture}; code can be generated for x86-64 and aarch64")
 
 
-def _host_caches(
+def read_caches(
         folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int, int]:
     """Sizes of the data caches of levels 1 to 3 in bytes; containers may hide them."""
     sizes = dict(zip((1, 2, 3), _SMALL_CACHES, strict=True))

@@ -8,6 +8,7 @@ from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    ContractionTemplate(), ColumnsTemplate(), ReductionTemplate(), ElementwiseTemplate(), PlainTemplate())
+    ContractionTemplate(), ColumnsTemplate(), ReductionTemplate(), ElementwiseTemplate(),
+    PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

@@ -70,7 +70,8 @@ class ContractionTemplate:
         depth = math.prod(v.extent for v in roles.summed)
         most = 4 if target.registers >= 32 else 2
         vectors = min(most, -(-n // lanes))
-        if vectors == most and n % (lanes * most) and n % (lanes * 2) == 0 and n <= 4 * lanes * most:
+        few = n <= 4 * lanes * most
+        if few and vectors == most and n % (lanes * most) and n % (lanes * 2) == 0:
             vectors = 2
         rows = min(m, (target.registers - vectors - 3) // vectors, 12)
         tiles = -(-m // rows)

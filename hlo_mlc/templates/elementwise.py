@@ -1,4 +1,4 @@
-"""Maps: every element from its own indices.  Coalesce axes, vectorize the last, share out the first."""
+"""Maps: every element from its own indices; vectors along the last axis, tasks along the first."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _crossing_axis(stage: Stage) -> Var | None:
 
 
 def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedule:
-    """Cut a loop into whole vectors, `unroll` of them at a time, and one masked vector at the end."""
+    """Cut a loop into whole vectors, `unroll` at a time, and one masked vector at the end."""
     name = axis.name
     if axis.extent == 1:
         return schedule

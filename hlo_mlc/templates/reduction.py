@@ -97,7 +97,7 @@ def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parame
         return vectorize(schedule, stage.axes[-1], width, parameters["unroll"]) \
             if stage.axes else schedule
     axis = stage.reduce_axes[-1]
-    if stage.combiner.identity is None and axis.extent < width \
+    if (stage.combiner.identity is None and axis.extent < width) \
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
         return schedule
     return schedule.rfactor(axis.name, width, parameters["count"])

@@ -95,18 +95,19 @@ def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
 
 
 def stride(access: Load | Assign, variable: Var) -> int | None:
-    """Elements between the places that neighbouring values of `variable` access; None: irregular."""
+    """Elements between what neighbouring values of `variable` access; None where irregular."""
     buffer = access.source if isinstance(access, Load) else access.buffer
     return index.coefficient(offset(buffer, access.indices), variable)
 
 
 _COSTS = {"div": 4, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30, "atan2": 30, "erf": 20}
-_TRANSCENDENTAL = frozenset("""exp expm1 log log1p logistic sin cos tan tanh erfc asin acos atan sinh
-    cosh asinh acosh atanh cbrt""".split())
+_TRANSCENDENTAL = frozenset((
+    "exp", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "tanh", "erfc", "asin", "acos",
+    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt"))
 
 
 def cost(*roots: Expr) -> int:
-    """Rough number of simple operations to evaluate the expressions once, index arithmetic excluded."""
+    """Rough number of simple operations to evaluate the expressions once, addresses excluded."""
     total = 0
     for node in walk(*roots):
         if isinstance(node, Apply) and node.dtype.name != "index":

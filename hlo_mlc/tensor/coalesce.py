@@ -9,6 +9,7 @@ whole inner one.  The offsets of the merged accesses rejoin to plain `f` (expr/i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hlo_mlc.expr import index
@@ -37,8 +38,8 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
             joint = Var(outer.name, INDEX, outer.extent * inner.extent)
             parts = {outer: index.floordiv(joint, inner.extent),
                      inner: index.floormod(joint, inner.extent)}
-            memo: dict[Expr, Expr] = {}
-            stage = map_expressions(stage, lambda e: substitute(e, parts, memo))
+            stage = map_expressions(
+                stage, functools.partial(substitute, mapping=parts, memo={}))
             result[position:position + 2] = [joint]
         position -= 1
     return stage, tuple(result)

@@ -1,0 +1,145 @@
+"""Object code: what LLVM rejects, targets that are not this machine, and the quality of loops."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, optimized_ir
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.expr import dtypes as t
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cpu import host, named
+
+_ELF_MACHINES = {"x86-64": 62, "x86-64-v2": 62, "x86-64-v3": 62, "x86-64-v4": 62, "aarch64": 183}
+_SUM = Combiner((Var("a", t.F32),), (Var("b", t.F32),),
+                (apply("add", Var("a", t.F32), Var("b", t.F32)),), None, "add")
+
+
+def _times(factor: int, e: Expr, more: Expr) -> Expr:
+    return index.add(index.multiply(e, index.constant(factor)), more)
+
+
+def _loop(var: Var, kind: LoopKind, *body: Stmt) -> For:
+    return For(var, index.constant(var.extent), kind, body)
+
+
+def _matmul(rows: int, vectors: int, lanes: int) -> LoopProgram:
+    """C = A @ B by register tiles of rows x (vectors * lanes)."""
+    m, n, k = 4 * rows, 4 * vectors * lanes, 96
+    a, b = Buffer("A", t.F32, (m, k), "operand"), Buffer("B", t.F32, (k, n), "operand")
+    c = Buffer("C", t.F32, (m, n), "result")
+    tile = Buffer("tile", t.F32, (rows, vectors * lanes), "register")
+    im, jn, ik = variable("im", 4), variable("jn", 4), variable("ik", k)
+    r, u, lane = variable("r", rows), variable("u", vectors), variable("lane", lanes)
+    row, inner = _times(rows, im, r), _times(lanes, u, lane)
+    column = _times(vectors * lanes, jn, inner)
+
+    def each(stmt: Stmt) -> For:
+        return _loop(r, LoopKind.UNROLL, _loop(u, LoopKind.UNROLL, _loop(
+            lane, LoopKind.VECTORIZE, stmt)))
+
+    product = apply("mul", load(a, (row, ik)), load(b, (ik, column)))
+    body = Allocate(tile, (
+        each(Store(tile, (r, inner), const(0, t.F32))),
+        _loop(ik, LoopKind.SERIAL, each(Accumulate((tile,), (r, inner), _SUM, (product,)))),
+        each(Store(c, (row, column), load(tile, (r, inner))))))
+    return LoopProgram("matmul", (a, b), (c,), (_loop(
+        jn, LoopKind.PARALLEL, _loop(im, LoopKind.SERIAL, body)),))
+
+
+def _innermost_loop(text: str) -> list[str]:
+    """The longest run of instructions between a label and a jump back to it."""
+    lines = [line.split("#")[0].strip() for line in text.splitlines()]
+    found: list[list[str]] = []
+    for end, line in enumerate(lines):
+        jump = re.match(r"j\w+\s+(\S+)", line)
+        if jump and f"{jump[1]}:" in lines[:end]:
+            body = lines[lines.index(f"{jump[1]}:") + 1:end + 1]
+            if not any(inner.endswith(":") for inner in body):
+                found.append([inner for inner in body if not inner.startswith(".")])
+    return max(found, key=len)
+
+
+@pytest.mark.parametrize(("level", "rows", "vectors", "lanes", "register"), [
+    ("x86-64-v4", 6, 4, 16, "zmm"), ("x86-64-v3", 6, 2, 8, "ymm")])
+def test_register_tiles_stay_in_registers(level: str, rows: int, vectors: int, lanes: int,
+                                          register: str) -> None:
+    """One fused multiply-add a vector, one load a vector of B, one broadcast an element of A."""
+    target = named(level)
+    program = _matmul(rows, vectors, lanes)
+    loop = _innermost_loop(assembly(print_program(program, target), target))
+    fused = [line for line in loop if line.startswith("vfmadd")]
+    assert len(fused) == rows * vectors
+    assert all(register in line for line in fused)
+    assert len({line.rsplit("%", 1)[1] for line in fused}) == rows * vectors
+    assert not any("%rsp" in line or "%rbp" in line for line in loop)
+    reads = [line for line in loop if "(%r" in line]
+    assert len(reads) == rows + vectors
+    assert len(loop) <= rows * vectors + rows + vectors + 4
+
+
+def test_elementwise_loops_have_nothing_to_spare() -> None:
+    """Four vectors a turn: a load folded into the sum, a store; one counter, no other address."""
+    x, y = Buffer("x", t.F32, (4096,), "operand"), Buffer("y", t.F32, (4096,), "result")
+    scale = Buffer("scale", t.F32, (), "operand")
+    outer, u, lane = variable("outer", 64), variable("u", 4), variable("lane", 16)
+    at = _times(64, outer, _times(16, u, lane))
+    value = apply("mul", load(x, (at,)), load(scale, ()))
+    program = LoopProgram("scaled", (x, scale), (y,), (_loop(outer, LoopKind.SERIAL, _loop(
+        u, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, Store(y, (at,), value)))),))
+    target = named("x86-64-v4")
+    loop = _innermost_loop(assembly(print_program(program, target), target))
+    assert len([line for line in loop if line.startswith("vmulps")]) == 4
+    assert len([line for line in loop if line.startswith("vmovups")]) in (4, 8)
+    assert len(loop) <= 4 + 8 + 3
+
+
+@pytest.mark.parametrize("level", _ELF_MACHINES)
+def test_objects_for_every_target(level: str) -> None:
+    generated = generate(_matmul(2, 1, 4), named(level))
+    assert generated.symbol == "matmul"
+    assert generated.object_code[:4] == b"\x7fELF"
+    assert int.from_bytes(generated.object_code[18:20], "little") == _ELF_MACHINES[level]
+
+
+def test_the_same_kernel_gives_the_same_bytes() -> None:
+    first, second = (generate(_matmul(2, 2, 8), named("x86-64-v3")) for _ in range(2))
+    assert first == second
+
+
+def test_register_buffers_are_no_memory() -> None:
+    text = print_program(_matmul(2, 2, 8), host())
+    assert "alloca" in text
+    assert "alloca [64 x i8]" not in optimized_ir(text, host())
+
+
+def test_threads_compile_at_the_same_time() -> None:
+    programs = [_matmul(rows, 2, 8) for rows in (1, 2, 3, 4)]
+    alone = [generate(p, named("x86-64-v3")).object_code for p in programs]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(
+            lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2))
+    assert together == alone * 2
+
+
+def test_rejected_text_is_shown() -> None:
+    text = "define void @f() {\n  %x = add i32 1, 2.5\n  ret void\n}\n"
+    with pytest.raises(CodegenError, match="LLVM rejects the generated code") as caught:
+        compile_ir(text, host())
+    assert caught.value.context == "%x = add i32 1, 2.5"
+
+
+def test_invalid_modules_are_rejected() -> None:
+    text = "define void @f() {\n  br label %next\nnext:\n  %y = add i32 %x, 1\n" \
+           "  %x = add i32 1, 1\n  ret void\n}\n"
+    with pytest.raises(CodegenError, match="does not dominate"):
+        compile_ir(text, host())
