@@ -47,8 +47,7 @@ def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
 
     def widened(*args: Array) -> Array:
         if args[0].dtype.kind in "fV" and args[0].dtype.itemsize == 2:
-            narrow = args[0].dtype
-            wide = function(*(a.astype(np.float32) if a.dtype == narrow else a for a in args))
+            wide = function(*(a.astype(np.float32) if a.dtype == args[0].dtype else a for a in args))
             return wide.astype(args[0].dtype) if wide.dtype == np.float32 else wide
         return function(*args)
 
@@ -193,26 +192,53 @@ def _subtract(x: Array, y: Array) -> Array:
 
 
 def _fma(x: Array, y: Array, z: Array) -> Array:
-    """x * y + z rounded once; exact for f32 because an f64 product of two f32 is exact and the
-    double rounding of the sum is repaired by rounding to odd."""
+    """x * y + z rounded once; for f32 an f64 product is exact, and rounding the sum to odd keeps
+    the second rounding from doing harm."""
     if x.dtype == np.float64:
-        return np.vectorize(_fma_f64, otypes=[np.float64])(x, y, z).reshape(np.shape(x))
-    product = x.astype(np.float64) * y.astype(np.float64)
-    addend = z.astype(np.float64)
-    total = np.asarray(product + addend)
-    # TwoSum gives the rounding error of the f64 sum; if it is not zero, make the sum odd.
-    shadow = total - product
-    error = (product - (total - shadow)) + (addend - shadow)
+        return _fma_f64(*np.broadcast_arrays(x, y, z))
+    return _add_to_odd(x.astype(np.float64) * y, z.astype(np.float64)).astype(x.dtype)
+
+
+def _two_sum(x: Array, y: Array) -> tuple[Array, Array]:
+    """The f64 sum and its rounding error."""
+    total = x + y
+    shadow = total - x
+    return total, (x - (total - shadow)) + (y - shadow)
+
+
+def _add_to_odd(x: Array, y: Array) -> Array:
+    """x + y in f64; where that is inexact, the neighbour whose last bit is set."""
+    total, error = (np.asarray(a) for a in _two_sum(x, y))
     raw = total.view(np.int64)
     inexact = np.isfinite(total) & (error != 0) & ((raw & 1) == 0)
     step = np.where((error > 0) == (total > 0), 1, -1)
-    return np.where(inexact, raw + step, raw).view(np.float64).astype(x.dtype)
+    return np.where(inexact, raw + step, raw).view(np.float64)
 
 
-def _fma_f64(x: float, y: float, z: float) -> float:
+def _fma_f64(x: Array, y: Array, z: Array) -> Array:
+    """Source: Boldo and Melquiond, Emulation of FMA and correctly rounded sums (2008)."""
+    product = x * y
+    split = 134217729.0  # 2**27 + 1: halves of 26 bits, whose products are exact
+    x_high = x * split - (x * split - x)
+    y_high = y * split - (y * split - y)
+    x_low, y_low = x - x_high, y - y_high
+    low = ((x_high * y_high - product) + x_high * y_low + x_low * y_high) + x_low * y_low
+    upper, lower = _two_sum(z, low)
+    total, rest = _two_sum(product, upper)
+    zero = (x == 0) | (y == 0)
+    result = np.where(zero, product + z, total + _add_to_odd(rest, lower))
+    # Beyond these bounds a step may overflow or lose bits to underflow; also covers inf and NaN.
+    factors = np.maximum(np.abs(x), np.abs(y))
+    safe = (factors < 2.0**400) & (np.abs(z) < 2.0**900) & (np.abs(product) > 2.0**-800)
+    rare = ~safe & ~zero
+    result[rare] = [_fma_exact(*each) for each in zip(x[rare], y[rare], z[rare], strict=True)]
+    return result
+
+
+def _fma_exact(x: float, y: float, z: float) -> float:
     if not (math.isfinite(x) and math.isfinite(y) and math.isfinite(z)):
         return float(np.float64(x) * np.float64(y) + np.float64(z))
-    exact = Fraction(x) * Fraction(y) + Fraction(z)
+    exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
     if exact == 0:
         return float(np.float64(x) * np.float64(y) + np.float64(z))
     try:
@@ -232,8 +258,9 @@ def convert(x: Array, to: DType) -> Array:
             wide = x.astype(np.float64)
             clipped = np.where(np.isnan(wide), 0.0, wide)
             inside = np.clip(clipped, float(info.min), float(info.max))
-            result = np.where(clipped >= float(info.max), info.max,
-                              np.where(clipped <= float(info.min), info.min, 0)).astype(to.numpy)
+            lowest, highest, zero = (to.numpy.type(v) for v in (info.min, info.max, 0))
+            result = np.where(clipped >= float(info.max), highest,
+                              np.where(clipped <= float(info.min), lowest, zero))
             small = (clipped < float(info.max)) & (clipped > float(info.min))
             return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
         return x.astype(to.numpy)
@@ -346,7 +373,5 @@ def identity(op: str, dtype: DType) -> int | float | bool | None:
     if op in ("or", "xor"):
         return False if dtype is BOOL else 0
     if op == "and":
-        if dtype is BOOL:
-            return True
-        return -1 if dtype.is_signed else int(np.iinfo(dtype.numpy).max)
+        return True if dtype is BOOL else (-1 if dtype.is_signed else int(np.iinfo(dtype.numpy).max))
     return None

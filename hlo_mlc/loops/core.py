@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 
+# The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
+MAX_LANES = 64
+
 
 class LoopKind(enum.Enum):
     """How the iterations of a loop are executed."""

@@ -79,43 +79,47 @@ class Conflict:
                 "in different iterations")
 
 
-def accesses(statements: tuple[Stmt, ...]) -> list[Access]:
-    """The accesses to buffers that exist outside `statements`, in program order."""
+def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
+    """The accesses to buffers that exist outside `statements`, or to just one of these, in
+    program order."""
     found: list[Access] = []
     private: set[Buffer] = set()
-    _collect(statements, (), found, private)
+    _collect(statements, (), only, found, private)
     return [a for a in found if a.buffer not in private] if private else found
 
 
-def _collect(statements: tuple[Stmt, ...], path: Path, found: list[Access],
+def _collect(statements: tuple[Stmt, ...], path: Path, only: Buffer | None, found: list[Access],
              private: set[Buffer]) -> None:
     for stmt in statements:
         if isinstance(stmt, Call):
-            _collect(inlined(stmt), path, found, private)
+            _collect(inlined(stmt), path, only, found, private)
             continue
         if isinstance(stmt, Allocate):
             private.add(stmt.buffer)
-        found.extend(_own(stmt, path))
+        _own(stmt, path, only, found)
         for branch, body in enumerate(bodies(stmt)):
-            _collect(body, (*path, (stmt, branch)), found, private)
+            _collect(body, (*path, (stmt, branch)), only, found, private)
 
 
-def _own(stmt: Stmt, path: Path) -> Iterator[Access]:
-    guard = stmt.guard if isinstance(stmt, Store | Accumulate) else None
+def _own(stmt: Stmt, path: Path, only: Buffer | None, found: list[Access]) -> None:
+    written: tuple[Buffer, ...] = ()
+    guard = None
+    if isinstance(stmt, Store):
+        written, guard = (stmt.buffer,), stmt.guard
+    elif isinstance(stmt, Accumulate):
+        written, guard = stmt.buffers, stmt.guard
     guards = () if guard is None else (guard,)
     seen = set()
     for e in expressions(stmt):
         for load in loads(e):
-            if load not in seen:
+            if load not in seen and (only is None or load.source == only):
                 seen.add(load)
                 own = () if load.guard is None else (load.guard,)
                 outer = () if e is guard else guards
-                yield Access(stmt, load.source, load.indices, False, (*outer, *own), path)
-    if isinstance(stmt, Store):
-        yield Access(stmt, stmt.buffer, stmt.indices, True, guards, path)
-    elif isinstance(stmt, Accumulate):
-        for buffer in stmt.buffers:
-            yield Access(stmt, buffer, stmt.indices, True, guards, path)
+                found.append(Access(stmt, load.source, load.indices, False, (*outer, *own), path))
+    for buffer in written:
+        if only is None or buffer == only:
+            found.append(Access(stmt, buffer, stmt.indices, True, guards, path))
 
 
 def same_reduction(a: Access, b: Access) -> bool:
@@ -188,22 +192,24 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     With `reductions_are_free`, updates of one element by all iterations, through the same
     combiner, do not count.  With `only`, nothing but that buffer counts.
     """
-    touched = [a for a in accesses(loop.body) if only is None or a.buffer == only]
+    touched = accesses(loop.body, only)
     written = [a for a in touched if a.writes]
     varying = variables((loop,))
     unstable = {a.buffer for a in written}
-    seen: set[tuple[int, int]] = set()
+    independent: set[tuple] = set()  # many accesses have the same indices: ask once
     for a, b in pairs(memory, written, touched):
-        if (id(b), id(a)) in seen or (reductions_are_free and same_reduction(a, b)
-                                      and lane_invariant(a.stmt, loop.var)
-                                      and lane_invariant(b.stmt, loop.var)):
+        if reductions_are_free and same_reduction(a, b) and lane_invariant(a.stmt, loop.var) \
+                and lane_invariant(b.stmt, loop.var):
             continue
-        seen.add((id(a), id(b)))
         if not memory.comparable(a.buffer, b.buffer):
             return Conflict(a, b, False)
+        question = a.indices, b.indices, a.buffer.shape
+        if question in independent:
+            continue
         settled = settle(a, b, varying, unstable)
-        if settled is not None and loop.var not in settled \
-                and not _apart(a, b, loop, varying, unstable):
+        if settled is None or loop.var in settled:
+            independent |= {question, (b.indices, a.indices, a.buffer.shape)}
+        elif not _apart(a, b, loop, varying, unstable):
             return Conflict(a, b, _certain(a, b, loop, varying))
     return None
 
@@ -283,22 +289,34 @@ class _Equation:
         self.open = set(varying)
         self.unstable = unstable
         self.equal: set[Expr] = set(known)
+        self.a, self.b = a, b
         self.forms = [_paired(i, j) for i, j in zip(a.indices, b.indices, strict=True)]
-        if len(a.indices) > 1 and all(isinstance(d, int) for d in a.buffer.shape):
-            # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
-            self.forms.append(_paired(_address(a), _address(b)))
 
     def solve(self) -> set[Var] | None:
+        """The variables that are equal; None where the difference is never zero."""
         varying = frozenset(self.open)
+        if not self._advance():
+            return None
+        shape, indices = self.a.buffer.shape, (*self.a.indices, *self.b.indices)
+        if len(shape) > 1 and all(isinstance(d, int) for d in shape) \
+                and any(not i.free.isdisjoint(self.open) for i in indices):
+            # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
+            self.forms.append(_paired(_address(self.a), _address(self.b)))
+            if not self._advance():
+                return None
+        return set(varying - self.open)
+
+    def _advance(self) -> bool:
+        """Settle what can be settled; False where some form can never be zero."""
         progress = True
         while progress:
             progress = False
             for form in list(self.forms):
                 verdict = self._step(form)
                 if verdict is None:
-                    return None
+                    return False
                 progress = progress or verdict
-        return set(varying - self.open)
+        return True
 
     def _step(self, form: tuple[dict[Expr, tuple[int, int]], int]) -> bool | None:
         """Settle what this form settles; None if it can never be zero."""

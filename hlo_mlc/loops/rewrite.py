@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -146,7 +146,11 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
                                    stmt.guard),)
         return None
 
-    return transform(map_expressions(statements, lambda e: build.transform(e, swap, memo)), visit)
+    def rule(e: Expr) -> Expr:
+        read = any(load.source == old for load in loads(e))
+        return build.transform(e, swap, memo) if read else e
+
+    return transform(map_expressions(statements, rule), visit)
 
 
 def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:

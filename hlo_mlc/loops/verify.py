@@ -9,6 +9,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.loops.core import (
+    MAX_LANES,
     Accumulate,
     Allocate,
     Call,
@@ -28,8 +29,6 @@ from hlo_mlc.loops.rewrite import constant_extent, expressions, inline_calls, wi
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
 
-# The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
-MAX_LANES = 64
 ARENA_ALIGNMENT = 64  # bytes
 
 

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
-from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, While, walk
+from hlo_mlc.loops.core import (
+    MAX_LANES,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    While,
+    walk,
+)
 from hlo_mlc.loops.dependence import (
     Memory,
     accesses,
@@ -32,9 +42,6 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
-
-# The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
-MAX_LANES = 64
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> list[For]:

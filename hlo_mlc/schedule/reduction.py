@@ -8,11 +8,21 @@ from dataclasses import dataclass
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store, walk
+from hlo_mlc.loops.core import (
+    MAX_LANES,
+    Accumulate,
+    Allocate,
+    For,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    walk,
+)
 from hlo_mlc.loops.dependence import Memory, accesses, carried
 from hlo_mlc.loops.rewrite import Body, guarded, loop, loops_named, substitute, transform, with_body
 from hlo_mlc.loops.text import headline
-from hlo_mlc.schedule.loops import MAX_LANES, refuse, refuse_inside, require_constant, require_loops
+from hlo_mlc.schedule.loops import refuse, refuse_inside, require_constant, require_loops
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
 

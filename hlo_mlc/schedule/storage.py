@@ -111,10 +111,6 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
                        program.aliases, program.dims)
 
 
-def _touching(statements: Body, buffer: Buffer) -> list[Access]:
-    return [a for a in accesses(statements) if a.buffer == buffer]
-
-
 def _uses(stmt: Stmt, buffer: Buffer) -> bool:
     """Whether a statement, or one inside of it, reads or writes the buffer."""
     for inner in walk((stmt,)):
@@ -147,7 +143,7 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
     first, last = statements.index(users[0]), statements.index(users[-1])
     part = statements[first:last + 1]
     _refuse_tasks("contract", part, buffer)
-    tile = _tile(buffer, _touching(part, buffer), variables(part))
+    tile = _tile(buffer, accesses(part, buffer), variables(part))
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
     if small.bytes > MAX_STACK_BYTES:
         raise refuse("contract", users[0], f"needs {small.bytes} bytes of {buffer.name} at once; a "
@@ -160,14 +156,14 @@ def _refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
     """Refuse to put a private buffer around tasks that would share it."""
     for stmt in walk(statements):
         if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL \
-                and _touching(stmt.body, buffer):
+                and accesses(stmt.body, buffer):
             raise refuse(primitive, stmt, f"is parallel, and its tasks share {buffer.name}; keep "
                          "private buffers inside of it")
 
 
 def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     """Whether no two of these statements touch the same element."""
-    groups = [_touching((s,), buffer) for s in users]
+    groups = [accesses((s,), buffer) for s in users]
     varying = variables(tuple(users))
     return all(settle(a, b, varying, {buffer}) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
@@ -240,7 +236,7 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
             raise refuse("cache_write", stmt, f"does not surely write every element of the "
                          f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
-        reads = [n for n, s in enumerate(stmt.body) for a in _touching((s,), buffer)
+        reads = [n for n, s in enumerate(stmt.body) for a in accesses((s,), buffer)
                  if not a.writes or isinstance(a.stmt, Accumulate)]
         start: Body = ()
         if reads and min(reads) <= max(cover):
@@ -272,7 +268,7 @@ def _staged(program: LoopProgram, primitive: str, name: str, at: str,
         if stmt.kind is LoopKind.VECTORIZE:
             raise refuse(primitive, stmt, "is a vector; stage around a loop outside of it")
         _refuse_tasks(primitive, stmt.body, buffers[name])
-        touched = _touching(stmt.body, buffers[name])
+        touched = accesses(stmt.body, buffers[name])
         if not touched:
             return None
         found += 1

@@ -129,6 +129,8 @@ class _Builder:
     parameters: Parameters
     lanes: int
     cores: int
+    packed: Buffer | None = None  # a panel of rhs
+    partial: Buffer | None = None  # sums of a block of rows between two blocks of the depth
 
     def build(self) -> tuple[Stmt, ...]:
         roles, p = self.roles, self.parameters
@@ -145,6 +147,7 @@ class _Builder:
         work = points * m.extent * n.extent * depth
         group = max(1, min(tasks // (2 * self.cores), -(-PARALLEL_WORK * tasks // (4 * work))))
         prefix = m.name
+        self._reserve(min(width, n.extent), -(-tiles // blocks) * -(-m.extent // tiles))
 
         def task(t: Expr) -> tuple[Stmt, ...]:
             rest, mapping = t, {}
@@ -156,14 +159,18 @@ class _Builder:
                 mapping[var] = index.floormod(rest, var.extent)
                 rest = index.floordiv(rest, var.extent)
             start = index.multiply(panel, index.constant(width))
-            if not tail:
-                return self._panel(mapping, start, width, block, tiles, blocks)
-            last = self._panel(mapping, index.constant(panels * width), tail, block, tiles, blocks)
-            if panels == 0:
-                return last
-            whole = self._panel(mapping, start, width, block, tiles, blocks)
-            is_whole = index.compare("lt", panel, index.constant(panels))
-            return (If(is_whole, whole, last),)
+            body: tuple[Stmt, ...] = ()
+            if panels:
+                body = self._panel(mapping, start, width, block, tiles, blocks)
+            if tail:
+                start = index.constant(panels * width)
+                last = self._panel(mapping, start, tail, block, tiles, blocks)
+                is_whole = index.compare("lt", panel, index.constant(panels))
+                body = (If(is_whole, body, last),) if panels else last
+            for buffer in (self.packed, self.partial):
+                if buffer is not None:
+                    body = (Allocate(buffer, body),)
+            return body
 
         if work <= PARALLEL_WORK or tasks == 1:
             return (loop(f"{prefix}_task", tasks, LoopKind.SERIAL, task),)
@@ -180,21 +187,18 @@ class _Builder:
     def _panel(self, mapping: dict[Var, Expr], start: Expr, width: int, block: Expr, tiles: int,
                blocks: int) -> tuple[Stmt, ...]:
         """All row tiles of one block of rows, over one panel of `width` columns."""
-        m, p = self.roles.rows[-1], self.parameters
+        m, step = self.roles.rows[-1], self.parameters["depth"]
         low, extra = divmod(m.extent, tiles)  # `extra` tiles of low + 1 rows, then tiles of low
         per_block = -(-tiles // blocks)
         first = index.multiply(block, index.constant(per_block))
         count = index.minimum(index.constant(per_block),
                               index.subtract(index.constant(tiles), first))
-        partial = self._partial(per_block * (low + (extra > 0)), width)
 
         def of_depth(span: _Span) -> tuple[Stmt, ...]:
-            packed = self._packed_panel(width, span) if p["pack"] else None
-
             def tile(t: Expr) -> tuple[Stmt, ...]:
                 def of_height(height: int, row: Expr) -> tuple[Stmt, ...]:
-                    return self._tile(_Tile(mapping, row, start, height, width, packed, span,
-                                            partial, index.subtract(row, base)))
+                    return self._tile(_Tile(mapping, row, start, height, width, span,
+                                            index.subtract(row, base)))
 
                 base = index.add(index.multiply(first, index.constant(low)),
                                  index.minimum(first, index.constant(extra)))
@@ -210,14 +214,13 @@ class _Builder:
             body: tuple[Stmt, ...] = (
                 loop(f"{m.name}_tile", count, LoopKind.SERIAL,
                      lambda t: tile(bounded(index.add(first, t), tiles))),)
-            if packed is not None:
-                body = (Allocate(packed, (*self._pack(packed, mapping, start, width, span),
-                                          *body)),)
+            if self.packed is not None:
+                body = (*self._pack(self.packed, mapping, start, width, span), *body)
             return body
 
-        if partial is None:
+        if self.partial is None:
             return of_depth(_Span(index.constant(0), None, index.constant(0), 1))
-        depth, step = self.roles.summed[-1].extent, p["depth"]
+        depth = self.roles.summed[-1].extent
         spans = -(-depth // step)
 
         def one(b: Var) -> tuple[Stmt, ...]:
@@ -226,38 +229,66 @@ class _Builder:
                                  index.subtract(index.constant(depth), begin))
             return of_depth(_Span(begin, size, b, spans))
 
-        return (Allocate(partial, (loop(f"{m.name}_span", spans, LoopKind.SERIAL, one),)),)
+        return (loop(f"{m.name}_span", spans, LoopKind.SERIAL, one),)
 
-    def _partial(self, rows: int, width: int) -> Buffer | None:
-        """Where unfinished sums wait between blocks of the depth; None if there is one block."""
-        step = self.parameters["depth"]
-        if not step or step >= self.roles.summed[-1].extent:
-            return None
+    def _reserve(self, width: int, rows: int) -> None:
+        """The buffers of one task: all its panels are at most `width` columns by `rows` rows."""
         padded = -(-width // self.lanes) * self.lanes
-        return Buffer(f"{self.roles.rows[-1].name}_part{width}", self.stage.accumulators[0].dtype,
-                      (rows, padded), "stack")
-
-    def _packed_panel(self, width: int, span: _Span) -> Buffer:
+        step, last = self.parameters["depth"], self.roles.summed[-1].extent
         depth = math.prod(v.extent for v in self.roles.summed)
-        if span.size is not None:
-            depth = depth // self.roles.summed[-1].extent * self.parameters["depth"]
-        padded = -(-width // self.lanes) * self.lanes
-        dtype = self.stage.terms[0].dtype
-        name = f"{self.roles.columns[-1].name}_panel{width}"
-        return Buffer(name, dtype, (depth, padded), "stack")
+        if step and step < last:
+            depth = depth // last * step
+            self.partial = Buffer(f"{self.roles.rows[-1].name}_part",
+                                  self.stage.accumulators[0].dtype, (rows, padded), "stack")
+        if self.parameters["pack"]:
+            self.packed = Buffer(f"{self.roles.columns[-1].name}_panel",
+                                 self.stage.terms[0].dtype, (depth, padded), "stack")
 
     def _pack(self, packed: Buffer, mapping: dict[Var, Expr], start: Expr,
               width: int, span: _Span) -> tuple[Stmt, ...]:
-        n = self.roles.columns[-1]
+        """Copy a panel of rhs; where rhs lies along the depth, in square blocks written out, which
+        the printer transposes in registers."""
+        n, k = self.roles.columns[-1], self.roles.summed[-1]
+        name = n.name
 
         def row(position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
-            def column(c: Expr) -> tuple[Stmt, ...]:
-                value = substitute(self.roles.rhs, {**mapping, **at, n: index.add(start, c)})
-                return (Store(packed, (position, c), value),)
+            return self._across(f"{name}_p", width, lambda c: element(position, at, c))
 
-            return self._across(f"{n.name}_p", width, column)
+        def element(position: Expr, at: dict[Var, Expr], c: Expr) -> tuple[Stmt, ...]:
+            value = substitute(self.roles.rhs, {**mapping, **at, n: index.add(start, c)})
+            return (Store(packed, (position, c), value),)
 
-        return self._over_depth(f"{n.name}_pk", span, row)
+        if len(self.roles.summed) > 1 or not isinstance(self.roles.rhs, Load) \
+                or stride(self.roles.rhs, k) != 1:
+            return self._over_depth(f"{name}_pk", span, row)
+
+        size = index.constant(k.extent) if span.size is None else span.size
+        lanes = self.lanes
+        blocks, rest = index.floordiv(size, lanes), index.floormod(size, lanes)
+
+        def at_depth(position: Expr, c: Expr) -> tuple[Stmt, ...]:
+            return element(position, {k: index.add(span.begin, position)}, c)
+
+        def block(b: Var) -> tuple[Stmt, ...]:
+            first = index.multiply(b, index.constant(lanes))
+
+            def columns(column: Expr, count: int) -> tuple[Stmt, ...]:
+                return (loop(f"{name}_pu", lanes, LoopKind.UNROLL, lambda u: (
+                    loop(f"{name}_pl", count, LoopKind.VECTORIZE, lambda lane: at_depth(
+                        index.add(first, u), index.add(column, lane))),)),)
+
+            whole, few = divmod(width, lanes)
+            body: tuple[Stmt, ...] = ()
+            if whole:
+                body = (loop(f"{name}_pv", whole, LoopKind.SERIAL, lambda v: columns(
+                    index.multiply(v, index.constant(lanes)), lanes)),)
+            return body + (columns(index.constant(whole * lanes), few) if few else ())
+
+        done = index.multiply(blocks, index.constant(lanes))
+        return (loop(f"{name}_pb", blocks, LoopKind.SERIAL, block),
+                loop(f"{name}_pt", rest, LoopKind.SERIAL, lambda t: self._across(
+                    f"{name}_pr", width, lambda c: at_depth(
+                        bounded(index.add(done, t), k.extent), c))))
 
     def _over_depth(self, name: str, span: _Span, body) -> tuple[Stmt, ...]:
         """Loops over the summed axes, of which the last one may be cut into spans;
@@ -301,9 +332,9 @@ class _Builder:
 
         begin = each(f"{m.name}_z", lambda r, c: (
             Store(tile, (r, c), substitute(stage.initial[0], values(r, c))),))
-        if t.partial is not None:
+        if self.partial is not None:
             resume = each(f"{m.name}_y", lambda r, c: (Store(tile, (r, c), load(
-                t.partial, (index.add(t.local, r), c))),))
+                self.partial, (index.add(t.local, r), c))),))
             begin = (If(index.compare("eq", t.span.number, index.constant(0)), begin, resume),)
 
         lhs_rows, prepare = self._pack_rows(t)
@@ -313,7 +344,7 @@ class _Builder:
                 where = {**values(r, c), **at}
                 left = load(lhs_rows, (position, r)) if lhs_rows is not None \
                     else substitute(roles.lhs, where)
-                right = load(t.packed, (position, c)) if t.packed is not None \
+                right = load(self.packed, (position, c)) if self.packed is not None \
                     else substitute(roles.rhs, where)
                 return (Accumulate((tile,), (r, c), stage.combiner,
                                    (apply("mul", left, right),)),)
@@ -321,9 +352,9 @@ class _Builder:
             return each(f"{m.name}_k", one)
 
         finish = self._finish(t, tile, values, each)
-        if t.partial is not None:
+        if self.partial is not None:
             keep = each(f"{m.name}_x", lambda r, c: (
-                Store(t.partial, (index.add(t.local, r), c), load(tile, (r, c))),))
+                Store(self.partial, (index.add(t.local, r), c), load(tile, (r, c))),))
             last = index.compare("eq", t.span.number, index.constant(t.span.count - 1))
             finish = (If(last, finish, keep),)
         body = (*begin, *self._over_depth(f"{m.name}_k", t.span, multiply), *finish)
@@ -385,7 +416,7 @@ class _Span:
 class _Tile:
     """A register tile: `height` rows from `row`, `width` columns from `start`.
 
-    `local` is its first row's place in `partial`.
+    `local` is its first row's place among the partial sums.
     """
 
     mapping: dict[Var, Expr]
@@ -393,7 +424,5 @@ class _Tile:
     start: Expr
     height: int
     width: int
-    packed: Buffer | None
     span: _Span
-    partial: Buffer | None
     local: Expr

@@ -22,8 +22,8 @@ from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
-# Rows of a tile when some access runs across the vector axis: one cache line of f32.
-TILE = 16
+# Simple operations that a square tile may take written out: code size.
+WRITTEN_OUT = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class ElementwiseTemplate:
         stage = coalesce(nest.stages[0])
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 4 if each <= 8 else 2 if each <= 80 else 1
-        return {"unroll": unroll, "tile": TILE if _crossing_axis(stage) else 0, "grain": 1}
+        tile = lanes((stage,), target) if _crossing_axis(stage) else 0
+        return {"unroll": unroll, "tile": tile, "grain": 1}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -114,20 +115,21 @@ def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedul
 
 def _tile(schedule: Schedule, stage: Stage, crossing: Var, inner: Var, width: int,
           rows: int) -> Schedule:
-    """Walk in tiles, so that the lines that strided accesses touch are used up while in L1."""
+    """Walk in tiles, so that the lines that strided accesses touch are used up while in L1.
+
+    Square tiles are written out, which lets the printer load their rows and transpose them.
+    """
     outer, name = crossing.name, inner.name
     between = stage.axes[stage.axes.index(crossing) + 1:-1]
+    parts = [outer]
     if crossing.extent > rows:
         schedule = schedule.split(outer, rows)
         parts = [f"{outer}.i"] + ([f"{outer}.t"] if crossing.extent % rows else [])
-    else:
-        parts = [outer]
     for part in parts:
         for axis in (*between, inner):
             schedule = schedule.reorder(axis.name, part)
-    if inner.extent <= width:
-        cuts = [name]
-    else:
+    cuts = [name]
+    if inner.extent > width:
         schedule = schedule.split(name, width)
         cuts = [f"{name}.i"] + ([f"{name}.t"] if inner.extent % width else [])
     for part in parts:
@@ -135,6 +137,9 @@ def _tile(schedule: Schedule, stage: Stage, crossing: Var, inner: Var, width: in
             schedule = schedule.reorder(part, cut)
     for cut in cuts:
         schedule = schedule.vectorize(cut)
+    square = rows == width and crossing.extent >= rows
+    if square and rows * sum(cost(a.value) for a in stage.assigns) <= WRITTEN_OUT:
+        schedule = schedule.unroll(parts[0])
     return schedule
 
 

@@ -172,6 +172,20 @@ def test_symbolic_sizes(target: CpuTarget, machine, samples) -> None:
     assert empty.size == 0
 
 
+def test_one_place_for_all_lanes_that_are_on(target: CpuTarget, machine) -> None:
+    """A place that is the same for all lanes and for a whole loop, and may not exist."""
+    x, y = Buffer("x", t.I32, ("n",), "operand"), Buffer("y", t.I32, (8, 4), "result")
+    lane, k, n = variable("lane", 8), variable("k", 4), Var("n", t.INDEX)
+    inside = index.compare("lt", index.add(lane, index.constant(3)), n)
+    value = load(x, (index.subtract(n, index.constant(1)),), inside, const(-1, t.I32))
+    program = LoopProgram("shared", (x,), (y,), (_vector(8, For(
+        k, index.constant(4), LoopKind.SERIAL, (Store(y, (lane, k), value),))),), dims=("n",))
+    for count in (0, 5, 20):
+        actual, = machine.run(program, [np.arange(count)], dims=[count], target=target)
+        expected = np.where(np.arange(8) + 3 < count, count - 1, -1)
+        np.testing.assert_array_equal(actual, np.repeat(expected[:, None], 4, 1))
+
+
 def test_a_result_in_the_memory_of_its_operand(target: CpuTarget, machine) -> None:
     """What was read before a store to the shared memory is not used after it."""
     x, y = Buffer("x", t.I32, (8,), "operand"), Buffer("y", t.I32, (8,), "result")

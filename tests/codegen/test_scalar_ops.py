@@ -16,7 +16,7 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.target.cpu import CpuTarget, host, named
 
 COUNT = 1024
 LANES = 16
@@ -65,7 +65,8 @@ def _assert_same(actual: np.ndarray, expected: np.ndarray, what: str,
                  operands: list[np.ndarray]) -> None:
     assert actual.dtype == expected.dtype
     if actual.dtype.kind in "fV":  # equal bits, but any NaN is a NaN
-        wide, wide_expected = actual.astype(np.float64), expected.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            wide, wide_expected = actual.astype(np.float64), expected.astype(np.float64)
         same = (wide == wide_expected) & (np.signbit(wide) == np.signbit(wide_expected))
         same |= np.isnan(wide) & np.isnan(wide_expected)
     else:
@@ -92,6 +93,16 @@ def test_ops(dtype: DType, target: CpuTarget, machine, samples) -> None:
     actual = machine.run(program, [x, y], target=target)
     for name, one, other in zip(names, actual, expected, strict=True):
         _assert_same(one, other, f"{name}:{dtype}", [x, y])
+
+
+@pytest.mark.parametrize("dtype", _REALS, ids=str)
+def test_ops_compile_for_other_machines(dtype: DType) -> None:
+    operands = [Buffer("x", dtype, (COUNT,), "operand"), Buffer("y", dtype, (COUNT,), "operand")]
+    values = [lambda *xs, name=name: apply(name, *xs[:1 if name in _UNARY else 2])
+              for name in _ops(dtype)]
+    values += [lambda x, y, to=to: apply("convert", x, dtype=to) for to in _REALS]
+    types = [v(*[load(b, (variable("i", COUNT),)) for b in operands]).dtype for v in values]
+    assert generate(_elementwise(operands, values, types), named("aarch64")).object_code
 
 
 @pytest.mark.parametrize("dtype", _REALS, ids=str)

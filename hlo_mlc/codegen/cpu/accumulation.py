@@ -73,7 +73,7 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
         _add_once(writer, stmt, places, total, any_live)
     else:  # without any lane, there may be no such place
         block = function.block
-        taken = writer.any_lane(mask)
+        taken = writer.any_lane(mask, block)
         inner_block = Block(function, function.label())
         start, after = inner_block.label, function.label()
         with function.scope(inner_block, branch=True):

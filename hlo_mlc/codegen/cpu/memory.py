@@ -12,6 +12,7 @@ from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.program import Storage
+from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const, Load
@@ -29,6 +30,9 @@ def load(writer: Writer, node: Load) -> Value:
                 return writer.value(node.default)
             guard = None
     place = resolve(writer, node.source, node.indices)
+    column = read_block(writer, node, place)
+    if column is not None:
+        return column
     if _is_safe(writer, node, place):
         value = read(writer, place, None, None)
         return value if guard is None else _choose(writer, guard, value, node)
@@ -122,7 +126,7 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
               fill: str | None, depth: int) -> str:
     block, element = writer.function.at(depth), place.element
     address = displaced(block, pointer(writer, place).text, place.constant)
-    condition = writer.any_lane(mask) if mask is not None else switch.text if switch else None
+    condition = writer.any_lane(mask, block) if mask is not None else switch.text if switch else None
     if condition is not None:
         table = writer.module.table(element, _memory_fill(place, fill), 0)
         address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")

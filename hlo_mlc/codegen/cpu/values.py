@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import indices, scalar, types
-from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
+from hlo_mlc.codegen.cpu.function import NO_READS, Block, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
@@ -150,8 +150,8 @@ class Writer:
             if types.is_literal(condition.text):
                 return self.value(node.args[1]) if condition.text == "true" else fast
             block, depth = function.block, function.depth
-            taken = self.any_lane(condition)
-            with function.scope(_detached(function), branch=True) as cold:
+            taken = self.any_lane(condition, block)
+            with function.scope(Block(function, function.label()), branch=True) as cold:
                 slow_label = cold.label
                 slow = self.value(node.args[1])
                 lanes = max(condition.lanes, slow.lanes, fast.lanes)
@@ -172,11 +172,11 @@ class Writer:
             reads = condition.reads | slow.reads | fast.reads
             return Value(text, fast.element, lanes, depth, reads)
 
-    def any_lane(self, condition: Value) -> str:
+    def any_lane(self, condition: Value, block: Block) -> str:
         """Whether a condition holds in some lane that is executed."""
         if not condition.lanes:
             return condition.text
-        block, lane = self.function.block, self.function.lane
+        lane = self.function.lane
         text, kind = condition.text, condition.type
         if lane is not None and not lane.is_full:
             text = block.define(f"and {kind} {text}, {lane.mask}")
@@ -259,10 +259,6 @@ def _eager(node: Expr) -> tuple[Expr, ...]:
 
 def _is_cheap(node: Expr) -> bool:
     return isinstance(node, Const | Var)
-
-
-def _detached(function: Function):
-    return type(function.block)(function, function.label())
 
 
 def _fold_logic(op: str, args: Sequence[Value]) -> Value | None:

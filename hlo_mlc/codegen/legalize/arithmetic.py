@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import F32, F64, I32, I64, DType
+from hlo_mlc.expr.dtypes import DType
 
 Operand = Expr | int | float
-
-# Adding this to an f32 of magnitude below 2**22 rounds it to an integer, held in the low bits.
-ROUNDING = 1.5 * 2.0**23
-SMALLEST_NORMAL = 2.0**-126
 
 
 def _lift(operands: Sequence[Operand]) -> list[Expr]:
@@ -110,12 +107,17 @@ def convert(x: Expr, dtype: DType) -> Expr:
 
 def bits(x: Expr) -> Expr:
     """The bits of a float as a signed integer of the same width (no instruction)."""
-    return apply("bitcast", x, dtype=I32 if x.dtype is F32 else I64)
+    return apply("bitcast", x, dtype=format_of(x).signed)
+
+
+def unsigned(x: Expr) -> Expr:
+    """The bits of a float or integer as an unsigned integer (no instruction)."""
+    return apply("bitcast", x, dtype=format_of(x).unsigned)
 
 
 def from_bits(x: Expr) -> Expr:
-    """The float that a 32- or 64-bit integer's bits say (no instruction)."""
-    return apply("bitcast", x, dtype=F32 if x.dtype.bits == 32 else F64)
+    """The float that an integer's bits say (no instruction)."""
+    return apply("bitcast", x, dtype=format_of(x).float)
 
 
 def at_most(x: Expr, limit: float) -> Expr:
@@ -128,19 +130,31 @@ def at_least(x: Expr, limit: float) -> Expr:
     return select(compare("gt", const(limit, x.dtype), x), limit, x)
 
 
-def sign_bit(x: Expr) -> Expr:
+def sign_of(x: Expr) -> Expr:
     """The bits of a float with all but the sign cleared."""
-    return both(bits(x), -1 << (x.dtype.bits - 1))
+    return both(bits(x), format_of(x).sign_bit)
 
 
 def with_sign_of(magnitude: Expr, x: Expr) -> Expr:
     """`magnitude` negated where x is negative or -0 (three logic ops, one or two on AVX-512)."""
-    return from_bits(xor(bits(magnitude), sign_bit(x)))
+    return from_bits(xor(bits(magnitude), sign_of(x)))
 
 
-def power_of_two(exponent: Expr) -> Expr:
-    """2**n from `add(n, ROUNDING + 127)`, n integral: 0 for n = -127, infinity for n = 128."""
-    return from_bits(shift_left(bits(exponent), 23))
+def rounding_bias(x: Expr) -> float:
+    """What to add to an integral float so that `power_of_two` takes it for an exponent."""
+    form = format_of(x)
+    return form.rounding + form.bias
+
+
+def power_of_two(biased: Expr) -> Expr:
+    """2**n from n + rounding_bias: 0 for n = -127, infinity for n = 128 (in f32)."""
+    return from_bits(shift_left(bits(biased), format_of(biased).fraction_bits))
+
+
+def outside_normal(raw: Expr) -> Expr:
+    """True where a float with these bits is not positive, normal and finite: two operations."""
+    form = format_of(raw)
+    return compare("ge", unsigned(sub(raw, form.hidden_bit)), form.infinity_bits - form.hidden_bit)
 
 
 def polynomial(x: Expr, coefficients: Sequence[Operand]) -> Expr:
@@ -158,7 +172,7 @@ def two_sum(large: Expr, small: Expr) -> tuple[Expr, Expr]:
 
 
 def two_product(x: Expr, y: Operand, has_fma: bool) -> tuple[Expr, Expr]:
-    """The product of two f32 and its rounding error: two operations, or 14 without fma (Dekker)."""
+    """The product and its rounding error: two operations, or 16 without fma (Dekker)."""
     x, y = _lift((x, y))
     product = mul(x, y)
     if has_fma:
@@ -170,6 +184,6 @@ def two_product(x: Expr, y: Operand, has_fma: bool) -> tuple[Expr, Expr]:
 
 
 def _halves(x: Expr) -> tuple[Expr, Expr]:
-    """x as a sum of two f32 of 12 bits each, so that products of halves are exact."""
-    high = from_bits(both(bits(x), -0x1000))
+    """x as a sum of two floats of half the digits each, so that products of halves are exact."""
+    high = from_bits(both(bits(x), -1 << (format_of(x).fraction_bits // 2 + 1)))
     return high, sub(x, high)

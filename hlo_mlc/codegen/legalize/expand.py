@@ -2,8 +2,7 @@
 
 What remains: add sub mul div max min fma neg abs floor ceil trunc round_even sqrt, comparisons,
 is_finite, select, select_unlikely, convert, convert_in_range, bitcast, logic, shifts, popcnt,
-clz, mul_high; rem of integers and of f64; and, in f64 only, the transcendental ops, for which
-printers call the target's library.
+clz, mul_high, and rem of integers.
 """
 
 from __future__ import annotations
@@ -11,15 +10,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hlo_mlc.codegen.legalize import (
-    error_function, exponential, integer, inverse, logarithm, narrow, power, rounding,
-    trigonometric)
+    error_function,
+    exponential,
+    integer,
+    inverse,
+    logarithm,
+    narrow,
+    power,
+    rounding,
+    trigonometric,
+)
 from hlo_mlc.expr.build import apply, transform
 from hlo_mlc.expr.core import Apply, Expr
-from hlo_mlc.expr.dtypes import F32, F64, DType
+from hlo_mlc.expr.dtypes import F32, DType
 
 Expansion = Callable[..., Expr]
 
-_F32: Mapping[str, Expansion] = {
+_FLOAT: Mapping[str, Expansion] = {
     "exp": exponential.exp, "expm1": exponential.expm1, "tanh": exponential.tanh,
     "logistic": exponential.logistic, "sinh": exponential.sinh, "cosh": exponential.cosh,
     "log": logarithm.log, "log1p": logarithm.log1p, "erf": error_function.erf,
@@ -29,12 +36,9 @@ _F32: Mapping[str, Expansion] = {
     "cbrt": rounding.cbrt,
 }
 # These have another form where the target has no fused multiply-add.
-_F32_BY_FMA: Mapping[str, Expansion] = {
+_FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
-}
-_F64: Mapping[str, Expansion] = {
-    "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 
@@ -55,11 +59,11 @@ def _legal(op: str, args: tuple[Expr, ...], dtype: DType, has_fma: bool) -> Expr
     if narrow.concerns(args, dtype):
         return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, has_fma))
     operand = args[0].dtype
-    if operand is F32 and op in _F32_BY_FMA:
-        return _F32_BY_FMA[op](*args, has_fma=has_fma)
-    table = _F32 if operand is F32 else _F64 if operand is F64 else \
-        _INTEGER if operand.is_integer else {}
-    return table[op](*args) if op in table else None
+    if operand.is_float:
+        if op in _FLOAT_BY_FMA:
+            return _FLOAT_BY_FMA[op](*args, has_fma=has_fma)
+        return _FLOAT[op](*args) if op in _FLOAT else None
+    return _INTEGER[op](*args) if operand.is_integer and op in _INTEGER else None
 
 
 def _in_f32(op: str, args: tuple[Expr, ...], has_fma: bool) -> Expr:

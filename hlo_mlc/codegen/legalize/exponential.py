@@ -1,34 +1,87 @@
 """exp and its family: one range reduction, x = n ln 2 + r, and short polynomials in r.
 
-Coefficients: minimax fits of the relative error by linear programming on Chebyshev nodes, each
-coefficient rounded to f32 in turn and the following ones fitted again; the errors stated are
-those of the rounded polynomials.
+Coefficients, here and in the files beside: minimax fits of the relative error by Remez exchange
+in multiple precision; each coefficient in turn, lowest power first, is rounded to the format and
+the others are fitted again.  The errors stated are those of the rounded polynomials.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    ROUNDING, absolute, add, at_least, at_most, bits, compare, div, either, floor, fma, from_bits,
-    mul, polynomial, power_of_two, select, sign_bit, sub, with_sign_of)
+    absolute,
+    add,
+    at_least,
+    at_most,
+    bits,
+    compare,
+    div,
+    either,
+    floor,
+    fma,
+    from_bits,
+    mul,
+    polynomial,
+    power_of_two,
+    rounding_bias,
+    select,
+    sign_of,
+    sub,
+    with_sign_of,
+)
 from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import F32, F64
 
 LOG2_E = 1.4426950408889634
-# Smaller by 1e-7 of itself: its rounded product with x never reaches an integer that the exact
-# one does not, so x just below overflow stays below.
-_LOG2_E_BELOW = 1.442694902420044
-# ln 2 in two parts; the product of the first (16 bits) with an integer of 8 bits is exact, so
-# the first step of the reduction is exact without fma as well.
-LN2_HIGH = 0.693145751953125
-LN2_LOW = 1.4286068203094172e-06
 
-# e**r on [-2e-5, ln 2 + 2e-5]: error 2.1e-9, exactly 1 at 0.
-_EXP = (1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775, 0.00194676581)
-# (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2]: the whole has error 1.4e-8.
-_EXPM1 = (0.49999997, 0.166665465, 0.041667439, 0.00836625695, 0.00138703163)
-# (sinh(x) - x) / x**3 in x**2 on [0, 1]: the whole has error 2.4e-8.
-_SINH = (0.166667163, 0.00833027065, 0.000203733405)
+
+@dataclass(frozen=True, slots=True)
+class _Constants:
+    # Below log2(e) by an unit in its last place: the rounded product with x never reaches an
+    # integer that the exact one does not, so x just below overflow stays below.
+    log2_e_below: float
+    # ln 2 in two parts; products of the first with exponents are exact, so the first step of the
+    # reduction is exact without fma as well.
+    ln2_high: float
+    ln2_low: float
+    exp_is_zero: float  # below this
+    exp_is_infinite: float  # above this
+    expm1_is_minus_one: float  # below this
+    tanh_is_one: float  # above this
+    exp: tuple[float, ...]  # e**r on [0, ln 2] and a little beyond, exactly 1 at 0
+    expm1: tuple[float, ...]  # (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2]
+    sinh: tuple[float, ...]  # (sinh(x) - x) / x**3 in x**2 on [0, 1]
+
+
+_CONSTANTS = {
+    F32: _Constants(
+        log2_e_below=1.442694902420044,
+        ln2_high=0.693145751953125, ln2_low=1.4286068203094172e-06,
+        exp_is_zero=-87.5, exp_is_infinite=89.0, expm1_is_minus_one=-17.5, tanh_is_one=9.5,
+        # errors 2.1e-9, 1.4e-8, 2.4e-8
+        exp=(1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775,
+             0.00194676581),
+        expm1=(0.49999997, 0.166665465, 0.041667439, 0.00836625695, 0.00138703163),
+        sinh=(0.166667163, 0.00833027065, 0.000203733405)),
+    F64: _Constants(
+        log2_e_below=1.4426950408889632,
+        ln2_high=0.693147180559663, ln2_low=2.8235290563031577e-13,
+        exp_is_zero=-709.0, exp_is_infinite=710.0, expm1_is_minus_one=-38.0, tanh_is_one=19.5,
+        # errors 3.2e-18, 2.1e-17, 2.5e-19
+        exp=(1.0, 1.0000000000000009, 0.4999999999999224, 0.16666666666900556,
+             0.04166666663172944, 0.008333333634938192, 0.0013888872597216271,
+             0.00019841843480595048, 2.478823197060165e-05, 2.7760664416425847e-06,
+             2.5622653019669643e-07, 3.5295843263221226e-08),
+        expm1=(0.5000000000000007, 0.16666666666666696, 0.041666666666560645,
+               0.008333333333297931, 0.0013888888936270927, 0.00019841269952137526,
+               2.4801500311376125e-05, 2.755718404834765e-06, 2.7627771434833653e-07,
+               2.5125760172428822e-08),
+        sinh=(0.16666666666666669, 0.008333333333332912, 0.0001984126984159341,
+              2.7557319106756304e-06, 2.5052130998905673e-08, 1.6056659134674806e-10,
+              7.776602161175906e-13)),
+}
 
 
 def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
@@ -37,39 +90,44 @@ def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
 
 
 def exp(x: Expr, factor: float = 1.0) -> Expr:
-    """e**(factor * x) for factor = ±2**k, in 15 operations whatever the factor.
+    """e**(factor * x) for factor = ±2**k, in 15 operations (f32) whatever the factor.
 
     The exponent is rounded down, so that e**r lies in [1, 2) and the exponent overflows exactly
     where the result does: multiplying by 2**128 = infinity and by 2**-127 = 0 ends the range.
     """
-    ends = sorted((-87.5 / factor, 89.0 / factor))  # beyond them the result is 0 or infinity
-    return _exp_in_range(at_most(at_least(x, ends[0]), ends[1]), factor)
+    c = _CONSTANTS[x.dtype]
+    low, high = sorted((c.exp_is_zero / factor, c.exp_is_infinite / factor))
+    return _exp_in_range(at_most(at_least(x, low), high), factor)
 
 
 def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0) -> Expr:
-    """2**exponent * e**(factor * x) where the result's exponent is in [-127, 128]."""
-    n = floor(mul(x, _LOG2_E_BELOW * factor))
-    r = fma(n, -LN2_LOW / factor, fma(n, -LN2_HIGH / factor, x))
-    return mul(polynomial(r, _scaled(_EXP, factor)), power_of_two(add(n, ROUNDING + 127 + exponent)))
+    """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
+    c = _CONSTANTS[x.dtype]
+    n = floor(mul(x, c.log2_e_below * factor))
+    r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+    scale = power_of_two(add(n, rounding_bias(x) + exponent))
+    return mul(polynomial(r, _scaled(c.exp, factor)), scale)
 
 
 def expm1_parts(x: Expr, factor: float, exponent: int = 0) -> tuple[Expr, Expr]:
     """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0."""
-    shifted = fma(x, LOG2_E * factor, ROUNDING + 127 + exponent)
-    n = sub(shifted, ROUNDING + 127 + exponent)
-    r = fma(n, -LN2_LOW / factor, fma(n, -LN2_HIGH / factor, x))
-    quotient = polynomial(r, [c * factor for c in _scaled(_EXPM1, factor)])
+    c = _CONSTANTS[x.dtype]
+    shifted = fma(x, LOG2_E * factor, rounding_bias(x) + exponent)
+    n = sub(shifted, rounding_bias(x) + exponent)
+    r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+    quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
     return power_of_two(shifted), fma(mul(r, r), quotient, r)
 
 
 def _keep_sign(result: Expr, x: Expr) -> Expr:
     """`result`, whose sign is that of x but at x = -0, with the sign of x there too."""
-    return from_bits(either(bits(result), sign_bit(x)))
+    return from_bits(either(bits(result), sign_of(x)))
 
 
 def expm1(x: Expr) -> Expr:
     """e**x - 1."""
-    clamped = at_most(at_least(x, -17.5), 89.0)  # -1 and infinity beyond
+    c = _CONSTANTS[x.dtype]
+    clamped = at_most(at_least(x, c.expm1_is_minus_one), c.exp_is_infinite)
     # Half of the result, so that 2**n stays finite up to the largest result.
     scale, p = expm1_parts(clamped, 1.0, exponent=-1)
     half = fma(scale, p, sub(scale, 0.5))
@@ -78,8 +136,8 @@ def expm1(x: Expr) -> Expr:
 
 def tanh(x: Expr) -> Expr:
     """e / (e + 1) with e = (e**2x - 1) / 2."""
-    clamped = at_most(at_least(x, -9.5), 9.5)  # ±1 beyond
-    scale, p = expm1_parts(clamped, 2.0)
+    limit = _CONSTANTS[x.dtype].tanh_is_one
+    scale, p = expm1_parts(at_most(at_least(x, -limit), limit), 2.0)
     e = fma(scale, p, fma(scale, 0.5, -0.5))
     return _keep_sign(div(e, add(e, 1.0)), x)
 
@@ -92,7 +150,7 @@ def logistic(x: Expr) -> Expr:
 def sinh(x: Expr) -> Expr:
     magnitude = absolute(x)
     square = mul(x, x)
-    small = fma(mul(magnitude, square), polynomial(square, _SINH), magnitude)
+    small = fma(mul(magnitude, square), polynomial(square, _CONSTANTS[x.dtype].sinh), magnitude)
     half = _half_exp(magnitude)
     large = sub(half, div(0.25, half))
     return with_sign_of(select(compare("lt", magnitude, 1.0), small, large), x)
@@ -105,4 +163,5 @@ def cosh(x: Expr) -> Expr:
 
 def _half_exp(magnitude: Expr) -> Expr:
     """e**x / 2 for x >= 0: finite as long as sinh and cosh are."""
-    return _exp_in_range(at_most(magnitude, 90.0), exponent=-1)
+    limit = _CONSTANTS[magnitude.dtype].exp_is_infinite + 1
+    return _exp_in_range(at_most(magnitude, limit), exponent=-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlo_mlc.codegen.legalize.arithmetic import both, compare, mul, select
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Const, Expr
 
 
@@ -13,7 +13,7 @@ def sign(x: Expr) -> Expr:
     return select(compare("lt", x, 0), -1, positive) if x.dtype.is_signed else positive
 
 
-def pow(x: Expr, y: Expr) -> Expr:  # noqa: A001 - the op's own name
+def pow(x: Expr, y: Expr) -> Expr:
     """x**y modulo 2**bits; for negative y the integer part: ±1 for x = ±1, 0 for the others."""
     if isinstance(y, Const):
         if y.value >= 0:
@@ -25,7 +25,9 @@ def pow(x: Expr, y: Expr) -> Expr:  # noqa: A001 - the op's own name
         bit = compare("ne", both(y, 1 << i), 0)
         result = select(bit, mul(result, square), result)
         square = mul(square, square)
-    return select(compare("lt", y, 0), _inverse_power(x, y), result) if x.dtype.is_signed else result
+    if not x.dtype.is_signed:
+        return result
+    return select(compare("lt", y, 0), _inverse_power(x, y), result)
 
 
 def _power(x: Expr, exponent: int) -> Expr:

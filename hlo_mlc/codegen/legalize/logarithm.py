@@ -1,63 +1,85 @@
-"""log and its family: x = 2**n (1 + f) with 1 + f in [sqrt 1/2, sqrt 2), and a polynomial in f.
-
-Coefficients: minimax fits of the relative error as in exponential.py.
-"""
+"""log and its family: x = 2**n (1 + f) with 1 + f in [sqrt 1/2, sqrt 2)."""
 
 from __future__ import annotations
 
 import math
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    SMALLEST_NORMAL, absolute, add, bits, both, compare, convert, fma, from_bits, mul, polynomial,
-    select, shift_right, sub, unlikely)
-from hlo_mlc.expr.build import apply
+    absolute,
+    add,
+    bits,
+    both,
+    compare,
+    convert,
+    div,
+    fma,
+    from_bits,
+    mul,
+    outside_normal,
+    polynomial,
+    select,
+    shift_right,
+    sub,
+    unlikely,
+)
+from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import F32, U32
+from hlo_mlc.expr.dtypes import F32, F64
 
 LN2 = 0.6931471805599453
-SQRT_HALF_BITS = 0x3F3504F3
-EXPONENT_MASK = -0x800000
+_SQRT_HALF_BITS = {F32: 0x3F3504F3, F64: 0x3FE6A09E667F3BCD}
 
 # (log(1 + f) - f) / f**2: the whole has error 3.0e-8.
-_LOG = (-0.499999911, 0.333339453, -0.250017762, 0.199622408, -0.165703192, 0.14916341,
-        -0.143076479, 0.0873873085)
-
-
-def outside_normal(raw: Expr) -> Expr:
-    """True where an f32 with these bits is not in [2**-126, infinity): two operations."""
-    return compare("ge", apply("bitcast", sub(raw, 0x00800000), dtype=U32), 0x7F000000)
+_LOG_F32 = (-0.499999911, 0.333339453, -0.250017762, 0.199622408, -0.165703192, 0.14916341,
+            -0.143076479, 0.0873873085)
+# (log(1 + f) - 2 s) / s**3 in s**2, s = f / (2 + f): the whole has error 1.2e-18.  One division
+# is as fast as the ten more terms that a polynomial in f would take.
+_LOG_F64 = (0.6666666666666734, 0.39999999999417013, 0.2857142874190515, 0.22222198619904784,
+            0.18183562014961469, 0.15314107147541045, 0.14795405569812867)
 
 
 def split(x: Expr) -> tuple[Expr, Expr]:
-    """(n, n * 2**23), both i32, such that 2**-n x is in [sqrt 1/2, sqrt 2), for normal x > 0."""
-    offset = sub(bits(x), SQRT_HALF_BITS)
-    return shift_right(offset, 23), both(offset, EXPONENT_MASK)
+    """(n, n in the place of an exponent), as integers, such that 2**-n x is in
+    [sqrt 1/2, sqrt 2), for normal x > 0."""
+    form = format_of(x)
+    offset = sub(bits(x), _SQRT_HALF_BITS[x.dtype])
+    return shift_right(offset, form.fraction_bits), both(offset, -form.hidden_bit)
 
 
 def _log_of(f: Expr, n: Expr) -> Expr:
     """n ln 2 + log(1 + f)."""
-    return fma(convert(n, F32), LN2, fma(mul(f, f), polynomial(f, _LOG), f))
+    if f.dtype is F32:
+        log = fma(mul(f, f), polynomial(f, _LOG_F32), f)
+    else:
+        s = div(f, add(f, 2.0))
+        square = mul(s, s)
+        half = mul(mul(f, f), 0.5)
+        # log(1 + f) = f - f**2 / 2 + s (f**2 / 2 + s**2 p(s**2)), the leading terms exact
+        log = sub(f, sub(half, mul(s, fma(square, polynomial(square, _LOG_F64), half))))
+    return fma(convert(n, f.dtype), LN2, log)
 
 
 def _log_at_ends(x: Expr) -> Expr:
     """The logarithm where x is no positive normal number; subnormals count as 0."""
-    at_zero = compare("lt", absolute(x), SMALLEST_NORMAL)
+    at_zero = compare("lt", absolute(x), format_of(x).smallest_normal)
     return select(at_zero, -math.inf, select(compare("gt", x, 0.0), x, math.nan))
 
 
 def log(x: Expr) -> Expr:
-    n, shifted_n = split(x)
-    f = sub(from_bits(sub(bits(x), shifted_n)), 1.0)
+    n, exponent = split(x)
+    f = sub(from_bits(sub(bits(x), exponent)), 1.0)
     return unlikely(outside_normal(bits(x)), _log_at_ends(x), _log_of(f, n))
 
 
 def log1p(x: Expr) -> Expr:
     """log(1 + x): n comes from the rounded 1 + x, then f = 2**-n x + (2**-n - 1) is exact but
     for one rounding."""
+    form = format_of(x)
     total = add(x, 1.0)
-    n, shifted_n = split(total)
-    # 2**(2-n) and x/4, because 2**-128 is no normal number.
-    scale = from_bits(sub(0x40800000, shifted_n))
+    n, exponent = split(total)
+    # 2**(2-n) and x/4, because 2**-n is subnormal for the largest x.
+    scale = from_bits(sub((form.bias + 2) << form.fraction_bits, exponent))
     f = fma(mul(x, 0.25), scale, fma(scale, 0.25, -1.0))
     inside = unlikely(outside_normal(bits(total)), _log_at_ends(total), _log_of(f, n))
-    return select(compare("lt", absolute(x), 2.0**-24), x, inside)
+    is_itself = compare("lt", absolute(x), 0.5 / form.hidden_bit)
+    return select(is_itself, x, inside)

@@ -13,6 +13,7 @@ from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL, F32, U16, DType
 
+
 def concerns(args: tuple[Expr, ...], dtype: DType) -> bool:
     """True where an operand or the result is a narrow float."""
     return dtype.is_narrow_float or any(a.dtype.is_narrow_float for a in args)

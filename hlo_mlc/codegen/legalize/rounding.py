@@ -5,15 +5,42 @@ from __future__ import annotations
 import math
 
 from hlo_mlc.codegen.legalize.arithmetic import (
-    absolute, add, bits, both, compare, convert, div, either, fma, from_bits, mul, neg, negation,
-    polynomial, select, shift_left, shift_right, sqrt, sub, trunc, unlikely, with_sign_of)
+    absolute,
+    add,
+    bits,
+    both,
+    compare,
+    convert,
+    div,
+    either,
+    fma,
+    from_bits,
+    mul,
+    neg,
+    negation,
+    polynomial,
+    select,
+    shift_left,
+    shift_right,
+    sqrt,
+    sub,
+    trunc,
+    two_product,
+    unlikely,
+    with_sign_of,
+)
+from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import F32, F64, I32, U32, U64
+from hlo_mlc.expr.dtypes import F32, F64
 
-# Bits of an f32 whose distance to those of a, divided by 3, are those of about a**(-1/3); found
-# by search for the least error over one period of a.
-_CUBE_ROOT_BITS = 0x54A1F460
+# The bits of about a**(-1/3) are this less a third of those of a; found by search for the least
+# error over one period of a.
+_CUBE_ROOT_BITS = {F32: 0x54A1F460, F64: 0x553EE936AAAAAC00}
+_CUBE_ROOT_STEPS = {F32: 1, F64: 2}
+# So many that 2**(exponent range >> squarings) is small against the square root of the largest
+# significand as an integer.
+_SQUARINGS = {F32: 4, F64: 6}
 
 
 def sign(x: Expr) -> Expr:
@@ -27,7 +54,7 @@ def round_away(x: Expr) -> Expr:
     The largest number below one half, not one half itself, is added before truncation: the sum
     rounds up to an integer exactly where the fraction is at least one half.
     """
-    below_half = const(math.nextafter(0.5, 0.0) if x.dtype is F64 else 0.5 - 2.0**-25, x.dtype)
+    below_half = const(0.5 - 0.25 / format_of(x).hidden_bit, x.dtype)
     return trunc(add(x, with_sign_of(below_half, x)))
 
 
@@ -38,14 +65,15 @@ def rsqrt(x: Expr) -> Expr:
 def cbrt(x: Expr) -> Expr:
     """a y**2 with y near a**(-1/3), corrected by the residual h = 1 - a y**3.
 
-    Dividing the bits by -3 divides the exponent, so it gives y to 3.4 % (|h| <= 0.103).  One
-    step of y (1 - h)**(-1/3) makes |h| < 3e-4, and the last is (1 - h)**(-2/3) on the result.
+    Dividing the bits by -3 divides the exponent, so it gives y to 3.4 % (|h| <= 0.103).  A step of
+    y (1 - h)**(-1/3) takes h to less than h**4, and the last is (1 - h)**(-2/3) on the result.
     """
     a = absolute(x)
-    guess = fma(convert(bits(a), F32), -1 / 3, float(_CUBE_ROOT_BITS))
-    y = from_bits(apply("convert_in_range", guess, dtype=I32))
-    h = _cube_residual(mul(a, y), y)
-    y = fma(mul(y, h), polynomial(h, (1 / 3, 2 / 9, 14 / 81)), y)
+    guess = fma(convert(bits(a), x.dtype), -1 / 3, float(_CUBE_ROOT_BITS[x.dtype]))
+    y = from_bits(apply("convert_in_range", guess, dtype=format_of(x).signed))
+    for _ in range(_CUBE_ROOT_STEPS[x.dtype]):
+        h = _cube_residual(mul(a, y), y)
+        y = fma(mul(y, h), polynomial(h, (1 / 3, 2 / 9, 14 / 81)), y)
     scaled = mul(a, y)
     h = _cube_residual(scaled, y)
     root = mul(scaled, y)
@@ -59,52 +87,80 @@ def _cube_residual(scaled: Expr, y: Expr) -> Expr:
 
 
 def remainder(x: Expr, y: Expr, has_fma: bool) -> Expr:
-    """x - trunc(x / y) * y, exactly, with the sign of x, for f32.
+    """x - trunc(x / y) * y, exactly, with the sign of x.
 
     The rounded quotient is right or one too large, and then subtracting its product gives a
     remainder that is representable and at most one divisor too small.
     """
+    form = format_of(x)
     dividend, divisor = absolute(x), absolute(y)
     quotient = div(dividend, divisor)
     whole = trunc(quotient)
     if has_fma:
         rest = fma(neg(whole), divisor, dividend)
-    else:  # in f64 the product of two f32 is exact
-        product = mul(convert(whole, F64), convert(divisor, F64))
-        rest = convert(sub(convert(dividend, F64), product), F32)
+    else:  # the error of a tiny product would be subnormal
+        up, down = 2.0 ** (form.bias // 2), 2.0 ** -(form.bias // 2)
+        scale = select(compare("lt", divisor, down), const(up, x.dtype), 1.0)
+        rest = _less_multiple(mul(dividend, scale), whole, mul(divisor, scale), has_fma)
+        rest = mul(rest, select(compare("lt", divisor, down), const(down, x.dtype), 1.0))
     rest = select(compare("lt", rest, 0.0), add(rest, divisor), rest)
-    small = both(compare("lt", quotient, 2.0**22), compare("lt", divisor, math.inf))
-    return with_sign_of(unlikely(negation(small), _rare_remainder(dividend, divisor), rest), x)
+    small = both(compare("lt", quotient, 0.5 * form.hidden_bit), compare("lt", divisor, math.inf))
+    rare = _rare_remainder(dividend, divisor, has_fma)
+    return with_sign_of(unlikely(negation(small), rare, rest), x)
 
 
-def _rare_remainder(dividend: Expr, divisor: Expr) -> Expr:
+def _less_multiple(x: Expr, count: Expr, y: Expr, has_fma: bool) -> Expr:
+    """x - count * y where that is representable and count * y is 0 or near x."""
+    if has_fma:
+        return fma(neg(count), y, x)
+    product, error = two_product(count, y, has_fma)
+    return sub(sub(x, product), error)
+
+
+def _rare_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
     """The remainder of a huge quotient, of an infinite divisor, or NaN."""
-    finite = compare("lt", dividend, math.inf)
-    result = select(compare("eq", divisor, math.inf), dividend, _modular_remainder(dividend, divisor))
-    defined = both(finite, compare("gt", divisor, 0.0))
+    result = select(compare("eq", divisor, math.inf), dividend,
+                    _modular_remainder(dividend, divisor, has_fma))
+    defined = both(compare("lt", dividend, math.inf),
+                   compare("ge", divisor, format_of(divisor).smallest_normal))
     return select(defined, result, math.nan)
 
 
-def _modular_remainder(dividend: Expr, divisor: Expr) -> Expr:
-    """The remainder for normal numbers with dividend >= divisor, in integers.
+def _modular_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
+    """The remainder for normal numbers with dividend >= divisor.
 
-    With x = a 2**i and y = b 2**j, a and b of 24 bits: (a 2**(i-j) mod b) 2**j, the power of two
-    by repeated squaring modulo b.
+    With x = a 2**i and y = b 2**j, a and b integers of one length: (a 2**(i-j) mod b) 2**j, the
+    power of two by repeated squaring modulo b, all in floats.  Every sum below is an integer that
+    the format holds, because factors are kept in [-b/2, b/2].
     """
-    a, i = _mantissa_and_exponent(dividend)
-    b, j = _mantissa_and_exponent(divisor)
-    shift = sub(i, j)  # 0 to 253
-    power = shift_left(const(1, U64), shift_right(shift, 4))  # below 2**16
-    for bit in reversed(range(4)):
-        doubling = both(shift_right(shift, bit), 1)
-        power = apply("rem", shift_left(mul(power, power), doubling), b)
-    remainder_bits = apply("rem", mul(power, a), b)
-    scale = from_bits(shift_left(convert(j, U32), 23))  # 2**(j - 127)
-    return mul(mul(convert(remainder_bits, F32), 2.0**-23), scale)
+    form = format_of(divisor)
+    squarings = _SQUARINGS[divisor.dtype]
+    a, i = _integer_and_exponent(dividend)
+    b, j = _integer_and_exponent(divisor)
+
+    def modulo(x: Expr) -> Expr:
+        return _less_multiple(x, apply("round_even", div(x, b)), b, has_fma)
+
+    def product(x: Expr, y: Expr, factor: Expr | float) -> Expr:
+        high, low = two_product(x, y, has_fma)
+        return modulo(mul(add(modulo(high), low), factor))
+
+    shift = sub(i, j)  # 0 to 2 * bias
+    power = from_bits(shift_left(add(shift_right(shift, squarings), form.bias),
+                                 form.fraction_bits))
+    for bit in reversed(range(squarings)):
+        is_set = compare("ne", both(shift, 1 << bit), 0)
+        power = product(power, power, select(is_set, const(2.0, divisor.dtype), 1.0))
+    rest = product(power, modulo(a), 1.0)
+    rest = select(compare("lt", rest, 0.0), add(rest, b), rest)
+    scale = from_bits(shift_left(j, form.fraction_bits))  # 2**(j - bias)
+    return mul(mul(rest, 1 / form.hidden_bit), scale)
 
 
-def _mantissa_and_exponent(x: Expr) -> tuple[Expr, Expr]:
-    """(a, i), both u64, with x = a 2**(i - 150) for normal x > 0."""
-    raw = apply("bitcast", x, dtype=U32)
-    mantissa = either(both(raw, 0x7FFFFF), 0x800000)
-    return convert(mantissa, U64), convert(shift_right(raw, 23), U64)
+def _integer_and_exponent(x: Expr) -> tuple[Expr, Expr]:
+    """(a, i) with x = a 2**(i - bias - fraction_bits), a an integer in a float, for normal
+    x > 0."""
+    form = format_of(x)
+    exponent_of_unit = (form.bias + form.fraction_bits) << form.fraction_bits
+    fraction = both(bits(x), form.hidden_bit - 1)
+    return from_bits(either(fraction, exponent_of_unit)), shift_right(bits(x), form.fraction_bits)

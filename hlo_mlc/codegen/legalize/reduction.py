@@ -1,0 +1,103 @@
+"""Reduction of huge arguments by pi/2 in integer arithmetic (Payne and Hanek).
+
+With magnitude = m 2**e, m an integer, the digits of 2/pi of weight above 2**(1-e) contribute
+multiples of 4 to magnitude / (pi/2), so they do not matter.  The product of m with the digits that
+follow, modulo 4, has n in its upper two bits and the fraction below; it is cut off so far down
+that the fraction is right however near to a multiple of pi/2 the argument is: the nearest f32 is
+2**-30 away, the nearest f64 2**-61 (both known from the continued fraction of pi).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from hlo_mlc.codegen.legalize.arithmetic import (
+    add,
+    both,
+    compare,
+    convert,
+    either,
+    mul,
+    select,
+    shift_left,
+    shift_right,
+    sub,
+    unsigned,
+)
+from hlo_mlc.codegen.legalize.formats import format_of
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import F32, F64, I64, U64
+
+# The first 1216 binary digits of 2/pi after the point; as a table, after one word of zeros for
+# arguments that need digits before the point.
+_TWO_OVER_PI = int(
+    "a2f9836e4e441529fc2757d1f534ddc0db6295993c439041fe5163abdebbc561b7246e3a424dd2e006492eea09d1921c"
+    "fe1deb1cb129a73ee88235f52ebb4484e99c7026b45f7e413991d639835339f49c845f8bbdf9283b1ff897ffde05980f"
+    "ef2f118b5a0a6d1f6d367ecf27cb09b74f463f669e5fea2d7527bac7ebe5f17b3d0739f78a5292ea6bfb5fb11f8d5d08"
+    "56033046fc7b6bab", 16)
+_DIGITS = 1216
+_WORD = 64
+_QUARTER_TURN = math.pi / 2 * 2.0**-64  # pi/2, of a fraction in units of 2**-64
+
+
+def by_digits(magnitude: Expr) -> tuple[Expr, Expr]:
+    """(n, r) with magnitude = n pi/2 + r, n modulo 4 and as wide as r, for magnitude >= 2**10;
+    r is NaN for infinity."""
+    form = format_of(magnitude)
+    raw = unsigned(magnitude)
+    field = shift_right(raw, form.fraction_bits)
+    mantissa = either(both(raw, form.hidden_bit - 1), form.hidden_bit)
+    # The first digit that matters has weight 2**(1-e) with e = field - bias - fraction_bits.
+    place = sub(field, form.bias + form.fraction_bits + 2 - _WORD)
+    n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(convert(mantissa, U64), place)
+    infinite = sub(magnitude, magnitude)  # NaN for infinity, else 0
+    return convert(n, form.signed), add(convert(r, magnitude.dtype), infinite)
+
+
+def _window(place: Expr, largest_place: int, count: int) -> list[Expr]:
+    """`count` words of digits from `place` of the table on, as u64."""
+    offset = convert(both(place, _WORD - 1), U64)
+    index = shift_right(place, 6)
+    words = [_word(i) for i in range(count + 1)]
+    for first in range(1, largest_place // _WORD + 1):
+        chosen = compare("eq", index, first)
+        words = [select(chosen, _word(first + i), word) for i, word in enumerate(words)]
+    rest = sub(const(_WORD, U64), offset)  # shifts by a whole word give 0
+    return [either(shift_left(word, offset), shift_right(following, rest))
+            for word, following in itertools.pairwise(words)]
+
+
+def _word(number: int) -> Expr:
+    """A word of the table."""
+    digits = _TWO_OVER_PI >> (_DIGITS - _WORD * number) if number else 0
+    return const(digits % (1 << _WORD), U64)
+
+
+def _quarter_turns(product: Expr) -> Expr:
+    """n, the fraction being rounded to the nearest integer."""
+    return shift_right(add(product, 1 << 61), 62)
+
+
+def _from_f32(mantissa: Expr, place: Expr) -> tuple[Expr, Expr]:
+    """96 digits times 24: the upper 64 bits of the product modulo 2**96."""
+    first, second = _window(place, 254 - 88, count=2)
+    below = shift_right(mul(mantissa, shift_right(second, 32)), 32)
+    product = add(mul(mantissa, first), below)
+    fraction = apply("bitcast", shift_left(product, 2), dtype=I64)
+    return _quarter_turns(product), mul(convert(fraction, F64), _QUARTER_TURN)
+
+
+def _from_f64(mantissa: Expr, place: Expr) -> tuple[Expr, Expr]:
+    """192 digits times 53: the upper 128 bits of the product modulo 2**192."""
+    first, second, third = _window(place, 2046 - 1013, count=3)
+    carried = apply("mul_high", mantissa, third)
+    low = add(mul(mantissa, second), carried)
+    carry = convert(compare("lt", low, carried), U64)
+    high = add(add(mul(mantissa, first), apply("mul_high", mantissa, second)), carry)
+    # Both words are shifted to the left by the two bits of n.
+    upper = convert(apply("bitcast", either(shift_left(high, 2), shift_right(low, 62)), dtype=I64),
+                    F64)
+    lower = mul(convert(shift_left(low, 2), F64), 2.0**-64)
+    return _quarter_turns(high), mul(add(upper, lower), _QUARTER_TURN)
