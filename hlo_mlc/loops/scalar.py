@@ -37,7 +37,7 @@ class Compiler:
         itself, the lanes being its first axis."""
         self._arrays, self._slots = arrays, slots
         self._lane: Var | None = None
-        self._names: dict[str, object] = {"out_of_bounds": _out_of_bounds}
+        self._names: dict[str, object] = {}
 
     def compile(self, values: Sequence[Expr], guard: Expr | None = None,
                 target: tuple[Buffer, tuple[Expr, ...]] | None = None, lane: Var | None = None,
@@ -49,6 +49,7 @@ class Compiler:
         Raises, when run: VerifyError for an access outside of its buffer, naming `where`.
         """
         self._lane = lane
+        self._names = {"out_of_bounds": _out_of_bounds}
         lines: list[str] = []
         texts: dict[Expr, str] = {}
         if guard is not None:
@@ -63,9 +64,8 @@ class Compiler:
             results.insert(0, self._place(buffer, parts, where))
         lines.append(f"return ({', '.join(results)},)")
         source = "\n  ".join(["def function(frame):", *lines])
-        scope = dict(self._names)
-        exec(compile(source, "<loops>", "exec"), scope)
-        return scope["function"]
+        exec(compile(source, "<loops>", "exec"), self._names)
+        return self._names["function"]
 
     def _emit(self, roots: Sequence[Expr], texts: dict[Expr, str], lines: list[str],
               where: str) -> None:

@@ -40,11 +40,11 @@ def _check(machine, program: LoopProgram, operands: list[np.ndarray], target: Cp
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
-@pytest.mark.parametrize("step", [0, 1, -1, 2, -3])
+@pytest.mark.parametrize("step", [0, 1, -1, 2, -2, 3, 4, -4, 5])
 def test_steps_between_lanes(step: int, dtype: DType, target: CpuTarget, machine,
                              samples) -> None:
     """All extents in one kernel: x[step * lane] -> y[lane], and x[lane] -> z[step * lane]."""
-    for extent in EXTENTS if dtype in (t.I8, t.I32) else (5, 16):
+    for extent in EXTENTS if dtype is t.I32 else (5, 16):
         lane = variable("lane", extent)
         reach = abs(step) * (extent - 1) + 1
         first = reach - 1 if step < 0 else 0

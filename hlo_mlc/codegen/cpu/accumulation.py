@@ -145,7 +145,7 @@ def _lanes(writer: Writer, value: Value, start: int, count: int) -> Value:
         text = block.define(f"extractelement {value.typed}, i64 {start}")
     else:
         text = block.define(f"shufflevector {value.typed}, {value.type} poison, "
-                            f"{types.shuffle_mask(start, count)}")
+                            f"{types.shuffle_mask(tuple(range(start, start + count)))}")
     return value._replace(text=text, lanes=count if count > 1 else 0, depth=writer.function.depth)
 
 

@@ -10,14 +10,16 @@ import math
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
+from hlo_mlc.codegen.cpu.places import Place, displaced, is_inside, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
+
+# Lanes further apart are gathered one by one: as many vectors would be read as lanes are apart.
+_WIDEST_STEP = 4
 
 
 def load(writer: Writer, node: Load) -> Value:
@@ -55,11 +57,7 @@ def _is_safe(writer: Writer, node: Load, place: Place) -> bool:
     lane = writer.function.lane
     if place.storage.private_lanes or (lane is not None and place.holds_vector(lane.width)):
         return True
-    for position, extent in zip(node.indices, node.source.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
+    return is_inside(node)
 
 
 def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
@@ -95,6 +93,9 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
             mask, switch = Value(function.widen(switch, lanes), "i1", lanes, switch.depth), None
         if place.is_contiguous and (mask is None or _has_masks(writer, place)):
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
+        elif not place.varying and mask is None and function.lane.is_full \
+                and abs(place.stride) <= _WIDEST_STEP:
+            text = _read_every_other(writer, place, depth)
         else:
             text = _gather(writer, place, mask, fill, depth)
     if place.dtype is BOOL:
@@ -126,7 +127,9 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
               fill: str | None, depth: int) -> str:
     block, element = writer.function.at(depth), place.element
     address = displaced(block, pointer(writer, place).text, place.constant)
-    condition = writer.any_lane(mask, block) if mask is not None else switch.text if switch else None
+    condition = switch.text if switch is not None else None
+    if mask is not None:
+        condition = writer.any_lane(mask, block)
     if condition is not None:
         table = writer.module.table(element, _memory_fill(place, fill), 0)
         address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")
@@ -162,6 +165,37 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     return _reverse(block, place.element, width, text) if backwards else text
 
 
+def _read_every_other(writer: Writer, place: Place, depth: int) -> str:
+    """Lanes a few elements apart: the vectors from the first to the last of them, shuffled.
+
+    The last vector ends with the last lane, so nothing beyond it is read.
+    """
+    block, width = writer.function.at(depth), writer.function.lane.width
+    whole, size, step = types.vector(place.element, width), place.dtype.bytes, abs(place.stride)
+    lanes = [lane * step for lane in range(width)]
+    lowest = place.constant
+    if place.stride < 0:
+        lanes.reverse()
+        lowest -= max(lanes) * size
+    base, text = pointer(writer, place).text, ""
+    found: dict[int, int] = {}  # the position in `text` of each lane that is there
+    for number in range(step):
+        start = min(number * width, max(lanes) + 1 - width)
+        address = displaced(block, base, lowest + start * size)
+        part = block.define(f"load {whole}, ptr {address}, align {size}{_tags(place.storage)}")
+        here = {lane: element - start for lane, element in enumerate(lanes)
+                if lane not in found and start <= element < start + width}
+        if not text:
+            text, found = part, here
+            continue
+        picks = (found[lane] if lane in found else width + here[lane] if lane in here else None
+                 for lane in range(width))
+        text = block.define(f"shufflevector {whole} {text}, {whole} {part}, "
+                            f"{types.shuffle_mask(tuple(picks))}")
+        found = {lane: lane for lane in (*found, *here)}
+    return text
+
+
 def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
     """The lanes to access; None for all of them."""
     lane = writer.function.lane
@@ -177,7 +211,7 @@ def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> s
 def _reverse(block: Block, element: str, width: int, text: str) -> str:
     whole = types.vector(element, width)
     return block.define(f"shufflevector {whole} {text}, {whole} poison, "
-                        f"{types.shuffle_mask(width - 1, width, -1)}")
+                        f"{types.shuffle_mask(tuple(range(width - 1, -1, -1)))}")
 
 
 def _gather(writer: Writer, place: Place, mask: Value | None, fill: str | None,

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
+from hlo_mlc.codegen.cpu.places import Place, displaced, is_inside, pointer
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.expr.dtypes import BOOL
 
@@ -27,7 +26,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     function, lane = writer.function, writer.function.lane
     if lane is None or not lane.is_full or lane.width < _SMALLEST or function.mask is not None \
             or node.guard is not None or place.varying or abs(place.stride) < 2 \
-            or place.dtype is BOOL or not _is_inside(node):
+            or place.dtype is BOOL or not is_inside(node):
         return None
     across = _unrolled_across(writer, node, lane.width)
     if across is None:
@@ -52,15 +51,6 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         function.remember(writer.key(node), value)
     constants[across] = column
     return values[column]
-
-
-def _is_inside(node: Load) -> bool:
-    """Whether every index stays in the buffer for all values of all variables."""
-    for position, extent in zip(node.indices, node.source.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
 
 
 def _unrolled_across(writer: Writer, node: Load, width: int) -> Var | None:
@@ -90,5 +80,4 @@ def _transposed(block: Block, whole: str, width: int, rows: list[str]) -> list[s
 
 
 def _shuffled(block: Block, pair: str, lanes: list[int]) -> str:
-    mask = ", ".join(f"i32 {lane}" for lane in lanes)
-    return block.define(f"shufflevector {pair}, <{len(lanes)} x i32> <{mask}>")
+    return block.define(f"shufflevector {pair}, {types.shuffle_mask(tuple(lanes))}")

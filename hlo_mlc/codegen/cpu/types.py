@@ -86,10 +86,10 @@ def iota(element: str, lanes: int, step: int = 1) -> str:
 
 
 @functools.cache
-def shuffle_mask(start: int, count: int, step: int = 1) -> str:
-    """The operand of `shufflevector` that takes lanes start, start + step, …"""
-    lanes = ", ".join(f"i32 {start + i * step}" for i in range(count))
-    return f"<{count} x i32> <{lanes}>"
+def shuffle_mask(picks: tuple[int | None, ...]) -> str:
+    """The operand of `shufflevector` that takes these lanes of its two vectors; None is any."""
+    lanes = ", ".join(f"i32 {'poison' if lane is None else lane}" for lane in picks)
+    return f"<{len(picks)} x i32> <{lanes}>"
 
 
 def is_literal(text: str) -> bool:

@@ -18,6 +18,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     mul,
     neg,
     negation,
+    outside_normal,
     polynomial,
     select,
     shift_left,
@@ -78,7 +79,8 @@ def cbrt(x: Expr) -> Expr:
     h = _cube_residual(scaled, y)
     root = mul(scaled, y)
     root = fma(mul(root, h), fma(h, 5 / 9, 2 / 3), root)
-    return with_sign_of(select(compare("lt", a, math.inf), root, a), x)
+    # 0, infinity and NaN are their own roots; so are subnormals here, where they count as 0.
+    return with_sign_of(select(outside_normal(bits(a)), a, root), x)
 
 
 def _cube_residual(scaled: Expr, y: Expr) -> Expr:
