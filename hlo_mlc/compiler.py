@@ -72,7 +72,8 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
 
 def target_of(options: Options) -> CpuTarget:
     """The CPU to generate code for."""
-    return targets.host() if options.target == "cpu" else targets.named(options.target)
+    target = targets.host() if options.target == "cpu" else targets.named(options.target)
+    return target if options.threads is None else replace(target, cores=options.threads)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,9 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Vectors of accumulators: what a register file of 32 holds next to the terms being computed.
 ACCUMULATORS = 16
+# With fewer full blocks of columns than this, rows are cut into chunks.  Not a matter of how many
+# cores there are: results must not depend on that.
+FEW_BLOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,9 @@ class ColumnsTemplate:
         if total > SERIAL_WORK and tasks < 2 * target.cores:
             wanted = -(-2 * target.cores // tasks)
             vectors = max(min(vectors, 4), vectors // wanted)
-            blocks = -(-stage.axes[-1].extent // (vectors * width))
-            tasks = blocks * math.prod(v.extent for v in stage.axes[:-1])
         chunks = 1
-        if total > SERIAL_WORK and tasks < target.cores and stage.combiner.identity is not None:
+        few = blocks * math.prod(v.extent for v in stage.axes[:-1]) < FEW_BLOCKS
+        if total > SERIAL_WORK and few and stage.combiner.identity is not None:
             chunks = max(1, min(16, total // TASK_WORK, rows // 16))
         return {"vectors": vectors, "chunks": chunks}
 

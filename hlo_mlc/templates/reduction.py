@@ -63,7 +63,7 @@ class ReductionTemplate:
     def _chunks(self, nest: Nest, target: CpuTarget) -> int:
         stage = nest.stages[0]
         rows = math.prod(v.extent for v in stage.axes)
-        if len(nest.stages) > 1 or rows >= 2 * target.cores or stage.along \
+        if len(nest.stages) > 1 or rows >= CHUNKS // 2 or stage.along \
                 or work(nest) < SERIAL_WORK or stage.combiner.identity is None:
             return 1
         long = coalesce(stage).reduce_axes[0].extent

@@ -46,6 +46,8 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
 
 
 def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
+    if inner.extent == 0:
+        return False
     for access in accesses(stage):
         over, under = stride(access, outer), stride(access, inner)
         if over is None or under is None or over != under * inner.extent:

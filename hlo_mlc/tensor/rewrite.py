@@ -72,7 +72,10 @@ def replace_buffers(step: Step, mapping: Mapping[Buffer, Buffer],
 
 
 def rename_variables(step: Step, fresh: Callable[[str], str]) -> Step:
-    """The step with all its variables renamed, in order of appearance, to fresh("i"), …"""
+    """The step with all its variables renamed, in order of appearance, to fresh("i"), …
+
+    Afterwards the stages of a nest have no variables in common but the shared axes.
+    """
     if isinstance(step, Loop):
         counter = _renamed(step.counter, fresh("n"))
         memo: dict[Expr, Expr] = {}
@@ -80,13 +83,14 @@ def rename_variables(step: Step, fresh: Callable[[str], str]) -> Step:
                      for s in step.body)
         test = tuple(rename_variables(s, fresh) for s in step.test)
         return replace(step, body=body, test=test, counter=counter)
-    mapping: dict[Var, Var] = {}
+    common: dict[Var, Var] = {}
+    stages = []
     for stage in step.stages:
-        for var in (*stage.axes, *stage.reduce_axes, *stage.accumulators):
-            if var not in mapping:
-                mapping[var] = _renamed(var, fresh("i"))
-    stages = tuple(replace(rename_axes(s, mapping), name=fresh("s")) for s in step.stages)
-    return Nest(stages, step.shared, step.private)
+        names = {v: common.get(v) or _renamed(v, fresh("i"))
+                 for v in (*stage.axes, *stage.reduce_axes, *stage.accumulators)}
+        common = common or {v: names[v] for v in stage.axes[:step.shared]}
+        stages.append(replace(rename_axes(stage, names), name=fresh("s")))
+    return Nest(tuple(stages), step.shared, step.private)
 
 
 def _renamed(var: Var, name: str) -> Var:

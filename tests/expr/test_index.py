@@ -82,3 +82,12 @@ def test_quotients_and_remainders_have_one_form_in_either_order() -> None:
     assert index.floordiv(index.floormod(f, 15), 5) is index.floormod(index.floordiv(f, 5), 3)
     assert index.floordiv(index.add(J, index.floordiv(f, 4)), 5) is index.floordiv(
         index.add(index.multiply(J, index.constant(4)), f), 20)
+
+
+def test_what_does_not_straddle_a_tile_stays_out_of_the_division() -> None:
+    """16 lanes in rows of 48: the lane moves along the row, whatever the row."""
+    tile, lane = variable("tile", 9), variable("lane", 16)
+    at = index.add(index.multiply(tile, index.constant(16)), lane)
+    assert index.floordiv(at, 48) is index.floordiv(tile, 3)
+    assert index.coefficient(index.floormod(at, 48), lane) == 1
+    assert index.coefficient(index.floormod(at, 40), lane) is None
