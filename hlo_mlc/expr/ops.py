@@ -47,7 +47,8 @@ def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
 
     def widened(*args: Array) -> Array:
         if args[0].dtype.kind in "fV" and args[0].dtype.itemsize == 2:
-            wide = function(*(a.astype(np.float32) if a.dtype == args[0].dtype else a for a in args))
+            narrow = args[0].dtype
+            wide = function(*(a.astype(np.float32) if a.dtype == narrow else a for a in args))
             return wide.astype(args[0].dtype) if wide.dtype == np.float32 else wide
         return function(*args)
 
@@ -373,5 +374,7 @@ def identity(op: str, dtype: DType) -> int | float | bool | None:
     if op in ("or", "xor"):
         return False if dtype is BOOL else 0
     if op == "and":
-        return True if dtype is BOOL else (-1 if dtype.is_signed else int(np.iinfo(dtype.numpy).max))
+        if dtype is BOOL:
+            return True
+        return -1 if dtype.is_signed else int(np.iinfo(dtype.numpy).max)
     return None

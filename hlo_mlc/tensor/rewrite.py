@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.refine import refine
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 
 
@@ -21,6 +22,19 @@ def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
                    along=tuple(assign(a) for a in stage.along),
                    terms=tuple(rewrite(t) for t in stage.terms),
                    initial=tuple(rewrite(i) for i in stage.initial))
+
+
+def refined(step: Step) -> Step:
+    """The step with its expressions in better forms (expr/refine.py)."""
+    if isinstance(step, Loop):
+        return replace(step, body=tuple(map(refined, step.body)),
+                       test=tuple(map(refined, step.test)))
+
+    def stage(s: Stage) -> Stage:
+        better = dict(zip(s.expressions, refine(s.expressions), strict=True))
+        return map_expressions(s, lambda e: better[e])
+
+    return replace(step, stages=tuple(map(stage, step.stages)))
 
 
 def rename_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
