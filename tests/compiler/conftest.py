@@ -223,21 +223,85 @@ def _window(v: Value, w: Value, choice: _Choice) -> Value:
     return part if choice.below(2) else lax.dynamic_update_slice(v, part + 1, [start] * v.ndim)
 
 
-def _fori(v: Value, w: Value, choice: _Choice) -> Value:
+def _loop(v: Value, w: Value, choice: _Choice) -> Value:
+    """Up to four carried tensors with a random body: in place, shifted, swapped, kept, doubled."""
     v, w = _alike(v, w)
-    v, w = jnp.broadcast_arrays(v, w)
-    row = (lambda x, i: x.at[i % x.shape[0]].add(1)) if v.ndim and v.shape[0] else (
-        lambda x, i: x + 1)
-    body = choice.of([
-        lambda i, s: (s[1], s[0]),
-        lambda i, s: (_bounded(s[0] + s[1]), s[0]),
-        lambda i, s: (_bounded(s[0] - s[1] + i.astype(v.dtype)), _bounded(s[1] * 2)),
-        lambda i, s: (row(s[0], i), _bounded(s[1] + s[0])),
-        lambda i, s: (jnp.roll(s[0], 1), _bounded(jnp.maximum(s[0], s[1]) - 1)),
-        lambda i, s: (s[0], _bounded(s[1] + jnp.flip(s[0]) * 2)),
-    ])
-    results = lax.fori_loop(0, choice.of([0, 1, 2, 3, 7]), body, (v, w))
+    if not v.size:
+        return v
+    v, w = jnp.broadcast_arrays(jnp.atleast_1d(v), jnp.atleast_1d(w))
+    carried = (v, w, v + 1, v[0])[:2 + choice.below(3)]
+    steps = [_LoopStep.drawn(choice) for _ in range(1 + choice.below(5))]
+    returned = [choice.of([0, 0, 0, 1, 2, 5]) for _ in carried]
+
+    def body(i: Value, state: tuple[Value, ...]) -> tuple[Value, ...]:
+        values = list(state)
+        for step in steps:
+            values.append(step(i, values))
+        fitting = ([x for x in reversed(values) if x.shape == c.shape] for c in state)
+        return tuple(x[k % len(x)] for x, k in zip(fitting, returned, strict=True))
+
+    trips = choice.of([0, 1, 2, 3, 5])
+    match choice.below(4):
+        case 0:
+            bound = trips + jnp.minimum(jnp.abs(v.ravel()[0]), 0).astype(jnp.int32)
+            results = lax.fori_loop(0, bound, body, carried)
+        case 1:
+            results = lax.while_loop(
+                lambda s: (s[0] < trips) & (jnp.max(s[1][0]) < 4),
+                lambda s: (s[0] + 1, body(s[0], s[1])), (jnp.int32(0), carried))[1]
+        case 2:
+            results = lax.fori_loop(
+                0, trips, lambda i, s: lax.fori_loop(0, 2, lambda j, t: body(i + j, t), s), carried)
+        case _:
+            results = lax.fori_loop(0, trips, body, carried)
     return choice.of(results)
+
+
+@dataclass(frozen=True, slots=True)
+class _LoopStep:
+    """One value of a loop's body, made of two earlier ones."""
+
+    kind: int
+    first: int
+    second: int
+    at: int
+    way: int
+
+    @classmethod
+    def drawn(cls, choice: _Choice) -> _LoopStep:
+        return cls(*(choice.below(n) for n in (9, 6, 6, 5, 9)))
+
+    def __call__(self, i: Value, values: Sequence[Value]) -> Value:
+        x, y = values[-1 - self.first % len(values)], values[-1 - self.second % len(values)]
+        if x.shape != y.shape:
+            y = jnp.broadcast_to(y.ravel()[0], x.shape)
+        if not x.ndim:
+            return _bounded(x + y)
+        row = i % x.shape[0]
+        match self.kind:
+            case 0:
+                return _bounded(x * 2 - y + i.astype(x.dtype))
+            case 1:
+                return jnp.roll(x, 1 + self.at, 0) if self.way % 2 else jnp.flip(x, 0)
+            case 2:
+                return jnp.maximum(x, jnp.sum(_bounded(y), 0, keepdims=True) % 3)
+            case 3:
+                return jnp.where(x > y, lax.cummax(y, axis=0), x)
+            case 4:
+                return x.at[1:].set(_bounded(x[:-1] + y[1:]))
+            case 5:
+                return lax.dynamic_update_slice_in_dim(
+                    x, y[:1], y.ravel()[0].astype(jnp.int32) + row, 0)
+            case _:
+                at = x.at[_place(self.at, row, y)]
+                new = (y[_place(self.at, row, x)], _bounded(y[0] + x[-1]), 1)[self.way // 3]
+                return _bounded((at.set, at.add, at.max)[self.way % 3](new))
+
+
+def _place(kind: int, row: Value, x: Value) -> object:
+    """Elements along the first axis: of the counter, of data, fixed, repeated."""
+    return (row, x.ravel()[0].astype(jnp.int32) % x.shape[0], slice(None, None, 2), 0,
+            jnp.stack([row, row * 0, row]))[kind]
 
 
 def _scan(v: Value, w: Value, choice: _Choice) -> Value:
@@ -266,7 +330,7 @@ def _while(v: Value, w: Value, choice: _Choice) -> Value:
 
 _OPS = (_unary, _binary, _select, _compare, _cast, _transpose, _reshape, _slice, _reverse, _pad,
         _concatenate, _mix, _expand, _reduce, _normalize, _argmax, _cumulative, _matmul, _gather,
-        _update, _window, _fori, _scan, _while)
+        _update, _window, _loop, _scan, _while)
 _GROWING = (_unary, _binary, _reduce, _normalize, _cumulative, _matmul, _update, _window)
 
 
