@@ -14,7 +14,7 @@ from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.lowering import Item, StageLowering, uses_of
-from hlo_mlc.partition.units import Fuser, finished, in_order, step_reads
+from hlo_mlc.partition.units import Fuser, finished, in_order, readers, step_reads
 from hlo_mlc.tensor.classify import is_map, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable
@@ -326,7 +326,8 @@ def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
             fuser.add_steps(item.node, [nest], after_all=True)
         else:
             fuser.add_stage(item.node, item.stage)
-    return [step for unit in in_order(fuser.units) for step in finished(unit, fuser.units, needed)]
+    read_by = readers(fuser.units)
+    return [step for unit in in_order(fuser.units) for step in finished(unit, read_by, needed)]
 
 
 def _steps(segments: list[Segment], needed: frozenset[Buffer]) -> list[Step]:

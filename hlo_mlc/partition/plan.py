@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr
@@ -19,6 +19,7 @@ from hlo_mlc.partition.units import (
     finished,
     in_order,
     merge_runs,
+    readers,
     step_reads,
     step_writes,
 )
@@ -79,11 +80,13 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool]) -> P
     fuser, values = _lower(graph, reasons)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
+    read_by = readers(fuser.units)
+    results = frozenset(graph.results)
     produced: dict[Value, Cluster] = {}
     for run in runs:
         if run[0].is_outside:
             continue
-        cluster = _cluster(run, fuser, graph, values)
+        cluster = _cluster(run, read_by, results, values)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
         if verdict.take:
@@ -179,13 +182,12 @@ def _is_table(node: Node) -> bool:
     return node.op == "stablehlo.constant" and splat_value(node.literal) is None
 
 
-def _cluster(run: list[Unit], fuser: Fuser, graph: Graph, values: dict[Buffer, Value]) -> Cluster:
-    results = set(graph.results)
-    members = set(map(id, run))
-    read_outside = {b for u in fuser.units if id(u) not in members for b in u.reads}
+def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
+             values: dict[Buffer, Value]) -> Cluster:
+    members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
-                       if b in read_outside or values.get(b) in results)
-    steps: list[Step] = [s for unit in run for s in finished(unit, run, needed)]
+                       if values.get(b) in results or not read_by.get(b, members) <= members)
+    steps: list[Step] = [s for unit in run for s in finished(unit, read_by, needed)]
     written = {b for s in steps for b in step_writes(s)}
     inputs = dict.fromkeys(b for u in run for b in _ordered_reads(u) if b not in written)
     used = {b for s in steps for b in step_reads(s)}

@@ -6,7 +6,7 @@ path leads from one to the other through a third.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer
@@ -29,6 +29,7 @@ class Unit:
     reads: set[Buffer] = field(default_factory=set)
     writes: set[Buffer] = field(default_factory=set)
     ancestors: int = 0  # a bit for each unit that must run before
+    parents: set[int] = field(default_factory=set)  # the nearest of them
 
     @property
     def is_outside(self) -> bool:
@@ -104,13 +105,14 @@ class Fuser:
             producer = self._producer.get(buffer)
             if producer is not None and producer is not unit:
                 unit.ancestors |= producer.ancestors | 1 << producer.number
+                unit.parents.add(producer.number)
             if producer is not unit:
                 self._readers.setdefault(buffer, []).append(unit)
         unit.reads |= reads
         unit.writes |= writes
         for buffer in writes:
             self._producer[buffer] = unit
-        if unit.ancestors != before:
+        if unit.ancestors != before and unit is not self.units[-1]:
             bit = 1 << unit.number
             for later in self.units:
                 if later.ancestors & bit:
@@ -131,12 +133,23 @@ def step_writes(step: Step) -> set[Buffer]:
     return {b for stage in step.stages for b in stage.outputs}
 
 
-def finished(unit: Unit, units: list[Unit], needed: frozenset[Buffer]) -> list[Step]:
+def readers(units: Iterable[Unit]) -> dict[Buffer, set[int]]:
+    """The numbers of the units that read each buffer."""
+    result: dict[Buffer, set[int]] = {}
+    for unit in units:
+        for buffer in unit.reads:
+            result.setdefault(buffer, set()).add(unit.number)
+    return result
+
+
+def finished(unit: Unit, read_by: Mapping[Buffer, set[int]], needed: frozenset[Buffer]
+             ) -> list[Step]:
     """The unit's steps without stores that neither another unit nor `needed` reads."""
     if unit.joined is None:
         return unit.steps
-    others = {b for u in units if u is not unit for b in u.reads}
-    nest = finish(unit.joined, frozenset(unit.writes & (others | needed)))
+    own = {unit.number}
+    wanted = (b for b in unit.writes if b in needed or not read_by.get(b, own) <= own)
+    nest = finish(unit.joined, frozenset(wanted))
     return [nest] if nest.stages else []
 
 
@@ -157,31 +170,21 @@ def in_order(units: list[Unit]) -> list[Unit]:
 
 
 def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]]:
-    """Group units, in an order that respects their dependencies, into runs of mergeable ones.
+    """Group units, given in dependency order, into runs of mergeable ones, in such an order.
 
     A run is a maximal sequence of mergeable units with no other unit in between, so it may become
     one kernel.  Units that are not mergeable come as runs of one.
     """
-    waiting = {u.number: u.ancestors for u in units}
-    remaining = {u.number: u for u in units}
-    done = 0
+    # Levels of one kind alternate: units that stay alone are on even ones, the others on odd ones.
+    level: dict[int, int] = {}
+    for unit in units:
+        odd = int(mergeable[unit.number])
+        reached = max((level[p] for p in unit.parents), default=0)
+        level[unit.number] = reached + (reached % 2 != odd)
+    levels: dict[int, list[Unit]] = {}
+    for unit in units:
+        levels.setdefault(level[unit.number], []).append(unit)
     runs: list[list[Unit]] = []
-    while remaining:
-        ready = [u for n, u in remaining.items() if waiting[n] & ~done == 0]
-        others = [u for u in ready if not mergeable[u.number]]
-        if others:  # whatever must stay alone goes first, so that runs grow long
-            for unit in others:
-                runs.append([unit])
-                done |= 1 << unit.number
-                del remaining[unit.number]
-            continue
-        run: list[Unit] = []
-        while ready:
-            for unit in ready:
-                run.append(unit)
-                done |= 1 << unit.number
-                del remaining[unit.number]
-            ready = [u for n, u in remaining.items()
-                     if waiting[n] & ~done == 0 and mergeable[n]]
-        runs.append(run)
+    for number in sorted(levels):
+        runs += [levels[number]] if number % 2 else [[unit] for unit in levels[number]]
     return runs

@@ -3,6 +3,7 @@ between them."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -153,32 +154,31 @@ def _outer_variables(nest: Nest) -> bool:
 
 def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
                 extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
-    """Byte offsets such that buffers alive at the same time do not overlap: first fit by size.
+    """Byte offsets such that buffers alive at the same time do not overlap: first fit in time.
 
     A buffer lives from the first to the last top-level step that touches it.
     """
-    used = [_buffers(statements) for _, statements in parts]
-    lifetimes: list[tuple[Buffer, int, int]] = []
-    for buffer in program.temporaries:
-        steps = [n for n, names in enumerate(used) if buffer.name in names]
-        if steps:
-            lifetimes.append((buffer, steps[0], steps[-1]))
-    for n, (step, _) in enumerate(parts):
-        lifetimes += [(buffer, n, n) for buffer in extra.get(step, ())]
-    placed: list[tuple[Buffer, int, int, int]] = []
-    for buffer, first, last in sorted(lifetimes, key=lambda entry: -entry[0].bytes):
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for n, (_, statements) in enumerate(parts):
+        for name in _buffers(statements):
+            first.setdefault(name, n)
+            last[name] = n
+    lifetimes = [(b, first[b.name], last[b.name]) for b in program.temporaries if b.name in first]
+    lifetimes += [(b, n, n) for n, (step, _) in enumerate(parts) for b in extra.get(step, ())]
+    alive: list[tuple[int, int, int]] = []  # (offset, end, last step), by offset
+    arena: list[tuple[Buffer, int]] = []
+    for buffer, begin, end in sorted(lifetimes, key=lambda entry: (entry[1], -entry[0].bytes)):
+        alive = [other for other in alive if other[2] >= begin]
         size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
         offset = 0
-        for other, start, from_, to in sorted(placed, key=lambda entry: entry[1]):
-            other_size = -(-other.bytes // ALIGNMENT) * ALIGNMENT
-            if to < first or last < from_:
-                continue
+        for start, stop, _ in alive:
             if offset + size <= start:
                 break
-            offset = max(offset, start + other_size)
-        placed.append((buffer, offset, first, last))
-    order = {b.name: n for n, (b, _, _) in enumerate(lifetimes)}
-    return tuple((b, offset) for b, offset, _, _ in sorted(placed, key=lambda e: order[e[0].name]))
+            offset = max(offset, stop)
+        bisect.insort(alive, (offset, offset + size, end))
+        arena.append((buffer, offset))
+    return tuple(arena)
 
 
 def _buffers(statements: tuple[Stmt, ...]) -> set[str]:

@@ -72,6 +72,8 @@ class Module:
         if root is not None:
             root.called[program] = self
             self._first_class += _CLASSES_APART * len(root.called)
+        self._arguments = {b: n for n, b in enumerate((*program.operands, *program.results))}
+        self._offsets = dict(program.scratch)
         self._classes = _alias_classes(program)
         self._class_count = max(self._classes.values(), default=0) + 1
         self._unrolled_variables = frozenset(
@@ -150,19 +152,17 @@ class Module:
 
     def storage(self, function: Function, buffer: Buffer) -> Storage:
         """Where a kernel's argument or scratch buffer lies, seen from the kernel's entry."""
-        program = self.program
-        arguments = (*program.operands, *program.results)
-        if buffer in arguments:
-            slot = function.prepare(
-                f"getelementptr ptr, ptr %buffers, i64 {arguments.index(buffer)}")
+        program, position = self.program, self._arguments.get(buffer)
+        if position is not None:
+            slot = function.prepare(f"getelementptr ptr, ptr %buffers, i64 {position}")
             pointer = function.prepare(f"load ptr, ptr {slot}, align 8, !invariant.load !0")
             return Storage(pointer, buffer.dtype.bytes, self.alias_class(buffer),
                            self.tags(buffer))
-        for scratch, offset in program.scratch:
-            if scratch == buffer:
-                pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
-                return Storage(pointer, SCRATCH_ALIGNMENT, self.alias_class(buffer),
-                               self.tags(buffer))
+        offset = self._offsets.get(buffer)
+        if offset is not None:
+            pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
+            return Storage(pointer, SCRATCH_ALIGNMENT, self.alias_class(buffer),
+                           self.tags(buffer))
         raise CodegenError(
             f"Expected {buffer!r} to be an operand, a result or scratch of kernel "
             f"{program.name!r}, or to be allocated around its use; it is none of these")
