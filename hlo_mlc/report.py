@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from hlo_mlc.expr.dtypes import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +20,23 @@ class NestReport:
 
 @dataclass(frozen=True, slots=True)
 class KernelReport:
-    """One kernel: what it computes and what it is expected to cost."""
+    """One kernel: what it computes and what it is expected to cost.
+
+    `data_dependent` says that its time depends on the values of its operands: it may not be run on
+    made-up ones.
+    """
 
     id: str
     name: str
     ops: tuple[str, ...]
     locations: tuple[str, ...]
     nests: tuple[NestReport, ...]
+    operands: tuple[TensorType, ...]
+    results: tuple[TensorType, ...]
     bytes: int  # read and written at the border
-    flops: int  # rough number of simple operations
+    operations: int  # rough number of simple ones
+    contraction_flops: int  # exact: two for each multiply-add, four where it is in 64 bits
+    data_dependent: bool
     ours_us: float  # predicted
     xla_us: float
     reason: str
@@ -42,6 +53,32 @@ class LeftReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Comparison:
+    """The whole program with our kernels timed in turns with the untouched one, on made-up
+    arguments; `speedup` is the median over the pairs of XLA's time / ours."""
+
+    candidate: str  # "ours" (all that can be compiled) or "auto" (what is predicted to be faster)
+    ours_us: float
+    xla_us: float
+    speedup: float
+
+    def __str__(self) -> str:
+        return (f'measured: choose="{self.candidate}" {self.ours_us:.1f} us, '
+                f"XLA {self.xla_us:.1f} us (XLA / ours {self.speedup:.2f})")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """What one call of a kernel takes, alone and with its operands in the caches where they fit.
+
+    `share` is the least time that the machine's limits allow / the time taken.
+    """
+
+    us: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What was compiled and what stays with XLA, and why.
 
@@ -51,6 +88,7 @@ class Report:
 
     coverage: float
     reasons: tuple[str, ...] = ()
+    comparisons: tuple[Comparison, ...] = ()  # choose="measure": what was measured
     kernels: tuple[KernelReport, ...] = ()
     left: tuple[LeftReport, ...] = ()
     seconds: float = 0.0  # spent in our compiler
@@ -61,39 +99,73 @@ class Report:
         """The report on a program that stays with XLA as a whole."""
         return cls(coverage=0.0, reasons=(reason,))
 
-    def explain(self) -> str:
-        """The report as text for a person."""
-        lines = [f"coverage: {self.coverage:.0%} of the operations in {len(self.kernels)} kernels; "
-                 f"compiled in {self.seconds * 1e3:.0f} ms", *self.reasons]
+    @property
+    def headline(self) -> str:
+        """The report in one line."""
+        count, calls = len(self.kernels), sum(kernel.uses for kernel in self.kernels)
+        kernels = "1 kernel" if count == 1 else f"{count} kernels"
+        called = f" ({calls} calls)" if calls > count else ""
+        return (f"coverage: {self.coverage:.0%} of the operations in {kernels}{called}; "
+                f"compiled in {self.seconds * 1e3:.0f} ms")
+
+    def explain(self, measured: Mapping[str, KernelTime] | None = None) -> str:
+        """The report as text for a person, with the kernels' times (by id) that were measured."""
+        lines = [self.headline, *map(str, self.comparisons), *self.reasons]
+        if self.stage_seconds:
+            lines.append("  " + ", ".join(f"{stage} {seconds * 1e3:.1f} ms"
+                                          for stage, seconds in self.stage_seconds.items()))
         for kernel in self.kernels:
-            lines += ["", *_kernel_lines(kernel)]
+            lines += ["", *_kernel_lines(kernel, (measured or {}).get(kernel.id))]
         if self.left:
-            lines += ["", "left to XLA:"]
-            grouped: dict[tuple[str, str], list[str]] = {}
-            for item in self.left:
-                grouped.setdefault((item.op, item.reason), []).append(item.location)
-            for (op, reason), places in grouped.items():
-                where = f" at {places[0]}" if places[0] else ""
-                more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-                lines.append(f"  {op}{where}{more}: {reason}")
+            lines += ["", "left to XLA:", *self.left_lines()]
         return "\n".join(lines)
 
+    def left_lines(self) -> list[str]:
+        """The ops that stay with XLA, those of one kind and reason in one line."""
+        grouped: dict[tuple[str, str], list[str]] = {}
+        for item in self.left:
+            grouped.setdefault((item.op, item.reason), []).append(item.location)
+        lines = []
+        for (op, reason), places in grouped.items():
+            where = f" at {places[0]}" if places[0] else ""
+            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+            lines.append(f"  {op}{where}{more}: {reason}")
+        return lines
 
-def _kernel_lines(kernel: KernelReport) -> list[str]:
-    uses = f", called {kernel.uses} times" if kernel.uses > 1 else ""
-    lines = [f"{kernel.name}{uses}: {_summary(kernel.ops)}"]
+
+def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
+    uses = f", called at {kernel.uses} places" if kernel.uses > 1 else ""
+    operands, results = (", ".join(map(str, types)) for types in (kernel.operands, kernel.results))
+    lines = [f"{kernel.name}{uses}: {op_counts(kernel.ops)}",
+             f"  ({operands}) -> ({results})"]
     if kernel.locations:
-        lines.append(f"  from {', '.join(kernel.locations[:4])}")
-    lines.append(f"  {_size(kernel.bytes)} at the border, {kernel.flops:,} simple operations; "
-                 f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us ({kernel.reason})")
+        more = ", …" if len(kernel.locations) > _LOCATIONS else ""
+        lines.append(f"  from {', '.join(kernel.locations[:_LOCATIONS])}{more}")
+    lines.append(f"  {byte_size(kernel.bytes)} at the border, {kernel.operations:,} simple "
+                 "operations")
+    lines.append(f"  predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
+                 f"({kernel.reason})")
+    if time is not None:
+        lines.append(f"  measured {time.us:.1f} us, {time.share:.0%} of what this machine can do")
+    elif kernel.data_dependent:
+        lines.append("  not measured: its time depends on the values of its operands")
     for nest in kernel.nests:
-        parameters = ", ".join(f"{k}={v}" for k, v in nest.parameters.items())
-        lines.append(f"  {nest.template}({parameters}): {nest.text}")
+        lines.append(f"  {nest_line(nest)}")
         lines += [f"    not {template}: {why}" for template, why in nest.refused]
     return lines
 
 
-def _summary(ops: tuple[str, ...]) -> str:
+_LOCATIONS = 6  # of a kernel, to be shown
+
+
+def nest_line(nest: NestReport) -> str:
+    """The template, its parameters, and what is computed: `reduction(rows=4): 64 over 128`."""
+    parameters = ", ".join(f"{name}={value}" for name, value in nest.parameters.items())
+    return f"{nest.template}({parameters}): {nest.text}"
+
+
+def op_counts(ops: tuple[str, ...]) -> str:
+    """How many of each op, in order of first occurrence: `exponential, 2 add`."""
     counts: dict[str, int] = {}
     for op in ops:
         name = op.partition(".")[2]
@@ -101,7 +173,8 @@ def _summary(ops: tuple[str, ...]) -> str:
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
 
 
-def _size(count: int) -> str:
+def byte_size(count: float) -> str:
+    """A number of bytes in the unit that suits it."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"

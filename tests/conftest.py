@@ -96,7 +96,7 @@ def _assert_close(actual: np.ndarray, expected: np.ndarray, exact: Callable[[], 
 
 
 def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float = 16.0,
-           magnitude: float | None = None, kernels: bool | None = True, target: str | None = None,
+           magnitude: float | None = None, kernels: bool | None = True,
            exact: Callable | None = None) -> Report:
     """Compile with `choose="ours"` and compare with `jax.jit` of the same function.
 
@@ -105,7 +105,7 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
     (of `exact`, where the function itself cannot be evaluated so); all else is equal.
     `kernels`: whether there is something for a kernel to do (None: there may be).
     """
-    lowered = mlc_jit(function, choose="ours", target=target)
+    lowered = mlc_jit(function, choose="ours")
     stage = lowered.lower(*args)
     report = lowered.report()
     assert report.coverage >= coverage, report.explain()
@@ -132,6 +132,19 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
 @pytest.fixture(scope="session")
 def check() -> Callable[..., Report]:
     return _check
+
+
+@pytest.fixture(scope="session")
+def run() -> Callable[..., list[np.ndarray]]:
+    """`run(function, *args)`: the results by our kernels, all ops being in them."""
+
+    def run(function: Callable, *args: object) -> list[np.ndarray]:
+        compiled = mlc_jit(function, choose="ours")
+        results = [np.asarray(r) for r in jax.tree.leaves(compiled(*args))]
+        assert compiled.report().coverage == 1, compiled.explain()
+        return results
+
+    return run
 
 
 Execute = Callable[[TensorProgram, Arrays], list[np.ndarray]]
@@ -162,7 +175,7 @@ class Parts:
 
 
 def _take_apart(function: Callable, *args: object) -> Parts:
-    module = jax.jit(function).lower(*args).compiler_ir()
+    module = jax.jit(function, keep_unused=True).lower(*args).compiler_ir()
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)

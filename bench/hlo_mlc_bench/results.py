@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.target.cpu import model_name
 
 SCHEMA = 1
 
@@ -136,7 +137,7 @@ def environment(choose: str, rounds: int) -> dict[str, Any]:
     """Everything about here and now that a reader of the numbers needs to know."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
+        "cpu": model_name(),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
@@ -157,18 +158,6 @@ def check_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
                 f"The results to resume were measured with {name} = {old.get(name)!r}, this run "
                 f"has {new.get(name)!r}: their rows cannot stand in one table; start a new file"
             )
-
-
-def cpu_model() -> str:
-    """The name that the processor gives itself."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "CPU implementer", "Model"):
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str | None:

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import statistics
-import time
 from collections.abc import Callable, Iterator
 
 import click
 import jax
-import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
 from hlo_mlc import MlcError, __version__
+from hlo_mlc.limits import machine_limits, note_path
+from hlo_mlc.report import byte_size
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.cache import object_cache
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
-from hlo_mlc_bench.results import cpu_model
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "llvmlite", "optuna", "rich", "click")
-_MATRIX = 1536  # large enough that a matrix product runs at the peak, 7 GFLOP
-_STREAM_BYTES = 256 << 20  # far more than any cache holds
-_REPEATS = 5
 
 Facts = Iterator[tuple[str, str]]
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Without the measurements.")
+@click.option("--quick", is_flag=True, help="Without the machine's limits.")
+@click.option("--refresh", is_flag=True, help="Measures the machine's limits again.")
 @click.pass_context
-def doctor(ctx: click.Context, quick: bool) -> None:
-    """Shows versions, the target, its measured limits, the cache and the runtime library.
+def doctor(ctx: click.Context, quick: bool, refresh: bool) -> None:
+    """Shows versions, the target, the cache, the runtime library, and the machine's limits.
+
+    The limits are measured the first time and remembered; they are what `explain` compares with.
 
     Exit status 1 says that something that we need is missing or broken.
     """
@@ -47,7 +45,7 @@ def doctor(ctx: click.Context, quick: bool) -> None:
         ("cache", lambda: _cache(options)),
     ]
     if not quick:
-        sections.append(("measured limits", _limits))
+        sections.append(("measured limits", lambda: _limits(options, refresh)))
     for title, facts in sections:
         table = Table(title=title, title_justify="left", box=None, show_header=False)
         try:
@@ -69,7 +67,7 @@ def _versions() -> Facts:
 
 def _target(options: Options) -> Facts:
     target = cpu.host() if options.target == "cpu" else cpu.named(options.target)
-    yield "processor", cpu_model()
+    yield "processor", cpu.model_name()
     yield "code for", f"{target.name} ({target.cpu}), {target.triple}"
     yield "vectors", f"{target.registers} of {8 * target.vector_bytes} bits"
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
@@ -93,25 +91,10 @@ def _cache(options: Options) -> Facts:
     yield "size", f"{size / (1 << 20):.1f} of {options.cache_limit_mib} MiB"
 
 
-def _limits() -> Facts:
-    """What XLA's own kernels reach, on all cores: a lower bound of what the machine can do."""
-    square = jnp.ones((_MATRIX, _MATRIX), jnp.float32)
-    seconds = _call_seconds(jax.jit(lambda x: x @ x), square)
-    yield "f32 multiply-add", f"{2 * _MATRIX**3 / seconds / 1e9:.0f} GFLOP/s"
-    stream = jnp.ones(_STREAM_BYTES // 4, jnp.float32)
-    seconds = _call_seconds(jax.jit(jnp.sum), stream)
-    yield "memory read", f"{_STREAM_BYTES / seconds / 1e9:.0f} GB/s"
-    seconds = _call_seconds(jax.jit(jnp.negative, donate_argnums=0), stream, donated=True)
-    yield "memory read and write", f"{2 * _STREAM_BYTES / seconds / 1e9:.0f} GB/s"
-
-
-def _call_seconds(function: Callable[..., jax.Array], x: jax.Array, donated: bool = False) -> float:
-    """Seconds of one call, the median of several."""
-    samples = []
-    result = jax.block_until_ready(function(x))
-    for _ in range(_REPEATS):
-        argument = result if donated else x
-        start = time.perf_counter()
-        result = jax.block_until_ready(function(argument))
-        samples.append(time.perf_counter() - start)
-    return statistics.median(samples)
+def _limits(options: Options, refresh: bool) -> Facts:
+    """What our own kernels reach on all cores."""
+    limits = machine_limits(options, refresh)
+    yield "f32 multiply-add", f"{limits.gflops:.0f} GFLOP/s"
+    yield f"up to {byte_size(limits.cache_bytes)}", f"{limits.cache_gb_s:.0f} GB/s read and written"
+    yield "memory", f"{limits.memory_gb_s:.0f} GB/s read and written"
+    yield "remembered in", str(note_path(options.cache_dir, cpu.host()))

@@ -65,19 +65,20 @@ def compile_for_cpu(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Ar
     with module.context:
         executable = client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
-    here = {device}
-
-    def place(array: Any) -> jax.Array:
-        if isinstance(array, jax.Array) and array.devices() == here:
-            return array
-        with jax.enable_x64(True):
-            return jax.device_put(array, device, may_alias=False)
-
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        results = executable.execute_sharded([place(array) for array in arrays])
+        results = executable.execute_sharded([place_on_cpu(array) for array in arrays])
         return tuple(shards[0] for shards in results.disassemble_into_single_device_arrays())
 
     return execute
+
+
+def place_on_cpu(array: Any) -> jax.Array:
+    """The array, of exactly its type, on the device that `compile_for_cpu` compiles for."""
+    device = get_backend("cpu").local_devices()[0]
+    if isinstance(array, jax.Array) and array.devices() == {device}:
+        return array
+    with jax.enable_x64(True):
+        return jax.device_put(array, device, may_alias=False)
 
 
 def register_call_rules(primitive: jex.Primitive) -> None:

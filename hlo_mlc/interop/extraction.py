@@ -1,18 +1,10 @@
-"""A function of a StableHLO module: taken out with all that it calls, compiled, put back."""
+"""A function of a StableHLO module: taken out with all that it calls, and put back."""
 
 from __future__ import annotations
-
-import warnings
 
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
-
-from hlo_mlc.compiler import compile_module
-from hlo_mlc.report import Report
-from hlo_mlc.runtime import library
-from hlo_mlc.support.errors import FrontendError
-from hlo_mlc.support.options import Options
 
 MAIN = "main"
 """The name of the function that XLA runs."""
@@ -39,7 +31,7 @@ def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
         pending += callees
         seen |= callees
     with module.context:
-        _function(extracted, name).attributes["sym_visibility"] = ir.StringAttr.get("public")
+        function_named(extracted, name).attributes["sym_visibility"] = ir.StringAttr.get("public")
     return extracted
 
 
@@ -56,35 +48,15 @@ def rename_to_main(module: ir.Module, name: str) -> None:
     _rename(module, name, MAIN)
 
 
-def compile_extracted(
-    module: ir.Module, options: Options, *, entry: str
-) -> tuple[ir.Module | None, Report]:
-    """The compiled module and the report on it; None if XLA is to get the original.
-
-    A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
-    asks for our kernels: then it is raised.
-    """
-    if options.choose == "xla":
-        return None, Report.untouched('choose="xla" asks for it')
-    try:
-        expected = _function(module, entry).type
-        compiled = compile_module(module, options, entry=entry)
-        if compiled.module is module:
-            return None, compiled.report
-        got = _function(compiled.module, entry).type
-        if got != expected:
-            raise FrontendError(f"compilation made @{entry} a {got}, expected {expected}")
-        compiled.module.operation.verify()
-        library.register_with_jax()
-    except Exception as error:
-        if options.choose == "ours":
-            raise
-        reason = f"the compiler failed with {type(error).__name__}: {error}"
-        warnings.warn(
-            f"hlo_mlc leaves {entry} to XLA: {reason}", RuntimeWarning, stacklevel=2
-        )
-        return None, Report.untouched(reason)
-    return compiled.module, compiled.report
+def standalone(module: ir.Module, name: str) -> ir.Module:
+    """A copy of @name that XLA can run by itself: as @main, with nothing donated or sharded."""
+    copy = extract(module, ir.SymbolTable(module.operation), name)
+    rename_to_main(copy, name)
+    attributes = function_named(copy, MAIN).attributes
+    for described in ("arg_attrs", "res_attrs"):
+        if described in attributes:
+            del attributes[described]
+    return copy
 
 
 def splice(
@@ -130,11 +102,12 @@ def _callees(function: ir.Operation) -> set[str]:
 
 
 def _rename(module: ir.Module, name: str, to: str) -> None:
-    function = _function(module, name)
+    function = function_named(module, name)
     with module.context:
         ir.SymbolTable.replace_all_symbol_uses(name, to, module.operation)
         ir.SymbolTable.set_symbol_name(function, to)
 
 
-def _function(module: ir.Module, name: str) -> func.FuncOp:
+def function_named(module: ir.Module, name: str) -> func.FuncOp:
+    """The function @name of the module."""
     return ir.SymbolTable(module.operation)[name]

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from hlo_mlc.explain import explain as explain_report
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import TracedFunction, resolve_options
 from hlo_mlc.interop.primitive import mlc_call_p
@@ -40,7 +41,8 @@ def mlc_jit(
     (all that we can compile) or "xla" (nothing); None asks the environment. `target` is what to
     compile for. All else is as for `jax.jit`, and so is what comes back, which composes with every
     transformation. It has two methods more: `report(*args)` says what of the function is compiled
-    for such arguments (the most recent compilation without any), `explain(*args)` says it in words.
+    for such arguments (the most recent compilation without any), `explain(*args)` says it in words,
+    and measures each kernel to say how near it comes to what the machine can do.
 
     Usable as `@mlc_jit` and as `@mlc_jit(choose="ours")`.
 
@@ -92,7 +94,7 @@ def _decorate(fun: Callable, *, options: Options, jit_arguments: dict[str, Any])
         return found or Report.untouched("it computes nothing: its results are its arguments")
 
     def explain(*args: Any, **kwargs: Any) -> str:
-        return report(*args, **kwargs).explain()
+        return explain_report(report(*args, **kwargs), options)
 
     jitted.report = report
     jitted.explain = explain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Callable
@@ -11,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
-from jax.interpreters import mlir
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
+from hlo_mlc.explain import explain
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.extraction import MAIN, compile_extracted, extract, rename_to_main
+from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
@@ -57,28 +57,6 @@ def compile_stablehlo(
 
 
 @dataclass(frozen=True, slots=True)
-class _ArgumentType:
-    """What an argument has to be; a dimension of None may have any size."""
-
-    shape: tuple[int | None, ...]
-    dtype: np.dtype
-
-    def accepts(self, array: Any) -> bool:
-        return (
-            array.dtype == self.dtype
-            and len(array.shape) == len(self.shape)
-            and all(
-                expected in (None, size)
-                for expected, size in zip(self.shape, array.shape, strict=True)
-            )
-        )
-
-    def __str__(self) -> str:
-        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
-        return f"{self.dtype.name}[{sizes}]"
-
-
-@dataclass(frozen=True, slots=True)
 class _Program:
     """The function compiled for one set of shapes."""
 
@@ -93,7 +71,7 @@ class StablehloFunction:
         self._module = module
         self._name = name
         self._options = options
-        self._arguments = _argument_types(module, name)
+        self._arguments = argument_types(module, MAIN, name)
         self._programs: dict[tuple[tuple[int, ...], ...], _Program] = {}
         self._latest: _Program | None = None
         self._lock = threading.Lock()
@@ -121,8 +99,8 @@ class StablehloFunction:
         return self._latest.report
 
     def explain(self) -> str:
-        """The report in words."""
-        return self.report().explain()
+        """The report in words, with the time of each kernel."""
+        return explain(self.report(), self._options)
 
     @property
     def _is_dynamic(self) -> bool:
@@ -230,41 +208,3 @@ def _extract_main(module: ir.Module, entry: str) -> ir.Module:
     extracted = extract(module, ir.SymbolTable(module.operation), entry)
     rename_to_main(extracted, entry)
     return extracted
-
-
-def _argument_types(module: ir.Module, name: str) -> tuple[_ArgumentType, ...]:
-    types = []
-    for index, given in enumerate(ir.SymbolTable(module.operation)[MAIN].type.inputs):
-        dtype = (
-            _element_types().get(str(given.element_type))
-            if isinstance(given, ir.RankedTensorType)
-            else None
-        )
-        if dtype is None:
-            raise UnsupportedOpError(
-                f"@{name}", f"argument {index} is {given}, for which there is no kind of array"
-            )
-        shape = tuple(
-            None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)
-        )
-        types.append(_ArgumentType(shape, dtype))
-    return tuple(types)
-
-
-@functools.cache
-def _element_types() -> dict[str, np.dtype]:
-    """MLIR's spelling of an element type -> the type of arrays, for all that JAX has."""
-    candidates = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdFD"]
-    candidates += [
-        np.dtype(scalar)
-        for scalar in vars(ml_dtypes).values()
-        if isinstance(scalar, type) and issubclass(scalar, np.generic)
-    ]
-    spelled: dict[str, np.dtype] = {}  # i1 is NumPy's bool, which comes before int1
-    with mlir.make_ir_context():
-        for dtype in candidates:
-            try:
-                spelled.setdefault(str(mlir.dtype_to_ir_type(dtype)), dtype)
-            except TypeError:  # a type that NumPy has and JAX does not
-                continue
-    return spelled

@@ -10,7 +10,8 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.extraction import compile_extracted, extract, splice
+from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.extraction import extract, splice
 from hlo_mlc.interop.function import TARGETS, TracedFunction
 from hlo_mlc.report import Report
 

@@ -30,12 +30,18 @@ TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iot
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """A kernel in its place: the nodes that it computes and the values that it connects."""
+    """A kernel in its place: the nodes that it computes and the values that it connects.
+
+    `border_bytes` are those of values that pass between it and other nodes of its graph;
+    `is_whole` says that there is nothing else in the graph.
+    """
 
     kernel: Kernel
     nodes: tuple[Node, ...]
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
+    border_bytes: int
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,10 +89,12 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool]) -> P
     read_by = readers(fuser.units)
     results = frozenset(graph.results)
     produced: dict[Value, Cluster] = {}
+    computed = frozenset(v for n in graph.nodes if _counts(n) for v in n.results)
+    whole = len(runs) == 1
     for run in runs:
         if run[0].is_outside:
             continue
-        cluster = _cluster(run, read_by, results, values)
+        cluster = _cluster(run, read_by, results, values, computed, whole)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
         if verdict.take:
@@ -183,7 +191,8 @@ def _is_table(node: Node) -> bool:
 
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
-             values: dict[Buffer, Value]) -> Cluster:
+             values: dict[Buffer, Value], computed: frozenset[Value], is_whole: bool
+             ) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -196,8 +205,10 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
                     if b in needed)
     kernel = make_kernel(steps, operands, outputs)
     nodes = tuple(dict.fromkeys(n for u in run for n in u.nodes))
+    border = [b for b in operands if values[b] in computed]
+    border += [b for b in outputs if values[b] not in results]
     return Cluster(kernel, nodes, tuple(values[b] for b in operands),
-                   tuple(values[b] for b in outputs))
+                   tuple(values[b] for b in outputs), sum(b.bytes for b in border), is_whole)
 
 
 def _ordered_reads(unit: Unit) -> list[Buffer]:

@@ -7,8 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import ml_dtypes
 import numpy as np
 
 from hlo_mlc.runtime import library
@@ -18,6 +19,8 @@ from hlo_mlc.support.errors import RuntimeLibraryError, UsageError
 BUFFER_ALIGNMENT = 64
 """How XLA's CPU backend aligns buffers, in bytes."""
 
+_MADE_UP_PERIOD = (1 << 18) - 1  # no multiple of any row that hardware or tiles repeat with
+
 
 def aligned_empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarray:
     """An uninitialized row-major array that is aligned as XLA's are (NumPy's own often are not)."""
@@ -26,6 +29,27 @@ def aligned_empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarra
     memory = np.empty(size + BUFFER_ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % BUFFER_ALIGNMENT
     return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Generator
+            ) -> np.ndarray:
+    """An aligned array of values that no program should choke on: normally distributed floats,
+    small non-negative integers (valid as indices into nearly everything), booleans of both kinds.
+    Large arrays repeat themselves.
+    """
+    array = aligned_empty(shape, dtype)
+    kind = array.dtype
+    count = min(array.size, _MADE_UP_PERIOD)
+    if kind == np.bool_:
+        values = rng.random(count) < 0.5
+    elif kind.name.startswith(("int", "uint")):
+        values = rng.integers(0, min(8, ml_dtypes.iinfo(kind).max + 1), count)
+    elif np.issubdtype(kind, np.complexfloating):
+        values = rng.standard_normal(count) + 1j * rng.standard_normal(count)
+    else:
+        values = rng.standard_normal(count)
+    array[...] = np.resize(values.astype(kind), shape)
+    return array
 
 
 def bind_kernel(
@@ -82,6 +106,10 @@ class Timing:
     median_us: float
     spread_us: float
 
+    def per_call(self, calls: int) -> Timing:
+        """What one call took, where each run was so many."""
+        return Timing(self.median_us / calls, self.spread_us / calls)
+
 
 @dataclass(frozen=True, slots=True)
 class PairedTimes:
@@ -93,6 +121,10 @@ class PairedTimes:
     b: Timing
     speedup: float
     speedup_spread: float
+
+    def per_call(self, calls: int) -> PairedTimes:
+        """What one call took, where each run was so many."""
+        return replace(self, a=self.a.per_call(calls), b=self.b.per_call(calls))
 
 
 def time_paired(

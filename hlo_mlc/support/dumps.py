@@ -7,11 +7,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+
+from hlo_mlc.support.errors import ConfigurationError
 
 _runs = itertools.count()
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StageTime:
     """Duration of one stage and whether it changed anything."""
 
@@ -24,8 +27,11 @@ class StageTime:
 class Recorder:
     """Times the stages of one compilation and, with a folder, writes what each produced.
 
-    Files are numbered in the order of the stages (`10-graph.txt`, …, `90-k_….ll`); `index.txt`
-    lists them with times and says "unchanged" where a stage changed nothing.
+    Files are numbered in the order of the stages (`10-graph.txt`, …, `90-k_….s`); `index.txt`
+    lists them with times and says "unchanged" where a stage changed nothing. To be used as a
+    context, which ends with the index, also where a stage fails.
+
+    Raises: ConfigurationError where the folder cannot be written.
     """
 
     folder: Path | None
@@ -44,8 +50,27 @@ class Recorder:
             try:
                 folder.mkdir(parents=True)
                 return cls(folder)
-            except FileExistsError:
-                continue
+            except FileExistsError as error:
+                if not dump_dir.is_dir():  # a file stands there, or on the way there
+                    raise _unwritable(dump_dir, error) from error
+            except OSError as error:
+                raise _unwritable(dump_dir, error) from error
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        lines = [f"{s.name:44} {s.seconds * 1e3:9.2f} ms{'' if s.changed else '  unchanged'}"
+                 for s in self.stages]
+        if error is not None:
+            lines.append(f"failed with {type(error).__name__}: {error}")
+        if self.folder is not None:
+            self._write("index.txt", "\n".join(lines) + "\n")
 
     def stage(self, name: str, file: str, content: Callable[[], str], of: str = "") -> None:
         """End a stage: `content()` is written to `file`; it changed nothing if equal to the last
@@ -54,16 +79,31 @@ class Recorder:
         changed = True
         if self.folder is not None:
             text = content()
-            changed = not of or self._last.get(of) != text
-            self._last[of] = text
-            (self.folder / file).write_text(text)
+            if of:
+                changed = self._last.get(of) != text
+                self._last[of] = text
+            self._write(file, text)
         self.stages.append(StageTime(name, seconds, changed))
         self._start = time.perf_counter()
 
-    def close(self) -> None:
-        """Write the index."""
-        if self.folder is None:
-            return
-        lines = [f"{s.name:32} {s.seconds * 1e3:9.2f} ms{'' if s.changed else '  unchanged'}"
-                 for s in self.stages]
-        (self.folder / "index.txt").write_text("\n".join(lines) + "\n")
+    def seconds_by_stage(self) -> dict[str, float]:
+        """The time of every stage, those of one kind added up ("print k_1", "print k_2")."""
+        total: dict[str, float] = {}
+        for stage in self.stages:
+            kind = stage.name.partition(" ")[0]
+            total[kind] = total.get(kind, 0.0) + stage.seconds
+        return total
+
+    def _write(self, file: str, text: str) -> None:
+        assert self.folder is not None
+        try:
+            (self.folder / file).write_text(text)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"The dump folder {folder} cannot be written: {error.strerror or error}. "
+        f"Set HLO_MLC_DUMP (or the option dump_dir) to a folder that can, or to nothing"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,6 +133,18 @@ def host() -> CpuTarget:
         return _aarch64("host", triple, cpu, features.flatten(), caches, cores)
     raise UnknownTargetError(
         f"This machine is a {architecture}; code can be generated for x86-64 and aarch64")
+
+
+def model_name() -> str:
+    """The name that the processor gives itself."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() in ("model name", "CPU implementer", "Model"):
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
 
 
 def read_caches(

@@ -52,7 +52,7 @@ class ReductionTemplate:
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Partial results in flight, vectors per iteration of maps, work of one task, chunks."""
         return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4),
-                "chunks": (1, 16, 32, 64)}
+                "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
@@ -63,15 +63,14 @@ class ReductionTemplate:
     def _chunks(self, nest: Nest, target: CpuTarget) -> int:
         stage = nest.stages[0]
         rows = math.prod(v.extent for v in stage.axes)
-        if len(nest.stages) > 1 or rows >= CHUNKS // 2 or stage.along \
-                or work(nest) < SERIAL_WORK or stage.combiner.identity is None:
+        if not _can_be_cut(nest) or rows >= CHUNKS // 2 or work(nest) < SERIAL_WORK:
             return 1
         long = coalesce(stage).reduce_axes[0].extent
         return max(1, min(CHUNKS // max(1, rows), work(nest) // TASK_WORK, long // 64))
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
-        if parameters["chunks"] > 1:
+        if parameters["chunks"] > 1 and _can_be_cut(nest):
             return _chunked(nest, target, parameters)
         shared = nest.stages[0].axes[:nest.shared]
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
@@ -88,6 +87,12 @@ class ReductionTemplate:
         if shared and work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled(schedule.program.body, ())
+
+
+def _can_be_cut(nest: Nest) -> bool:
+    """True for one reduction and nothing else, whose terms may be folded in runs."""
+    stage = nest.stages[0]
+    return len(nest.stages) == 1 and not stage.along and stage.combiner.identity is not None
 
 
 def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parameters) -> Schedule:

@@ -8,6 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
+from hlo_mlc import limits
+from hlo_mlc.limits import Limits
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import RuntimeLibraryError
 
@@ -36,3 +38,16 @@ def test_an_unknown_target_is_a_problem(hlo_mlc: Callable, monkeypatch: pytest.M
     result = hlo_mlc("doctor", "--quick")
     assert result.exit_code == 1
     assert "There is no CPU target 'vax'" in result.stdout
+
+
+def test_the_limits_are_measured_once_and_again_when_asked_to(
+    hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = [Limits(100.0, 50.0, 10.0, 1 << 20), Limits(123.0, 50.0, 10.0, 1 << 20)]
+    monkeypatch.setattr(limits, "measure_limits", lambda target: measured.pop(0))
+    for arguments, figure in (((), "100"), ((), "100"), (("--refresh",), "123"), ((), "123")):
+        result = hlo_mlc("doctor", *arguments)
+        assert result.exit_code == 0, result.output
+        assert f"{figure} GFLOP/s" in result.stdout
+        assert "10 GB/s read and written" in result.stdout
+    assert list((tmp_path / "cache").glob("limits-*.json"))

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import MlcError
+from hlo_mlc import MlcError, limits
 from hlo_mlc.cli.function import arguments, parse_argument, resolve
+from hlo_mlc.limits import Limits
 
 _SOURCE = """
 import jax.numpy as jnp
@@ -45,6 +46,31 @@ def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
     result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
     assert result.exit_code == 0, result.output
     assert "coverage: 100%" in result.stdout
+
+
+def test_shows_the_plan_and_how_fast_it_is(
+    hlo_mlc: Callable, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Limits(100.0, 50.0, 10.0, 1 << 20)
+    monkeypatch.setattr(limits, "measure_limits", lambda target: known)
+    result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
+    assert result.exit_code == 0, result.output
+    for expected in ("(128x64xf32) -> (128x64xf32)", f"{module}.py:", "reduction(", "predicted ",
+                     "measured ", "% of what this machine can do", "partition "):
+        assert expected in result.stdout
+
+
+def test_a_dump_folder_that_cannot_be_written(
+    hlo_mlc: Callable, module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = hlo_mlc(
+        "inspect", f"{module}:with_example", "--choose", "ours",
+        "--dump", str(tmp_path / "file" / "dump"),
+    )
+    assert result.exit_code == 1
+    assert "error: The dump folder" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
 
 
 def test_takes_the_functions_own_arguments(hlo_mlc: Callable, module: str) -> None:

@@ -284,7 +284,8 @@ class _LoopStep:
             case 1:
                 return jnp.roll(x, 1 + self.at, 0) if self.way % 2 else jnp.flip(x, 0)
             case 2:
-                return jnp.maximum(x, jnp.sum(_bounded(y), 0, keepdims=True) % 3)
+                total = jnp.sum(_bounded(y), 0, keepdims=True).astype(x.dtype)
+                return jnp.maximum(x, total % 3)
             case 3:
                 return jnp.where(x > y, lax.cummax(y, axis=0), x)
             case 4:
@@ -295,7 +296,7 @@ class _LoopStep:
             case _:
                 at = x.at[_place(self.at, row, y)]
                 new = (y[_place(self.at, row, x)], _bounded(y[0] + x[-1]), 1)[self.way // 3]
-                return _bounded((at.set, at.add, at.max)[self.way % 3](new))
+                return (at.set, at.add, at.max)[self.way % 3](new)
 
 
 def _place(kind: int, row: Value, x: Value) -> object:
@@ -331,7 +332,7 @@ def _while(v: Value, w: Value, choice: _Choice) -> Value:
 _OPS = (_unary, _binary, _select, _compare, _cast, _transpose, _reshape, _slice, _reverse, _pad,
         _concatenate, _mix, _expand, _reduce, _normalize, _argmax, _cumulative, _matmul, _gather,
         _update, _window, _loop, _scan, _while)
-_GROWING = (_unary, _binary, _reduce, _normalize, _cumulative, _matmul, _update, _window)
+_GROWING = (_unary, _binary, _reduce, _normalize, _cumulative, _matmul, _update, _window, _loop)
 
 
 def _shrunk(v: Value) -> Value:

@@ -6,7 +6,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule
-from hlo_mlc.interop import extraction
+from hlo_mlc.interop import compiling
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 
@@ -31,5 +31,5 @@ class Replacing:
 @pytest.fixture
 def replacing(monkeypatch: pytest.MonkeyPatch) -> Replacing:
     compiler = Replacing()
-    monkeypatch.setattr(extraction, "compile_module", compiler)
+    monkeypatch.setattr(compiling, "compile_module", compiler)
     return compiler

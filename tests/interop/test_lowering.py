@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.compiler import CompiledModule
-from hlo_mlc.interop import extraction
+from hlo_mlc.interop import compiling
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 
@@ -35,7 +35,7 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         given.append(str(module))
         return CompiledModule(module, Report.untouched("nothing is worth it"))
 
-    monkeypatch.setattr(extraction, "compile_module", compile_module)
+    monkeypatch.setattr(compiling, "compile_module", compile_module)
     return given
 
 
@@ -173,7 +173,7 @@ def of_other_type(module: ir.Module, options: Options, *, entry: str) -> Compile
 def test_a_fault_of_the_compiler_leaves_the_program_to_xla(
     fault: Any, named: str, choose: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extraction, "compile_module", fault)
+    monkeypatch.setattr(compiling, "compile_module", fault)
 
     @mlc_jit(choose=choose)
     def step(x: jax.Array) -> jax.Array:
@@ -189,6 +189,6 @@ def test_a_fault_of_the_compiler_leaves_the_program_to_xla(
 def test_a_fault_of_the_compiler_is_raised_when_ours_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(extraction, "compile_module", failing)
+    monkeypatch.setattr(compiling, "compile_module", failing)
     with pytest.raises(ZeroDivisionError, match="a fault in the compiler"):
         mlc_jit(lambda x: x * 2, choose="ours")(X)

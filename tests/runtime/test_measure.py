@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 import threading
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from hlo_mlc.runtime.measure import aligned_empty, bind_kernel, run_kernel, time_paired
+from hlo_mlc.runtime.measure import (
+    BUFFER_ALIGNMENT,
+    PairedTimes,
+    Timing,
+    aligned_empty,
+    bind_kernel,
+    made_up,
+    run_kernel,
+    time_paired,
+)
 from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import CodegenError, RuntimeLibraryError, UsageError
 
@@ -173,3 +183,24 @@ def test_time_paired_takes_turns():
     assert times.speedup > 0
     with pytest.raises(UsageError, match="one round"):
         time_paired(order.clear, order.clear, rounds=0)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint32", "int64", "float16", "float64",
+                                   "complex64", ml_dtypes.bfloat16, ml_dtypes.int4,
+                                   ml_dtypes.uint2, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (700, 500)])
+def test_made_up_values_are_harmless(dtype, shape):
+    array = made_up(shape, dtype, np.random.default_rng(0))
+    assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
+    assert array.size == 0 or array.ctypes.data % BUFFER_ALIGNMENT == 0
+    values = array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    assert np.all(np.abs(values) < 10)
+    if array.dtype.kind in "iu" or array.dtype.name.startswith(("int", "uint")):
+        assert np.all(values >= 0)
+    if array.size > 100:
+        assert np.unique(values).size >= 2
+
+
+def test_times_per_call():
+    times = PairedTimes(Timing(40.0, 8.0), Timing(20.0, 4.0), 2.0, 0.1)
+    assert times.per_call(4) == PairedTimes(Timing(10.0, 2.0), Timing(5.0, 1.0), 2.0, 0.1)

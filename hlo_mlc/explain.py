@@ -1,0 +1,47 @@
+"""A report in words; every kernel is run alone to see how near it comes to the machine's limits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hlo_mlc.compiler import BuiltKernel, built_kernel, target_of
+from hlo_mlc.limits import best_us, machine_limits
+from hlo_mlc.report import KernelReport, KernelTime, Report
+from hlo_mlc.runtime.measure import bind_kernel, made_up
+from hlo_mlc.support.options import Options
+
+_SECONDS_EACH = 0.02
+_LARGEST_BYTES = 1 << 30  # of operands and results that are made up for a kernel
+
+
+def explain(report: Report, options: Options) -> str:
+    """The report as text; kernels whose time does not depend on their operands' values are timed.
+
+    The first one on a machine also measures the machine, for a second.
+    """
+    return report.explain(measure_kernels(report, options))
+
+
+def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
+    """The time of each kernel of the report, by its id, as far as it can be measured here."""
+    times: dict[str, KernelTime] = {}
+    for kernel in report.kernels:
+        built = built_kernel(kernel.id, options)
+        if built is not None and _is_measurable(kernel):
+            times[kernel.id] = _measure(kernel, built, options)
+    return times
+
+
+def _is_measurable(kernel: KernelReport) -> bool:
+    size = sum(t.bytes for t in (*kernel.operands, *kernel.results))
+    return not kernel.data_dependent and size <= _LARGEST_BYTES
+
+
+def _measure(kernel: KernelReport, built: BuiltKernel, options: Options) -> KernelTime:
+    rng = np.random.default_rng(0)
+    operands, results = ([made_up(t.shape, t.dtype.numpy, rng) for t in types]
+                         for types in (kernel.operands, kernel.results))
+    threads = target_of(options).cores
+    us = best_us(bind_kernel(built.code, operands, results, threads=threads), _SECONDS_EACH)
+    least = machine_limits(options).least_us(kernel.bytes, kernel.contraction_flops)
+    return KernelTime(us, least / us)

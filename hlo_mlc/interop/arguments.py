@@ -1,0 +1,78 @@
+"""The types of a module's arguments, as arrays have them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+
+from hlo_mlc.support.errors import UnsupportedOpError
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentType:
+    """What an argument has to be; a dimension of None may have any size."""
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype
+
+    def accepts(self, array: Any) -> bool:
+        return (
+            array.dtype == self.dtype
+            and len(array.shape) == len(self.shape)
+            and all(
+                expected in (None, size)
+                for expected, size in zip(self.shape, array.shape, strict=True)
+            )
+        )
+
+    def __str__(self) -> str:
+        sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return f"{self.dtype.name}[{sizes}]"
+
+
+def argument_types(module: ir.Module, entry: str, name: str) -> tuple[ArgumentType, ...]:
+    """The types of the arguments of @entry, which its users know as `name`.
+
+    Raises: UnsupportedOpError for an argument that is no kind of array.
+    """
+    types = []
+    for index, given in enumerate(ir.SymbolTable(module.operation)[entry].type.inputs):
+        dtype = (
+            _element_types().get(str(given.element_type))
+            if isinstance(given, ir.RankedTensorType)
+            else None
+        )
+        if dtype is None:
+            raise UnsupportedOpError(
+                f"@{name}", f"argument {index} is {given}, for which there is no kind of array"
+            )
+        shape = tuple(
+            None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)
+        )
+        types.append(ArgumentType(shape, dtype))
+    return tuple(types)
+
+
+@functools.cache
+def _element_types() -> dict[str, np.dtype]:
+    """MLIR's spelling of an element type -> the type of arrays, for all that JAX has."""
+    candidates = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdFD"]
+    candidates += [
+        np.dtype(scalar)
+        for scalar in vars(ml_dtypes).values()
+        if isinstance(scalar, type) and issubclass(scalar, np.generic)
+    ]
+    spelled: dict[str, np.dtype] = {}  # i1 is NumPy's bool, which comes before int1
+    with mlir.make_ir_context():
+        for dtype in candidates:
+            try:
+                spelled.setdefault(str(mlir.dtype_to_ir_type(dtype)), dtype)
+            except TypeError:  # a type that NumPy has and JAX does not
+                continue
+    return spelled

@@ -1,0 +1,59 @@
+"""A function as XLA is to run it: compiled by prediction or by measuring, or left as it was."""
+
+from __future__ import annotations
+
+import warnings
+
+from jaxlib.mlir import ir
+
+from hlo_mlc.compiler import CompiledModule, compile_module
+from hlo_mlc.interop.extraction import function_named
+from hlo_mlc.interop.measuring import choose_fastest
+from hlo_mlc.report import Report
+from hlo_mlc.runtime import library
+from hlo_mlc.support.errors import ConfigurationError, FrontendError
+from hlo_mlc.support.options import Options
+
+
+def compile_extracted(
+    module: ir.Module, options: Options, *, entry: str
+) -> tuple[ir.Module | None, Report]:
+    """The compiled module and the report on it; None if XLA is to get the original.
+
+    A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
+    asks for our kernels: then it is raised.
+
+    Raises: ConfigurationError for settings that cannot be followed, such as a dump folder that
+    cannot be written.
+    """
+    if options.choose == "xla":
+        return None, Report.untouched('choose="xla" asks for it')
+    try:
+        compiled = _compile(module, options, entry)
+        if compiled.module is module:
+            return None, compiled.report
+        library.register_with_jax()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if options.choose == "ours":
+            raise
+        reason = f"the compiler failed with {type(error).__name__}: {error}"
+        warnings.warn(
+            f"hlo_mlc leaves {entry} to XLA: {reason}", RuntimeWarning, stacklevel=2
+        )
+        return None, Report.untouched(reason)
+    return compiled.module, compiled.report
+
+
+def _compile(module: ir.Module, options: Options, entry: str) -> CompiledModule:
+    if options.choose == "measure":
+        return choose_fastest(module, options, entry, _compile)
+    expected = function_named(module, entry).type
+    compiled = compile_module(module, options, entry=entry)
+    if compiled.module is not module:
+        got = function_named(compiled.module, entry).type
+        if got != expected:
+            raise FrontendError(f"compilation made @{entry} a {got}, expected {expected}")
+        compiled.module.operation.verify()
+    return compiled

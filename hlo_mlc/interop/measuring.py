@@ -1,0 +1,263 @@
+"""choose="measure": a program with our kernels and without, timed in turns, and the faster kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from jaxlib.mlir import ir
+
+from hlo_mlc.compiler import CompiledModule, target_of
+from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.extraction import MAIN, standalone
+from hlo_mlc.report import Comparison, Report
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.measure import PairedTimes, made_up, time_paired
+from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.errors import UnsupportedOpError
+from hlo_mlc.support.options import Options
+
+CANDIDATES = ("ours", "auto")
+"""What is tried against XLA's own: all that we can compile, and what is predicted to be faster."""
+
+_WORTH_IT = 1.02  # ours has to be so much faster, which is what pairs of runs can tell apart
+_BUDGET_S = 1.0  # for timing one function, compiling excluded
+_ONE_SIDE_S = 5e-4  # the clock and the scheduler show in anything shorter
+_MOST_ROUNDS = 101
+_LARGEST_BYTES = 1 << 30  # of made-up arguments
+_DISAGREEING_SHARE = 0.01  # of a result's elements: ties and cancellations may go either way
+
+_MODELLED = ("builtin", "func", "stablehlo", "chlo")
+_REFUSED = {
+    "stablehlo.while": "how often a loop runs may depend on the arguments",
+    **dict.fromkeys(
+        ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute",
+         "cross-replica-sum", "partition_id", "reduce_scatter", "replica_id"),
+        "it takes other devices to run",
+    ),
+    **dict.fromkeys(("infeed", "outfeed", "recv", "send"), "it talks to the host"),
+}
+
+Compile = Callable[[ir.Module, Options, str], CompiledModule]
+
+_one_at_a_time = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What to run (`choose` is one of `CANDIDATES` or "xla"), what was measured, and remarks."""
+
+    choose: str
+    comparisons: tuple[Comparison, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+
+def choose_fastest(
+    module: ir.Module, options: Options, entry: str, compile_function: Compile
+) -> CompiledModule:
+    """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
+
+    `compile_function` makes a candidate. What may not be run on made-up arguments is decided by
+    prediction.
+    """
+    original = standalone(module, entry)
+    path = choice_path(original, options)
+    known = _remembered(path)
+    if known is not None and known.choose == "xla":
+        return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
+    if known is not None:
+        return _chosen(compile_function(module, options.replace(choose=known.choose), entry), known)
+    compiled = {
+        choose: compile_function(module, options.replace(choose=choose), entry)
+        for choose in CANDIDATES
+    }
+    everything, predicted = compiled["ours"], compiled["auto"]
+    if everything.module is module:
+        return everything
+    reason = _why_not(everything, original)
+    if reason:
+        return _chosen(predicted, Choice("auto", reasons=(f"predicted, not measured: {reason}",)))
+    programs = {
+        choose: standalone(candidate.module, entry)
+        for choose, candidate in compiled.items()
+        if candidate.module is not module
+    }
+    choice = _measure(original, programs)
+    _remember(path, choice)
+    compiled["xla"] = CompiledModule(module, dataclasses.replace(
+        everything.report, coverage=0.0, kernels=(), left=()
+    ))
+    say(Level.FUNCTIONS, options.debug,
+        [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)])
+    return _chosen(compiled[choice.choose], choice)
+
+
+def choice_path(original: ir.Module, options: Options) -> Path:
+    """Where the choice for a program is remembered: by its text, for this machine and versions."""
+    versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
+    identity = f"{target_of(options)}\n{versions}\n{original}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()
+    return options.cache_dir / "choices" / f"{digest[:32]}.json"
+
+
+def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
+    report = dataclasses.replace(
+        compiled.report, comparisons=choice.comparisons, reasons=choice.reasons
+    )
+    return dataclasses.replace(compiled, report=report)
+
+
+def _why_not(candidate: CompiledModule, original: ir.Module) -> str:
+    """Why the program may not be run on made-up arguments; "" if it may.
+
+    What our kernels have taken over needs no look: it has no effects, and its loops end.
+    """
+    for kernel in candidate.report.kernels:
+        if kernel.data_dependent:
+            return f"how often {kernel.name} repeats itself depends on the arguments"
+    try:
+        arguments = argument_types(original, MAIN, MAIN)
+    except UnsupportedOpError as error:
+        return error.reason
+    size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in arguments)
+    if size > _LARGEST_BYTES:
+        return f"its arguments take {size >> 20} MiB"
+    found: list[str] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        reason = _refusal(operation)
+        if reason:
+            found.append(f"{operation.name} stays with XLA, and {reason}")
+            return ir.WalkResult.INTERRUPT
+        return ir.WalkResult.ADVANCE
+
+    candidate.module.operation.walk(visit)
+    return found[0] if found else ""
+
+
+def _refusal(operation: ir.Operation) -> str:
+    dialect, _, name = operation.name.partition(".")
+    if dialect not in _MODELLED:
+        return "what it does is unknown"
+    if operation.name == "stablehlo.custom_call":
+        target = operation.attributes["call_target_name"].value
+        return "" if target == KERNEL_TARGET else f"what {target} does is unknown"
+    return _REFUSED.get(operation.name, _REFUSED.get(name, ""))
+
+
+def _measure(original: ir.Module, programs: Mapping[str, ir.Module]) -> Choice:
+    """Runs the programs on the same made-up arguments as the original, and picks the fastest."""
+    library.register_with_jax()
+    texts: dict[str, str] = {}
+    comparisons, remarks = [], []
+    with _one_at_a_time, jax.ensure_compile_time_eval():
+        arguments = _arguments(original)
+        run_original = _bind(original, arguments)
+        expected = run_original()
+        for choose, program in programs.items():
+            text = str(program)
+            if text in texts.values():
+                continue
+            texts[choose] = text
+            run = _bind(program, arguments)
+            if difference := disagreement(run(), expected):
+                remark = f'choose="{choose}" does not compute what XLA does: {difference}'
+                warnings.warn(f"hlo_mlc: {remark}; not taken", RuntimeWarning, stacklevel=2)
+                remarks.append(remark)
+                continue
+            times = _time(run_original, run, _BUDGET_S / len(programs))
+            comparisons.append(
+                Comparison(choose, times.b.median_us, times.a.median_us, times.speedup)
+            )
+    best = max(comparisons, key=lambda c: c.speedup, default=None)
+    if best is None or best.speedup < _WORTH_IT:
+        remarks.append(f"XLA's is kept: none of ours is {_WORTH_IT - 1:.0%} faster")
+        return Choice("xla", tuple(comparisons), tuple(remarks))
+    return Choice(best.candidate, tuple(comparisons), tuple(remarks))
+
+
+def _arguments(module: ir.Module) -> list[jax.Array]:
+    rng = np.random.default_rng(0)
+    types = argument_types(module, MAIN, MAIN)
+    return [compat.place_on_cpu(made_up(a.shape, a.dtype, rng)) for a in types]
+
+
+def _bind(module: ir.Module, arguments: Sequence[jax.Array]) -> Callable[[], Sequence[jax.Array]]:
+    execute = compat.compile_for_cpu(module)
+    return lambda: jax.block_until_ready(execute(arguments))
+
+
+def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) -> PairedTimes:
+    """Times one call of each, both run before, in as many rounds as fit into `seconds`."""
+    began = time.perf_counter()
+    run_a()
+    run_b()
+    pair_s = time.perf_counter() - began
+    calls = max(1, round(2 * _ONE_SIDE_S / pair_s))
+    rounds = min(max(int(seconds / (calls * pair_s)), 1), _MOST_ROUNDS)
+
+    def repeated(run: Callable[[], Any]) -> Callable[[], None]:
+        def many() -> None:
+            for _ in range(calls):
+                run()
+
+        return many
+
+    return time_paired(repeated(run_a), repeated(run_b), rounds, warmup=0).per_call(calls)
+
+
+def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> str:
+    """In what two runs differ, beyond what another order of rounding can explain; "" if nothing.
+
+    Floats agree within the square root of their type's rounding step, relative to the largest.
+    """
+    for number, pair in enumerate(zip(results, expected, strict=True)):
+        share = 1 - float(np.mean(_close(*map(np.asarray, pair)))) if pair[1].size else 0.0
+        if share > _DISAGREEING_SHARE:
+            return f"{share:.0%} of the elements of result {number} differ"
+    return ""
+
+
+def _close(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    try:
+        step = float(ml_dtypes.finfo(expected.dtype).eps)
+    except ValueError:  # not floating-point
+        return actual == expected
+    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
+    actual, expected = actual.astype(wide), expected.astype(wide)
+    scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
+    with np.errstate(invalid="ignore"):
+        near = np.abs(actual - expected) <= step**0.5 * scale
+    return near | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+
+
+def _remembered(path: Path) -> Choice | None:
+    note = read_note(path)
+    try:
+        comparisons = tuple(
+            Comparison(str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]),
+                       float(c["speedup"]))
+            for c in note["comparisons"]
+        )
+        choice = Choice(note["choose"], comparisons, tuple(map(str, note["reasons"])))
+    except (TypeError, KeyError, ValueError):
+        return None
+    return choice if choice.choose in (*CANDIDATES, "xla") else None
+
+
+def _remember(path: Path, choice: Choice) -> None:
+    write_note(path, dataclasses.asdict(choice))

@@ -1,0 +1,137 @@
+"""What this machine can do at most, measured with our own kernels and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.runtime.measure import aligned_empty, bind_kernel
+from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.runtime.variants import load_object
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import MIB, CpuTarget, host, model_name
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+
+# A product of matrices of this size: three of 576 KiB, so that panels lie in L1 and L2.
+_MATRIX = 384
+# Copies move this share of the L3 cache, which others use too, and this multiple of it.
+_SHARE_OF_CACHE = 0.25
+_MULTIPLE_OF_CACHE = 4
+_LARGEST_BYTES = 256 * MIB
+_SECONDS_EACH = 0.1
+_FEWEST_RUNS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that kernels reach on all cores: f32 multiply-adds, and bytes read plus written.
+
+    `cache_bytes` is how much a kernel may touch to count as working from the caches.
+    """
+
+    gflops: float
+    cache_gb_s: float
+    memory_gb_s: float
+    cache_bytes: int
+
+    def least_us(self, moved_bytes: int, flops: int) -> float:
+        """The time below which no kernel can move these bytes and do these f32 operations."""
+        bandwidth = self.cache_gb_s if moved_bytes <= self.cache_bytes else self.memory_gb_s
+        return max(moved_bytes / bandwidth, flops / self.gflops) / 1e3
+
+
+def machine_limits(options: Options, refresh: bool = False) -> Limits:
+    """The limits of this machine: those in the cache folder, measured in a second if there are none
+    or if `refresh` asks for it."""
+    target = host()
+    path = note_path(options.cache_dir, target)
+    known = None if refresh else _from_note(path)
+    if known is None:
+        known = measure_limits(target)
+        write_note(path, {"cpu": model_name(), "cores": target.cores, **asdict(known)})
+    return known
+
+
+def note_path(cache_dir: Path, target: CpuTarget) -> Path:
+    """Where the limits of this machine are remembered."""
+    machine = f"{model_name()}, {target.cores} cores, L3 {target.l3_bytes}"
+    return cache_dir / f"limits-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
+
+
+def _from_note(path: Path) -> Limits | None:
+    note = read_note(path) or {}
+    try:
+        limits = Limits(float(note["gflops"]), float(note["cache_gb_s"]),
+                        float(note["memory_gb_s"]), int(note["cache_bytes"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+    figures = (limits.gflops, limits.cache_gb_s, limits.memory_gb_s, limits.cache_bytes)
+    return limits if all(math.isfinite(f) and f > 0 for f in figures) else None
+
+
+def measure_limits(target: CpuTarget) -> Limits:
+    """Runs three kernels on all cores, each for a tenth of a second, and takes their best times."""
+    cache_bytes = max(int(target.l3_bytes * _SHARE_OF_CACHE), 2 * target.l2_bytes)
+    memory_bytes = min(max(target.l3_bytes * _MULTIPLE_OF_CACHE, 16 * MIB), _LARGEST_BYTES)
+    product_us = _best_us(_product(_MATRIX), target)
+    cache_us = _best_us(_copy(cache_bytes // 2), target)
+    memory_us = _best_us(_copy(memory_bytes // 2), target)
+    return Limits(2 * _MATRIX**3 / product_us / 1e3, cache_bytes / cache_us / 1e3,
+                  memory_bytes / memory_us / 1e3, cache_bytes)
+
+
+def _product(size: int) -> Kernel:
+    """result[m, n] = sum over k of lhs[m, k] * rhs[k, n]."""
+    m, n, k = variable("m", size), variable("n", size), variable("k", size)
+    lhs, rhs, result = (Buffer(name, F32, (size, size)) for name in ("lhs", "rhs", "result"))
+    total = Var("total", F32)
+    stage = Stage("product", (m, n), (Assign(result, (m, n), total),), (k,),
+                  named_combiner("add", F32),
+                  (apply("mul", load(lhs, (m, k)), load(rhs, (k, n))),),
+                  (const(0.0, F32),), (total,))
+    return make_kernel([Nest((stage,), 2)], (lhs, rhs), (result,))
+
+
+def _copy(size_bytes: int) -> Kernel:
+    """result[i] = -source[i]: a copy that does arithmetic, as kernels do."""
+    count = size_bytes // F32.bytes
+    i = variable("i", count)
+    source, result = Buffer("source", F32, (count,)), Buffer("result", F32, (count,))
+    stage = Stage("copy", (i,), (Assign(result, (i,), apply("neg", load(source, (i,)))),))
+    return make_kernel([Nest((stage,), 1)], (source,), (result,))
+
+
+def _best_us(kernel: Kernel, target: CpuTarget) -> float:
+    loops, _ = schedule_program(kernel.program, target)
+    generated = generate(loops, target)
+    code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
+    operands, results = (
+        [aligned_empty(b.shape, b.dtype.numpy) for b in buffers]
+        for buffers in (kernel.program.operands, kernel.program.results))
+    for array in operands:
+        array.fill(1)
+    return best_us(bind_kernel(code, operands, results, threads=target.cores), _SECONDS_EACH)
+
+
+def best_us(run: Callable[[], None], seconds: float) -> float:
+    """The shortest time of one run, out of those that fit into so many seconds (some at least)."""
+    run()
+    best, runs = math.inf, 0
+    end = time.perf_counter() + seconds
+    while runs < _FEWEST_RUNS or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        runs += 1
+    return best * 1e6

@@ -1,0 +1,46 @@
+"""Small facts kept on disk as JSON: what was measured once and need not be measured again.
+
+A note is complete at any instant, whoever writes it at the same time; one that is missing or
+damaged reads as None, and costs no more than finding out again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Note = Mapping[str, Any]
+"""What JSON can hold, by name."""
+
+
+def read_note(path: Path) -> Note | None:
+    """What was written at `path`; None if there is nothing that can be read."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def write_note(path: Path, content: Note) -> None:
+    """Keeps `content` at `path`; only warns if it cannot."""
+    temporary = None
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".writing-",
+                                         delete=False) as file:
+            temporary = Path(file.name)
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+        warnings.warn(f"hlo_mlc cannot write {path} ({error.strerror or error}); what it measured "
+                      "will be measured again", RuntimeWarning, stacklevel=2)

@@ -1,0 +1,194 @@
+"""Simplification keeps every bit, and happens where it should."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
+from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I8, I32, U8, U32, DType
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.expr.refine import refine
+
+TYPES = (F32, F64, BF16, F16, I8, I32, U8, U32, BOOL)
+FLOAT_OPS = ("add", "sub", "mul", "div", "max", "min", "neg", "abs", "floor", "sign")
+INTEGER_OPS = ("add", "sub", "mul", "div", "rem", "max", "min", "neg", "abs", "and", "or", "xor",
+               "not", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz")
+BOOL_OPS = ("and", "or", "xor", "not", "add", "mul", "max", "min")
+COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+UNARY = frozenset(("neg", "abs", "floor", "sign", "not", "popcnt", "clz"))
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, 8.0, -4.0, math.inf, -math.inf, math.nan, 3.0, 1e-3)
+
+
+class Generator:
+    """Random expressions as they were asked for, and as `apply` builds them."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.variables = {t: [Var(f"{t.name}_{n}", t) for n in range(2)] for t in TYPES}
+
+    def pick(self, options: Sequence):
+        return options[int(self.rng.integers(len(options)))]
+
+    def constant(self, dtype: DType) -> Const:
+        if dtype is BOOL:
+            return const(bool(self.rng.integers(2)), dtype)
+        if dtype.is_float:
+            return const(self.pick(SPECIAL), dtype)
+        return const(self.pick((0, 1, -1, 2, 7, 31, 32, 127, -128, 255)), dtype)
+
+    def pair(self, dtype: DType, depth: int) -> tuple[Expr, Expr]:
+        """(never simplified, built by `apply`)"""
+        if depth == 0 or self.rng.random() < 0.15:
+            leaf = self.constant(dtype) if self.rng.random() < 0.4 \
+                else self.pick(self.variables[dtype])
+            return leaf, leaf
+        choice = self.rng.random()
+        if choice < 0.12:
+            other = self.pick([t for t in TYPES if t is not dtype])
+            return self.node("convert", [self.pair(other, depth - 1)], dtype)
+        if choice < 0.25:
+            parts = [self.pair(BOOL, depth - 1), *(self.pair(dtype, depth - 1) for _ in range(2))]
+            return self.node("select", parts, dtype)
+        if dtype is BOOL and choice < 0.5:
+            other = self.pick(TYPES)
+            parts = [self.pair(other, depth - 1) for _ in range(2)]
+            return self.node(self.pick(COMPARISONS), parts, BOOL)
+        op = self.pick(FLOAT_OPS if dtype.is_float else BOOL_OPS if dtype is BOOL else INTEGER_OPS)
+        parts = [self.pair(dtype, depth - 1) for _ in range(1 if op in UNARY else 2)]
+        if len(parts) == 2 and self.rng.random() < 0.15:
+            parts[1] = parts[0]
+        return self.node(op, parts, dtype)
+
+    def node(self, op: str, parts: list[tuple[Expr, Expr]], dtype: DType) -> tuple[Expr, Expr]:
+        raw, built = zip(*parts, strict=True)
+        return Apply(op, raw, dtype), apply(op, *built, dtype=dtype)
+
+    def values(self, count: int) -> dict[Var, np.ndarray]:
+        result = {}
+        for dtype, variables in self.variables.items():
+            for v in variables:
+                if dtype is BOOL:
+                    result[v] = self.rng.integers(0, 2, count).astype(np.bool_)
+                elif dtype.is_float:
+                    plain = self.rng.standard_normal(count) * 3
+                    chosen = self.rng.choice(SPECIAL, count)
+                    mixed = np.where(self.rng.random(count) < 0.6, chosen, plain)
+                    result[v] = mixed.astype(dtype.numpy)
+                else:
+                    info = np.iinfo(dtype.numpy)
+                    edges = np.array([info.min, info.max, 0, 1, info.min + 1, 2], dtype.numpy)
+                    small = self.rng.integers(0, 9, count).astype(dtype.numpy)
+                    result[v] = np.where(self.rng.random(count) < 0.5,
+                                         self.rng.choice(edges, count), small)
+        return result
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray, note: str) -> None:
+    """Equal with the signs of zeros; NaNs may differ in sign and payload."""
+    if expected.dtype.kind in "biu":
+        np.testing.assert_array_equal(actual, expected, note)
+        return
+    one, other = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    np.testing.assert_array_equal(one, other, note)
+    numbers = ~np.isnan(other)
+    np.testing.assert_array_equal(np.signbit(one)[numbers], np.signbit(other)[numbers], note)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_simplified_expressions_mean_what_they_did(dtype):
+    generator = Generator(TYPES.index(dtype))
+    values = generator.values(200)
+    for _ in range(250):
+        raw, built = generator.pair(dtype, int(generator.rng.integers(1, 5)))
+        with np.errstate(all="ignore"):
+            expected = np.broadcast_to(evaluate(raw, values), 200)
+            actual = np.broadcast_to(evaluate(built, values), 200)
+        assert built.dtype is dtype
+        assert_same_bits(actual, expected, f"{raw!r}  ->  {built!r}")
+
+
+X, N, P = Var("x", F32), Var("n", I32), Var("p", BOOL)
+ONE, ZERO, MINUS_ZERO = const(1.0, F32), const(0.0, F32), const(-0.0, F32)
+
+
+@pytest.mark.parametrize(("op", "args", "expected"), [
+    ("add", (X, MINUS_ZERO), X), ("sub", (X, ZERO), X), ("mul", (ONE, X), X), ("div", (X, ONE), X),
+    ("add", (N, const(0, I32)), N), ("mul", (N, const(0, I32)), const(0, I32)),
+    ("sub", (N, N), const(0, I32)), ("max", (X, X), X), ("min", (X, const(math.inf, F32)), X),
+    ("max", (const(-math.inf, F32), X), X), ("div", (X, const(8.0, F32)),
+                                             apply("mul", X, const(0.125, F32))),
+    ("neg", (apply("neg", X),), X), ("not", (apply("not", P),), P),
+    ("select", (const(True, BOOL), X, ONE), X), ("select", (P, X, X), X),
+    ("select", (P, const(True, BOOL), const(False, BOOL)), P), ("ne", (P, const(False, BOOL)), P),
+    ("and", (P, const(False, BOOL)), const(False, BOOL)), ("or", (P, P), P),
+    ("add", (const(2.0, F32), const(3.0, F32)), const(5.0, F32)),
+    ("shl", (N, const(0, I32)), N),
+])
+def test_rules_apply(op, args, expected):
+    assert apply(op, *args) is expected
+
+
+@pytest.mark.parametrize(("op", "args"), [
+    ("add", (X, ZERO)), ("sub", (X, MINUS_ZERO)), ("mul", (X, ZERO)), ("sub", (X, X)),
+    ("div", (X, X)), ("div", (X, const(3.0, F32))), ("max", (X, const(math.inf, F32))),
+    ("div", (X, const(2.0**-127, F32))), ("mul", (X, const(-1.0, F32))),
+])
+def test_rules_do_not_apply_where_a_bit_would_change(op, args):
+    node = apply(op, *args)
+    assert isinstance(node, Apply)
+    assert node.op == op
+
+
+def test_round_trips_of_conversions_disappear_only_without_loss():
+    wide, narrow = apply("convert", X, dtype=F64), apply("convert", X, dtype=BF16)
+    assert apply("convert", wide, dtype=F32) is X
+    assert apply("convert", narrow, dtype=F32) is not X
+    assert apply("convert", apply("convert", N, dtype=U32), dtype=I32) is N
+    assert apply("convert", apply("convert", N, dtype=I8), dtype=I32) is not N
+
+
+def test_a_nan_stays_visible_through_bitcast():
+    """Its sign and payload are a matter of the machine, so it is not folded."""
+    assert isinstance(apply("bitcast", const(math.nan, F32), dtype=U32), Apply)
+    assert apply("bitcast", const(1.0, F32), dtype=U32) is const(0x3F800000, U32)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+def test_refined_expressions_round_less_and_mean_the_same(dtype):
+    """Within a rounding of each op, and NaN and infinities at the same places."""
+    generator = Generator(7)
+    values = {v: a for v, a in generator.values(300).items() if v.dtype is dtype}
+    for n, v in enumerate(values):
+        values[v] = np.random.default_rng(n).standard_normal(300).astype(dtype.numpy)
+    x, y = generator.variables[dtype]
+    one, half = const(1.0, dtype), const(0.5, dtype)
+    roots = [
+        apply("add", apply("mul", x, y), y), apply("sub", apply("mul", x, y), y),
+        apply("sub", y, apply("mul", x, x)), apply("add", y, apply("mul", x, const(3.0, dtype))),
+        apply("mul", apply("add", apply("tanh", x), one), half),
+        apply("div", one, apply("add", apply("exp", apply("neg", x)), one)),
+    ]
+    refined = [refine([root])[0] for root in roots]
+    assert [e.op for e in refined] == ["fma"] * 4 + ["logistic"] * 2
+    for before, after in zip(roots, refined, strict=True):
+        np.testing.assert_allclose(evaluate(after, values), evaluate(before, values), rtol=0,
+                                   atol=32 * np.finfo(dtype.numpy).eps)
+
+
+def test_products_that_are_used_twice_are_not_fused():
+    y = Var("y", F32)
+    product = apply("mul", X, y)
+    total = apply("add", product, y)
+    assert refine([total, product]) == [total, product]
+    assert all(e.op != "fma" for e in walk(*refine([total, product])) if isinstance(e, Apply))
+
+
+def test_narrow_floats_are_never_fused():
+    x, y = Var("x", BF16), Var("y", BF16)
+    total = apply("add", apply("mul", x, y), y)
+    assert refine([total]) == [total]

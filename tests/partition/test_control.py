@@ -1,0 +1,120 @@
+"""Loops as steps of a kernel: what is updated in place, and what takes turns or is copied."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.tensor.core import Loop
+
+
+@pytest.fixture
+def loop_of(take_apart, arrays):
+    """`loop_of(body, *shapes)`: (the kernel's program, its loop), of ten trips of the body."""
+
+    def loop_of(body, *shapes, dtype="float32"):
+        def function(*args):
+            return lax.fori_loop(0, 10, lambda i, s: body(i, *s), args)
+
+        program, = take_apart(function, *arrays(dtype, *shapes)).programs
+        loop, = (step for step in program.steps if isinstance(step, Loop))
+        return program, loop
+
+    return loop_of
+
+
+def test_elementwise_updates_are_in_place(loop_of):
+    """No second buffer, no copy: the carried buffer is the result."""
+    program, loop = loop_of(lambda i, x: (x * 0.5 + i,), (9, 20))
+    assert loop.trip_count == 10
+    assert len(loop.body) == 1
+    assert program.temporaries == ()
+
+
+def test_rows_are_set_in_place(loop_of):
+    program, loop = loop_of(lambda i, x: (x.at[i].set(x[i] * 0.5),), (10, 20))
+    written = [a for nest in loop.body for s in nest.stages for a in s.assigns]
+    assert sum(a.buffer.size for a in written if a.buffer.shape == (10, 20)) == 200
+    assert all(b.size < 200 for b in program.temporaries)
+
+
+def test_stencils_take_turns(loop_of):
+    """Two buffers, each read to write the other: half the trips, and no copy in the loop."""
+    def body(i, x):
+        return (x.at[1:-1].set(x[:-2] + x[2:]),)
+
+    program, loop = loop_of(body, (30, 20))
+    assert loop.trip_count == 5
+    assert len(loop.body) == 2
+    assert [b.shape for b in program.temporaries] == [(30, 20)]
+
+
+def test_what_does_not_change_is_read_from_outside(loop_of):
+    program, loop = loop_of(lambda i, x, y: (x * 0.5 + y, y), (9, 20), (9, 20))
+    assert len(loop.body) == 1
+    written = {a.buffer for nest in loop.body for s in nest.stages for a in s.assigns}
+    assert len(written) == 1
+
+
+def test_counters_are_not_carried(take_apart, arrays):
+    """A counter is a variable of the loop, so loads of rows at it have known bounds."""
+    x, = arrays("float32", (10, 20))
+    program, = take_apart(lambda x: lax.scan(lambda c, row: (c + row, c.sum()), x[0], x), x).programs
+    loop, = (step for step in program.steps if isinstance(step, Loop))
+    assert loop.trip_count == 10
+    assert all(b.dtype.is_float for b in program.temporaries)
+
+
+def test_a_trip_count_known_at_run_time_only(take_apart, arrays):
+    x, = arrays("float32", (10, 20))
+    program, = take_apart(lambda x, n: lax.fori_loop(0, n, lambda i, c: c * 0.5, x), x,
+                          np.int32(3)).programs
+    loop, = (step for step in program.steps if isinstance(step, Loop))
+    assert loop.trip_count is None
+    assert loop.condition is not None
+    assert loop.test
+
+
+@pytest.mark.parametrize("op", ["set", "add"])
+def test_places_that_change_are_not_taken_for_steady(check, arrays, op):
+    """Turns are right only if every trip overwrites the same elements."""
+    x, y = arrays("float32", (8, 6), (8, 6))
+
+    def function(x, y):
+        def body(i, s):
+            c, k = s
+            return getattr(c.at[k], op)(c[k - 1] * 0.5 + c.sum(0) * 0.1), (k * 3 + 1) % 8
+
+        return lax.fori_loop(0, 7, body, (x, jnp.int32(0)))
+
+    check(function, x, y)
+
+
+@pytest.mark.parametrize("body", [
+    lambda i, c, y: c.at[np.array([0, 3, 3, 7])].add(y[:4] * c[i]),
+    lambda i, c, y: c.at[np.array([0, 3, 3, 7])].set(c[:4] + 1),
+    lambda i, c, y: c.at[c[:, 0].astype(jnp.int32) % 8].set(y),
+    lambda i, c, y: c.at[c[:, 0].astype(jnp.int32) % 8].add(c[i]),
+    lambda i, c, y: c.at[2:5].set(c[1:4]).at[4:7].set(c[3:6]),
+    lambda i, c, y: c.at[2:5].set(c[1:4]) + c,
+    lambda i, c, y: lax.dynamic_update_slice(c, c[2:4] + y[:2], (c[0, 0].astype(jnp.int32), 0)),
+])
+def test_updates_that_read_what_they_overwrite(check, arrays, body):
+    """All old values are read before the first new one is written, or in the order of the trips."""
+    x, y = (np.round(a) for a in arrays("float32", (8, 6), (8, 6)))
+
+    def function(x, y):
+        return [lax.fori_loop(0, n, lambda i, c: jnp.clip(body(i, c, y), -99, 99), x)
+                for n in (1, 2, 5)] + [lax.fori_loop(0, 3, lambda i, c: body(i, c, y), x)]
+
+    check(function, x, y, ulps=0)
+
+
+def test_loops_with_tables_stay_with_xla_and_say_why(check, arrays):
+    """Tables of constants in a body are not read by kernels yet; the answer is right all the same."""
+    x, = arrays("float32", (4,))
+    report = check(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sort(c) * 0.5, x), x, coverage=0,
+                   kernels=None)
+    assert any("sort" in item.reason or "sort" in item.op for item in report.left)

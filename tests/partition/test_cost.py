@@ -1,0 +1,121 @@
+"""What choose="auto" takes: the directions that were measured, not their amounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.ops.registry import references
+from hlo_mlc.partition.cost import choose_predicted, estimate, is_small
+from hlo_mlc.partition.plan import Cluster, Plan, partition
+from hlo_mlc.passes.simplify import simplify
+from hlo_mlc.target.cpu import named
+from hlo_mlc.tensor.core import Loop
+
+TARGET = named("x86-64-v4")
+MILLION = 1 << 20
+
+
+def plan_of(function: Callable, *shapes: tuple[int, ...] | jax.ShapeDtypeStruct) -> Plan:
+    """The predicted plan of a function; every unit is a kernel of its own."""
+    args = [s if isinstance(s, jax.ShapeDtypeStruct) else jax.ShapeDtypeStruct(s, jnp.float32)
+            for s in shapes]
+    module = jax.jit(function).trace(*args).lower().compiler_ir()
+    graph, _ = simplify(import_function(module), references)
+    return partition(graph, lambda cluster: choose_predicted(cluster, TARGET), lambda unit: False)
+
+
+def cluster_of(function: Callable, *shapes: tuple[int, ...]) -> Cluster:
+    plan = plan_of(function, *shapes)
+    ((cluster, _),) = [*plan.taken, *plan.rejected]
+    return cluster
+
+
+def indices(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+@pytest.mark.parametrize(("function", "shapes"), [
+    (jax.nn.gelu, [(MILLION,)]),
+    (jnp.sin, [(1 << 14,)]),
+    (lambda x: jax.nn.softmax(x), [(1024, 1024)]),
+    (lambda x: jnp.argmax(x, -1), [(4096, 1024)]),
+    (lambda x: jnp.sum(x, 0), [(1024, 1024)]),
+    (lambda x: x.T * 2, [(2048, 2048)]),
+    (jnp.matmul, [(16, 256), (256, 1024)]),
+    (jnp.matmul, [(128, 768), (768, 3072)]),
+    (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID"), [(512, 512)]),
+    (lambda x: lax.fori_loop(0, 100, lambda _, v: jnp.roll(v, 1) + jnp.sum(v), x), [(100,)]),
+])
+def test_takes_what_was_measured_faster(function: Callable, shapes: list) -> None:
+    plan = plan_of(function, *shapes)
+    assert plan.coverage == 1, [verdict.reason for _, verdict in plan.rejected]
+    assert all(verdict.ours_us < verdict.xla_us for _, verdict in plan.taken)
+
+
+@pytest.mark.parametrize(("function", "shapes", "kind"), [
+    (lambda x: x + 1, [(8,)], "map"),
+    (lambda x: x[::-1], [(2048, 2048)], "move"),
+    (lambda x: x + 1, [(4096, 4096)], "map"),
+    (lambda x: jnp.cumsum(x, 1), [(2048, 2048)], "window"),
+    (lambda x, i: jax.ops.segment_sum(x, i, 64), [(1024, 1024), indices(1024)], "scatter"),
+    (lax.erf, [(MILLION,)], "map"),
+])
+def test_leaves_what_was_measured_slower(function: Callable, shapes: list, kind: str) -> None:
+    plan = plan_of(function, *shapes)
+    assert kind in {verdict.reason.partition(":")[0] for _, verdict in plan.rejected}
+    assert all("predicted no faster" in verdict.reason for _, verdict in plan.rejected)
+
+
+def test_a_border_can_tip_the_balance() -> None:
+    cluster = cluster_of(lambda x: x * 2 + 1, (512, 512))
+    alone = choose_predicted(cluster, TARGET)
+    between = choose_predicted(replace(cluster, border_bytes=1 << 30), TARGET)
+    assert alone.take
+    assert not between.take
+    assert "for passing values" in between.reason
+
+
+def test_the_border_is_what_passes_to_and_from_other_nodes() -> None:
+    def around_a_sort(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.sort(jnp.sin(x)))
+
+    plan = plan_of(around_a_sort, (1 << 16,))
+    clusters = [c for c, _ in (*plan.taken, *plan.rejected)]
+    assert [c.border_bytes for c in clusters] == [4 << 16] * 2
+    assert not any(c.is_whole for c in clusters)
+    whole = cluster_of(lambda x: jnp.tanh(x), (1 << 16,))
+    assert whole.border_bytes == 0
+    assert whole.is_whole
+
+
+def test_trips_of_loops_multiply() -> None:
+    def repeated(count: int) -> Callable:
+        return lambda x: lax.fori_loop(0, count, lambda _, v: jnp.sin(v) * 0.5, x)
+
+    few, many = (estimate(cluster_of(repeated(n), (4096,)).kernel, TARGET) for n in (10, 1000))
+    assert 50 < many.operations / few.operations < 150
+    assert 50 < many.ours_us / few.ours_us < 150
+    assert many.bytes == few.bytes
+
+
+def test_more_work_takes_longer() -> None:
+    sizes = [estimate(cluster_of(jnp.tanh, (1 << n,)).kernel, TARGET) for n in (12, 16, 22)]
+    assert sizes[0].ours_us < sizes[1].ours_us < sizes[2].ours_us
+    assert sizes[0].xla_us < sizes[1].xla_us < sizes[2].xla_us
+
+
+def test_small_steps() -> None:
+    small, large = (cluster_of(lambda x: x + 1, (n,)).kernel.program.steps[0]
+                    for n in (100, MILLION))
+    assert is_small(small, TARGET)
+    assert not is_small(large, TARGET)
+    loop = cluster_of(lambda x: lax.fori_loop(0, 3, lambda _, v: v * 2, x), (4,))
+    (step,) = [s for s in loop.kernel.program.steps if isinstance(s, Loop)]
+    assert not is_small(step, TARGET)

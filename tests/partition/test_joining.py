@@ -1,0 +1,143 @@
+"""Which stages share a nest, and that no order of operations is ever broken by it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.partition.joining import ROW_LIMIT
+from hlo_mlc.tensor.classify import is_map
+
+
+def nests(parts) -> list:
+    program, = parts.programs
+    return list(program.steps)
+
+
+@pytest.fixture
+def nests_of(take_apart, arrays):
+    """`nests_of(function, *shapes)`: the nests of the one kernel that it becomes."""
+    return lambda function, *shapes: nests(take_apart(function, *arrays("float32", *shapes)))
+
+
+def test_elementwise_chains_become_one_stage(nests_of):
+    def function(x, y):
+        a = jnp.exp(x) + y
+        return a * 2, jnp.tanh(a) - x, a.astype(jnp.bfloat16)
+
+    nest, = nests_of(function, (9, 20), (9, 20))
+    stage, = nest.stages
+    assert is_map(stage)
+    assert len(stage.assigns) == 3
+    assert nest.private == ()
+
+
+@pytest.mark.parametrize("function", [
+    jax.nn.softmax, lambda x: x - x.mean(1, keepdims=True), jax.nn.log_softmax,
+    lambda x: (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1e-5),
+])
+def test_row_wise_chains_are_one_nest(nests_of, function):
+    nest, = nests_of(function, (9, 50))
+    assert nest.shared == 1
+    assert {v.extent for stage in nest.stages for v in stage.axes[:1]} == {9}
+
+
+def test_stages_of_a_nest_have_only_the_shared_axes_in_common(nests_of):
+    """Else a transformation of one stage's loop would hit another's."""
+    def function(x):
+        clipped = jnp.clip(x, -1, 1)
+        return jnp.concatenate([lax.cummax(clipped, axis=2), clipped, x], 1)[:, :40]
+
+    for nest in nests_of(function, (5, 33, 7)):
+        own = [{*s.axes[nest.shared:], *s.reduce_axes} for s in nest.stages]
+        assert sum(map(len, own)) == len(set().union(*own))
+
+
+def test_reductions_of_the_same_rows_share_a_pass(nests_of):
+    nest, = nests_of(lambda x: (x.sum(1), x.max(1), x.min(1)), (9, 50))
+    assert len(nest.stages) == 3
+
+
+def test_epilogues_join_a_product(nests_of):
+    nest, = nests_of(lambda x, w, b: jax.nn.gelu(x @ w + b), (9, 20), (20, 30), (30,))
+    stage, = nest.stages
+    assert stage.combiner.name == "add"
+    assert len(stage.assigns) == 1
+
+
+def test_epilogues_in_another_layout_join_a_product(nests_of):
+    """Splitting heads is a way of storing the product."""
+    nest, = nests_of(lambda x, w: (x @ w).reshape(9, 5, 6).transpose(1, 0, 2) * 2, (9, 20), (20, 30))
+    stage, = nest.stages
+    assert stage.assigns[0].buffer.shape == (5, 9, 6)
+
+
+def test_rows_and_columns_do_not_share_a_nest(nests_of):
+    assert len(nests_of(lambda x: x.sum(0) + x.sum(1), (50, 50))) > 1
+
+
+def test_rows_that_do_not_fit_the_cache_are_walked_several_times(nests_of):
+    short = nests_of(jax.nn.softmax, (2, ROW_LIMIT))
+    long = nests_of(jax.nn.softmax, (2, ROW_LIMIT + 1))
+    assert len(short) == 1
+    assert len(long) > 1
+
+
+def test_dead_stores_are_left_out(take_apart, arrays):
+    """What only its own nest reads is never written to memory outside."""
+    x, = arrays("float32", (9, 50))
+    program, = take_apart(jax.nn.softmax, x).programs
+    assert len(program.results) == 1
+    assert {b.name for b in program.temporaries} == {
+        b.name for nest in program.steps for b in nest.private}
+
+
+def test_an_operation_of_xla_stays_between(check, arrays):
+    """Neither what it needs nor what needs it may move across it."""
+    x, = arrays("float32", (9, 20))
+
+    def function(x):
+        before = jnp.exp(x)
+        middle = jnp.sort(before, 1)
+        after = before + middle
+        return after, jnp.cumsum(jnp.sort(after, 0), 0) * before, before.sum()
+
+    check(function, x, coverage=0.6)
+
+
+def test_a_guarded_value_is_not_forwarded_unguarded(check, arrays):
+    x, y = arrays("float32", (6,), (6,))
+    check(lambda x, y: (jnp.exp(x), jnp.concatenate([jnp.exp(x)[:3], y[3:]]) + 1), x, y)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_many_small_operations_in_any_order(check, arrays, seed):
+    """A web of values of two shapes, half of them results."""
+    rng = np.random.default_rng(seed)
+    choices = rng.integers(0, 1000, (18, 3))
+
+    def function(x, y):
+        values = [x, y]
+        for kind, one, other in choices:
+            a, b = values[one % len(values)], values[other % len(values)]
+            match kind % 6:
+                case 0:
+                    values.append(jnp.round(a) + b.sum())
+                case 1:
+                    values.append(jnp.maximum(a, a.T) if a.shape[0] == a.shape[-1] else a + 1)
+                case 2:
+                    values.append(jnp.sort(jnp.clip(a, -3, 3), 0))
+                case 3:
+                    values.append(jnp.clip(a - b if a.shape == b.shape else a, -2, 2))
+                case 4:
+                    values.append(jnp.clip(a.sum(0, keepdims=True) - a, -5, 5))
+                case _:
+                    values.append(a[::-1] * 2)
+            values[-1] = jnp.clip(values[-1], -8, 8)
+        return values[2::2]
+
+    x, y = (np.round(a) for a in arrays("float32", (7, 7), (5, 9), seed=seed))
+    check(function, x, y, coverage=0.5, ulps=0)

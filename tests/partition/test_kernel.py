@@ -1,0 +1,90 @@
+"""Kernels are named by what they compute, whoever computes it and wherever."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+
+def fingerprints(parts) -> list[str]:
+    return sorted(parts.kernels)
+
+
+@pytest.fixture
+def names(take_apart, arrays):
+    """`names(function, *shapes, dtype)`: the fingerprints of a function's kernels."""
+    return lambda function, *shapes, dtype="float32": fingerprints(
+        take_apart(function, *arrays(dtype, *shapes)))
+
+
+def test_names_and_order_of_the_users_values_do_not_matter(names):
+    one = names(lambda x, y: jnp.exp(x) * 2 + y, (9, 20), (9, 20))
+
+    def other(first, second):
+        unused = jnp.tanh(second)
+        doubled = 2 * jnp.exp(first)
+        del unused
+        return second + doubled
+
+    assert one == names(other, (9, 20), (9, 20)) or len(one) == 1
+    assert one == names(lambda a, b: jnp.exp(a) * 2 + b, (9, 20), (9, 20))
+
+
+@pytest.mark.parametrize(("other", "shape", "dtype"), [
+    (lambda x: jnp.exp(x) * 3, (9, 20), "float32"), (lambda x: jnp.exp(x) * 2, (9, 21), "float32"),
+    (lambda x: jnp.exp(x) * 2, (9, 20), "bfloat16"), (lambda x: jnp.exp(x * 2), (9, 20), "float32"),
+    (lambda x: (jnp.exp(x) * 2).T, (9, 20), "float32"),
+])
+def test_what_computes_something_else_has_another_name(names, other, shape, dtype):
+    assert names(lambda x: jnp.exp(x) * 2, (9, 20)) != names(other, shape, dtype=dtype)
+
+
+def test_equal_layers_share_one_kernel(take_apart, check, arrays):
+    x, *weights = arrays("float32", (600, 300), *[(300, 300)] * 4)
+
+    def function(x, *weights):
+        for w in weights:
+            x = jnp.tanh(x @ w * 0.05)
+        return x
+
+    report = check(function, x, *weights)
+    assert sum(k.uses for k in report.kernels) > len(report.kernels)
+
+
+_SCRIPT = """
+import jax, jax.numpy as jnp, numpy as np
+from hlo_mlc import mlc_jit
+def f(x, w):
+    y = jax.nn.softmax(x @ w)
+    return y.sum(0), jax.lax.fori_loop(0, 3, lambda i, c: jnp.roll(c, 1, 0) * 0.5 + y, y)
+g = mlc_jit(f, choose="ours")
+r = g(np.ones((9, 20), np.float32), np.ones((20, 30), np.float32))
+print(sorted(k.id for k in g.report().kernels))
+"""
+
+
+def test_names_are_the_same_in_every_process():
+    """Sets and hashes of strings have another order in each; nothing may depend on it."""
+    answers = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", _SCRIPT], env=environment, text=True,
+                              capture_output=True, check=True)
+        answers.append(done.stdout)
+    assert answers[0] == answers[1]
+    assert "[]" not in answers[0]
+
+
+def test_compiling_twice_gives_the_same_kernels(take_apart, arrays):
+    x, w = arrays("float32", (9, 20), (20, 30))
+
+    def function(x, w):
+        return jax.nn.softmax(x @ w), x.sum(0)
+
+    first, second = take_apart(function, x, w), take_apart(function, x, w)
+    assert fingerprints(first) == fingerprints(second)

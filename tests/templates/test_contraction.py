@@ -1,0 +1,129 @@
+"""Matrix products: every pattern of dimension numbers, element types, prologues and epilogues."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+# (lhs, rhs, contracting dimensions, batch dimensions)
+PATTERNS = {
+    "plain": ((17, 33), (33, 65), ((1,), (0,)), ((), ())),
+    "lhs transposed": ((33, 17), (33, 65), ((0,), (0,)), ((), ())),
+    "rhs transposed": ((17, 33), (65, 33), ((1,), (1,)), ((), ())),
+    "both transposed": ((33, 7), (9, 33), ((0,), (1,)), ((), ())),
+    "batch": ((3, 7, 5), (3, 5, 9), ((2,), (1,)), ((0,), (0,))),
+    "batch in the middle": ((7, 3, 5), (5, 9, 3), ((2,), (0,)), ((1,), (2,))),
+    "two batches": ((2, 3, 17, 5), (2, 3, 5, 16), ((3,), (2,)), ((0, 1), (0, 1))),
+    "two contracted": ((4, 3, 5, 6), (5, 9, 6), ((2, 3), (0, 2)), ((), ())),
+    "two contracted, crossed": ((4, 3, 5, 6), (6, 5, 9, 3), ((2, 3), (1, 0)), ((1,), (3,))),
+    "matrix and vector": ((37, 21), (21,), ((1,), (0,)), ((), ())),
+    "vector and matrix": ((21,), (21, 37), ((0,), (0,)), ((), ())),
+    "dot": ((67,), (67,), ((0,), (0,)), ((), ())),
+    "outer": ((5, 3), (17,), ((), ()), ((), ())),
+    "batch of dots": ((3, 25), (3, 25), ((1,), (1,)), ((0,), (0,))),
+    "batch of vectors": ((3, 5, 17), (3, 5), ((1,), (1,)), ((0,), (0,))),
+    "everything is batch": ((3, 17), (3, 17), ((), ()), ((0, 1), (0, 1))),
+    "single": ((1, 1), (1, 1), ((1,), (0,)), ((), ())),
+    "a row and a column": ((1, 35), (35, 1), ((1,), (0,)), ((), ())),
+    "four-dimensional": ((3, 4, 5), (5, 2, 17), ((2,), (0,)), ((), ())),
+}
+NARROW = ("bfloat16", "float16", "int8", "uint8", "bool")
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns(check, arrays, pattern):
+    """All element types in one function; narrow ones also with wide results."""
+    left, right, *numbers = PATTERNS[pattern]
+    numbers = tuple(numbers)
+    pairs = [arrays(dtype, left, right) for dtype in ("float32", "int32", *NARROW)]
+
+    def function(pairs):
+        narrow = [lax.dot_general(a, b, numbers) for a, b in pairs]
+        wide = [lax.dot_general(a, b, numbers, preferred_element_type=t) for (a, b), t in
+                zip(pairs[2:5], ("float32", "float32", "int32"), strict=True)]
+        return narrow + wide
+
+    check(function, pairs, exact=lambda pairs: [
+        lax.dot_general(a, b, numbers) for a, b in (*pairs, *pairs[2:5])])
+
+
+@pytest.mark.parametrize("pattern", ["plain", "lhs transposed", "batch", "matrix and vector"])
+def test_f64(check, arrays, pattern):
+    left, right, *numbers = PATTERNS[pattern]
+    with jax.enable_x64(True):
+        a, b = arrays("float64", left, right)
+        check(lambda a, b: lax.dot_general(a, b, tuple(numbers)), a, b)
+
+
+@pytest.mark.parametrize("m", [1, 2, 13])
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 64, 129])
+@pytest.mark.parametrize("k", [1, 31, 300])
+def test_extents(machine_code, take_apart, arrays, m, n, k):
+    """Whole numbers, so that every order of summation is exact."""
+    a, b = (np.round(x * 3) for x in arrays("float32", (m, k), (k, n)))
+    parts = take_apart(jnp.matmul, a, b)
+    result, = parts.run((a, b), machine_code.executing())
+    np.testing.assert_array_equal(result, a @ b)
+
+
+@pytest.mark.parametrize("shape", [(300, 517, 130), (64, 1100, 700), (1000, 40, 9), (9, 40, 1000)])
+def test_shared_out_and_packed(check, arrays, shape):
+    m, k, n = shape
+    a, b, c = arrays("float32", (m, k), (k, n), (n, k))
+    check(lambda a, b, c: (a @ b, a @ c.T), a, b, c, magnitude=k)
+
+
+def test_prologues_and_epilogues(check, arrays):
+    x, w, bias, y = arrays("float32", (37, 65), (65, 50), (50,), (37, 50))
+
+    def function(x, w, bias, y):
+        return (jax.nn.gelu(x @ w + bias), jnp.maximum(jnp.tanh(x) @ w, 0) * y + 1,
+                (x * 2 - 1) @ (w / 3), (x @ w).T + bias[:, None], (x @ w).sum(1),
+                jax.nn.softmax(x @ w + bias), x.at[0].set(0) @ w, (x @ w)[::-1, 3:])
+
+    check(function, x, w, bias, y, ulps=64)
+
+
+def test_layouts(check, arrays):
+    x, w = arrays("float32", (40, 30), (60, 40))
+    check(lambda x, w: (w[:, ::-1] @ x, jnp.broadcast_to(x[:, :1], (40, 40)) @ x,
+                        jnp.concatenate([x, x]).T @ jnp.tile(x, (2, 1)), x[1::2, ::2].T @ x[::2],
+                        jnp.pad(x, ((0, 20), (7, 3))) @ w.T[:40].T[:40]), x, w)
+
+
+def test_special_values(check, arrays):
+    """NaN and infinities go where they must; 0 * inf is NaN."""
+    a, b = arrays("float32", (17, 33), (33, 9))
+    a[3, 5], a[4, 7], b[2, 3], b[9, 8] = np.nan, np.inf, -np.inf, 0.0
+    a[6, 9] = np.inf
+    check(lambda a, b: (a @ b, jnp.maximum(a @ b, 0)), a, b)
+
+
+def test_attention_and_its_gradient(check, arrays):
+    q, k, v = arrays("float32", (2, 3, 17, 8), (2, 3, 21, 8), (2, 3, 21, 5))
+
+    def attention(q, k, v):
+        scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / np.float32(np.sqrt(8))
+        return jnp.einsum("bhqk,bhkd->bqhd", jax.nn.softmax(scores), v)
+
+    check(lambda *a: (attention(*a), jax.grad(lambda *b: (attention(*b) ** 2).sum(), (0, 1, 2))(
+        *a)), q, k, v, ulps=64)
+
+
+def test_convolutions(check, arrays):
+    x, w, d = arrays("float32", (2, 9, 11, 3), (3, 3, 3, 8), (3, 3, 1, 3))
+    layout = ("NHWC", "HWIO", "NHWC")
+
+    def function(x, w, d):
+        return (lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layout),
+                lax.conv_general_dilated(x, w, (2, 1), ((1, 0), (0, 2)), rhs_dilation=(1, 2),
+                                         dimension_numbers=layout),
+                lax.conv_general_dilated(x, w, (1, 1), ((0, 0), (0, 0)), lhs_dilation=(2, 1),
+                                         dimension_numbers=layout),
+                lax.conv_general_dilated(x, d, (1, 1), "SAME", dimension_numbers=layout,
+                                         feature_group_count=3))
+
+    check(function, x, w, d, ulps=64)

@@ -1,0 +1,136 @@
+"""Elementwise kernels: shapes around the vector width, layouts, element types, special values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+EXTENTS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 65, 127)
+FLOATS = ("float32", "bfloat16", "float16")
+INTEGERS = ("int8", "int32", "uint8", "uint32")
+
+
+@pytest.mark.parametrize("n", EXTENTS)
+def test_extents(check, arrays, n):
+    x, y, z = arrays("float32", (n,), (n, 5), (3, n))
+    check(lambda x, y, z: (x * 2 + 1, y.T - z[:1], jnp.exp(z), y[:, 0] * x), x, y, z, ulps=2)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0), (2, 0, 4)])
+def test_no_elements(check, arrays, shape):
+    x, y = arrays("float32", shape, shape)
+    check(lambda x, y: (jnp.exp(x) + y, x.T * 2, lax.rev(x, (0,)), jnp.concatenate([x, y])), x, y,
+          kernels=False)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS])
+def test_layouts(check, arrays, dtype):
+    x, y, row = arrays(dtype, (33, 17), (17, 33), (17,))
+
+    def function(x, y, row):
+        return (x.T + y, x[::2, 1:] * 3, x[::-1] - row, jnp.concatenate([x, y.T, x[:1]], 0),
+                jnp.pad(x, ((1, 2), (0, 3))), lax.pad(x, x[0, 0], ((-1, 2, 1), (3, -2, 0))),
+                jnp.roll(x, 5, 1) + y.reshape(33, 17), jnp.broadcast_to(row[:, None], (17, 4)))
+
+    check(function, x, y, row)
+
+
+def test_high_rank_transposes(check, arrays):
+    x, = arrays("float32", (3, 5, 17, 4))
+    check(lambda x: [x.transpose(p) * 2 for p in ((3, 1, 2, 0), (0, 2, 1, 3), (2, 3, 0, 1))], x)
+
+
+@pytest.mark.parametrize("shape", [(1030, 517), (3, 100_003), (300, 7, 131)])
+def test_shared_out_over_threads(check, arrays, shape):
+    """Enough work for several tasks, with a rest in each direction."""
+    x, y = arrays("float32", shape, shape)
+    check(lambda x, y: (jnp.tanh(x) * y, jnp.swapaxes(x, 0, -1) + 1, x[::-1] - y), x, y)
+
+
+def test_special_values(check, arrays):
+    """NaN, infinities and both zeros; the sign of a zero shows in a division."""
+    x, y = arrays("float32", (37, 19), (37, 19), special=True)
+
+    def function(x, y):
+        return (x + y, x * y, x / y, jnp.maximum(x, y), jnp.minimum(x, y), jnp.where(x > y, x, y),
+                1 / (x + y), 1 / (-x), jnp.abs(x), jnp.sign(x), x == y, x != x, jnp.isfinite(x),
+                jnp.floor(x), jnp.round(y), x.astype(jnp.int32), x.astype(bool),
+                lax.clamp(jnp.float32(-1), x, y), jnp.exp(x), jnp.tanh(y), jnp.sqrt(x))
+
+    check(function, x, y, ulps=2, magnitude=0)
+
+
+def test_integer_edges(check):
+    """Wrap-around, division by zero, the lowest integer, shifts by more than the width."""
+    edges = np.array([0, 1, -1, 2, -3, 31, 32, 40, 2**31 - 1, -2**31], np.int32)
+    x, y = (a.ravel().copy() for a in np.meshgrid(edges, edges))
+
+    def function(x, y):
+        return (x + y, x - y, x * y, lax.div(x, y), lax.rem(x, y), jnp.abs(x), -x,
+                lax.shift_left(x, y), lax.shift_right_arithmetic(x, y),
+                lax.shift_right_logical(x, y), lax.max(x, y), x < y, lax.population_count(x),
+                lax.clz(x), x.astype(jnp.int8), x.astype(jnp.uint8), x.astype(jnp.float32),
+                x.astype(jnp.uint32) < y.astype(jnp.uint32), ~x & y, x ^ y, lax.integer_pow(x, 3))
+
+    check(function, x, y)
+
+
+def test_conversions(check):
+    values = np.array([0, -0.0, 0.5, 1.5, 2.5, -2.5, 127.6, 128, 255.9, 300, -129, 3e9, -3e9, 1e20,
+                       np.inf, -np.inf, np.nan, 1e-8, 65504, 65519, 65520, 3e38], np.float32)
+
+    def function(x):
+        return [x.astype(t) for t in (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16, jnp.int32,
+                                      jnp.uint32, jnp.bool_, jnp.float16, jnp.bfloat16)]
+
+    check(function, values)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_floats_are_rounded_after_every_op(run, arrays, dtype):
+    """As NumPy does; XLA keeps more of f16."""
+    x, y = arrays(dtype, (41, 9), (41, 9))
+
+    def function(x, y):
+        return x * y + x - y * x, (x + y * y) - x, x / (y * y + x * x)
+
+    for actual, expected in zip(run(function, x, y), function(x, y), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("functions", [
+    (jnp.exp, jnp.log1p, jnp.tanh, jax.nn.sigmoid), (jnp.sin, jnp.cos, jnp.arctan, jnp.sinh),
+    (jax.nn.gelu, jax.nn.silu, lax.erf, jax.nn.softplus),
+    (lax.rsqrt, lambda x: jnp.power(jnp.abs(x), 1.7), lambda x: jnp.arctan2(x, x[::-1]), jnp.cbrt),
+])
+def test_mathematical_functions(check, arrays, functions):
+    x, = arrays("float32", (4, 67))
+    x = np.abs(x) if lax.rsqrt in functions else x
+    check(lambda x: [f(x) for f in functions], x, ulps=4)
+
+
+def test_shared_values_are_not_computed_for_ever(check, arrays):
+    """A chain in which each value is used twice stays linear in size."""
+    x, = arrays("float32", (37,))
+
+    def chain(x):
+        for _ in range(40):
+            x = jnp.sin(x) * 0.9 + x[::-1] * 0.1
+        return x
+
+    check(chain, x, ulps=64)
+
+
+def test_forwarded_values_keep_their_guards(check, arrays):
+    """A value that is at hand replaces a load only where that load takes place."""
+    x, y = arrays("float32", (24, 6), (24, 6))
+
+    def function(x, y):
+        e = jnp.exp(x)
+        spliced = jnp.concatenate([e[:, :3], y[:, 3:]], 1)
+        return e, spliced + 1, spliced.sum(1), spliced * e.max(1, keepdims=True)
+
+    check(function, x, y)

@@ -1,0 +1,125 @@
+"""Reductions over rows, columns and everything, of every combiner, and argmax with its ties."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 7), (2, 129))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_columns_and_everything(check, arrays, shape):
+    x, = arrays("float32", shape)
+
+    def function(x):
+        return (x.sum(0), x.sum(1), x.sum(), x.max(0), x.min(1), jnp.argmax(x, 0),
+                jnp.argmin(x, 1), (x * x).mean(1))
+
+    check(function, x, magnitude=float(x.size))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int32", "uint8"])
+def test_element_types(check, arrays, dtype):
+    x, = arrays(dtype, (19, 37))
+
+    def function(x):
+        return (x.sum(0, dtype=x.dtype), x.sum(1, dtype=x.dtype), x.max(1), x.min(0),
+                jnp.prod(x, 1, dtype=x.dtype), jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x))
+
+    check(function, x, ulps=40)
+
+
+def test_booleans(check, arrays):
+    x, y = arrays("bool", (20, 37), (20, 37))
+    y = y | (np.arange(20) > 10)[:, None]
+    check(lambda x, y: [f(a, axis) for f in (jnp.any, jnp.all, jnp.sum, jnp.argmax, jnp.max)
+                        for a in (x & ~y, y) for axis in (0, 1, None)], x, y)
+
+
+def test_middle_axes(check, arrays):
+    x, = arrays("float32", (4, 9, 5, 18))
+    check(lambda x: (x.sum(1), x.sum((0, 2)), x.sum((1, 3)), x.max((0, 1)), x.min(2),
+                     jnp.argmax(x, 2), x.transpose(2, 0, 3, 1).sum((0, 3))), x, magnitude=20)
+
+
+@pytest.mark.parametrize("shape", [(1, 300_007), (3, 100_003), (100_003, 3), (517, 1031)])
+def test_cut_into_chunks(check, arrays, shape):
+    """Few long rows or columns are folded in pieces; whole numbers make every order exact."""
+    x = np.round(arrays("float32", shape)[0] * 4)
+
+    def function(x):
+        return x.sum(1), x.sum(0), x.sum(), x.max(1), jnp.argmax(x, 1), jnp.argmin(x, 0)
+
+    check(function, x, ulps=0)
+
+
+def test_nothing_to_fold(check, arrays):
+    """Axes of length 0 and 1."""
+    x, y = arrays("float32", (0, 5), (7, 1))
+    check(lambda x, y: (x.sum(0), jnp.prod(x, 0), x.max(0, initial=-3.0), y.sum(1), y.max(1),
+                        jnp.argmax(y, 1), x.T @ x, jnp.any(x > 0, 0)), x, y)
+
+
+def test_first_of_equal_extremes(check):
+    """Ties fall on the lowest index, also across lanes and chunks."""
+    zeros = np.zeros((5, 140), np.float32)
+    two = zeros.copy()
+    two[:, [77, 131, 40, 139]] = 1
+    signs = np.where(np.arange(140) % 3 == 0, -0.0, 0.0).astype(np.float32) + zeros
+    check(lambda *arrays: [f(x, axis) for x in arrays for f in (jnp.argmax, jnp.argmin)
+                           for axis in (0, 1, None)],
+          zeros, two, signs, zeros - np.inf, zeros + np.inf)
+
+
+@pytest.mark.parametrize("shape", [(20, 37), (6, 1001), (3, 70_001), (700, 9)])
+def test_nans_win(arrays, shape, run):
+    """The first NaN is the extreme.  XLA's own min and max lose NaNs, so NumPy is the judge."""
+    x, = arrays("float32", shape, special=True)
+    x[0] = np.nan
+    functions = ("argmax", "argmin", "max", "min")
+    results = run(lambda x: [getattr(jnp, f)(x, axis) for f in functions for axis in (0, 1)], x)
+    expected = [getattr(np, f)(x, axis) for f in functions for axis in (0, 1)]
+    for actual, wanted in zip(results, expected, strict=True):
+        np.testing.assert_array_equal(actual, wanted)
+
+
+def test_combiners_that_do_not_commute(check, arrays):
+    """A monoid keeps the order of its terms: the first and the last that is not 0, affine maps."""
+    mask, = arrays("bool", (20, 67))
+    x, y = arrays("float32", (20, 67), (20, 67))
+    x = x * mask
+
+    def zero(x):
+        return jnp.zeros((), x.dtype)
+
+    def first(a, b):
+        here = a[0] != 0
+        return jnp.where(here, a[0], b[0]), jnp.where(here, a[1], b[1])
+
+    def last(a, b):
+        return jnp.where(b != 0, b, a)
+
+    def after(a, b):
+        return a[0] * b[0], a[1] * b[0] + b[1]
+
+    def function(x, y):
+        return (lax.reduce((x, y), (zero(x), zero(x)), first, (1,)), lax.reduce(
+            x, zero(x), last, (1,)), lax.reduce(x, zero(x), last, (0,)), lax.reduce(
+            x, zero(x), last, (0, 1)), lax.reduce((y, x), (zero(x) + 1, zero(x)), after, (1,)))
+
+    check(function, x, y)
+
+
+def test_windows(check, arrays):
+    x, = arrays("float32", (9, 20))
+
+    def function(x):
+        return (lax.reduce_window(x, jnp.full((), -jnp.inf, x.dtype), lax.max, (2, 3), (2, 2), "SAME"),
+                lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, (3, 1), (1, 1), "VALID"),
+                jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cummax(x, 1), lax.cumprod(x, 0),
+                lax.cumlogsumexp(x, 1))
+
+    check(function, x)

@@ -1,0 +1,98 @@
+"""Updates: windows overwritten, elements set and added to in order, gathered elements."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+# Repeated, negative, and out of bounds on both sides.
+PLACES = np.array([0, 3, 3, -1, 7, 100, 3, -9, -100, 5], np.int32)
+
+
+@pytest.mark.parametrize("start", [0, 2, 7, 30, -3, -30])
+def test_windows_at_places_known_at_run_time(check, arrays, start):
+    """A window that would stick out is moved inside."""
+    x, y = arrays("float32", (8, 17), (3, 5))
+
+    def function(x, y, start):
+        return (lax.dynamic_update_slice(x, y, (start, start - 1)),
+                lax.dynamic_slice(x, (start, start + 1), (3, 5)),
+                lax.dynamic_update_slice(jnp.exp(x), y * 2, (start, 12)),
+                lax.dynamic_slice_in_dim(x, start, 1, 0) + x)
+
+    check(function, x, y, np.int32(start))
+
+
+@pytest.mark.parametrize("method", ["set", "add", "multiply", "max", "min", "apply"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "bool"])
+def test_repeated_places(check, arrays, method, dtype):
+    """In the order of the updates: the last one stays, or each one counts."""
+    x, y = arrays(dtype, (8, 5), (10, 5))
+    if dtype == "bool" and method in ("add", "multiply", "apply"):
+        x, y = x.astype(np.int8), y.astype(np.int8)
+
+    def function(x, y, places):
+        if method == "apply":
+            return x.at[places].apply(lambda e: 3 - e)
+        row = getattr(x.at[places], method)(y)
+        element = getattr(x.at[places, places % 5], method)(y[:, 0])
+        column = getattr(x.at[:, places % 5], method)(y[:8].T[:1].T.repeat(10, 1))
+        return row, element, column
+
+    check(function, x, y, PLACES)
+
+
+def test_fixed_places(check, arrays):
+    x, y = arrays("float32", (9, 20), (20,))
+
+    def function(x, y):
+        return (x.at[1:-1, 1:-1].set(0), x.at[::2].add(y), x.at[:, 3].multiply(2.0),
+                x.at[4].set(y), x.at[2, 3].set(y[0]), x.at[1:8].set(x[2:9] + x[:7]),
+                x.at[np.array([1, 1, 4])].add(y[:3, None]), x.at[::-1].set(x))
+
+    check(function, x, y)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip", "promise_in_bounds"])
+def test_gathers(check, arrays, mode):
+    x, = arrays("float32", (8, 17))
+    places = np.clip(PLACES, 0, 7) if mode == "promise_in_bounds" else PLACES
+
+    def function(x, places):
+        return (x.at[places].get(mode=mode), x.at[places, places].get(mode=mode) * 2,
+                x.at[:, places].get(mode=mode), x.ravel().at[
+                    places[:4, None] + places[None, :3]].get(mode=mode),
+                jnp.take(x, places, 0, mode="wrap"))
+
+    check(function, x, places)
+
+
+def test_gathered_and_scattered_along_axes(check, arrays):
+    x, y = arrays("float32", (6, 9, 5), (6, 9, 5))
+    order = np.argsort(x, 1)
+
+    def function(x, y, order):
+        taken = jnp.take_along_axis(x, order, 1)
+        put = jnp.put_along_axis(y, order, taken * 2, 1, inplace=False)
+        return taken, put, jax.ops.segment_sum(x, order[:, 0, 0] % 4, 4), x[order[0, 0, 0]]
+
+    check(function, x, y, order)
+
+
+def test_gradients_of_gathers(check, arrays):
+    table, = arrays("float32", (8, 17))
+    check(jax.grad(lambda t, places: jnp.sum(jnp.tanh(t[places]) ** 2)), table, PLACES % 8)
+
+
+def test_one_update_after_another(check, arrays):
+    x, y = arrays("float32", (12, 7), (12, 7))
+
+    def function(x, y, places):
+        a = x.at[2:5].set(y[:3])
+        b = a.at[places].add(a[0])
+        return a, b, b.at[0].set(b[places[0]] + x[0]), (a * b).sum(0)
+
+    check(function, x, y, PLACES)

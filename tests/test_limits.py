@@ -1,0 +1,73 @@
+"""The machine's limits: measured once, remembered, and what they say of a kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hlo_mlc import limits
+from hlo_mlc.limits import Limits, machine_limits, measure_limits, note_path
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import host
+
+KNOWN = Limits(gflops=100.0, cache_gb_s=50.0, memory_gb_s=10.0, cache_bytes=1 << 20)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of times that the machine was measured, which takes no time here."""
+    times: list[int] = []
+
+    def measure(target: object) -> Limits:
+        times.append(1)
+        return KNOWN
+
+    monkeypatch.setattr(limits, "measure_limits", measure)
+    return times
+
+
+def test_measuring_gives_figures_that_can_be() -> None:
+    found = measure_limits(host())
+    assert 1 < found.gflops < 1e6
+    assert 0.1 < found.memory_gb_s < 1e5
+    assert 0.1 < found.cache_gb_s < 1e5
+    assert found.cache_bytes >= host().l2_bytes
+
+
+def test_it_measures_once(tmp_path: Path, measured: list[int]) -> None:
+    options = Options(cache_dir=tmp_path)
+    assert machine_limits(options) == KNOWN
+    assert machine_limits(options) == KNOWN
+    assert len(measured) == 1
+    assert json.loads(note_path(tmp_path, host()).read_text())["cores"] == host().cores
+
+
+def test_it_measures_again_when_asked_to(tmp_path: Path, measured: list[int]) -> None:
+    options = Options(cache_dir=tmp_path)
+    machine_limits(options)
+    machine_limits(options, refresh=True)
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize("content", [
+    "", "{}", '{"gflops": 1}',
+    '{"gflops": "x", "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}',
+    '{"gflops": 0, "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}',
+    '{"gflops": NaN, "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}'])
+def test_it_measures_again_when_what_it_knows_is_damaged(
+        tmp_path: Path, measured: list[int], content: str) -> None:
+    note_path(tmp_path, host()).write_text(content)
+    assert machine_limits(Options(cache_dir=tmp_path)) == KNOWN
+    assert len(measured) == 1
+
+
+@pytest.mark.parametrize(("moved_bytes", "flops", "us"), [
+    (50_000, 0, 1.0),  # from the caches
+    (50_000_000, 0, 5_000.0),  # from memory
+    (50_000, 1_000_000, 10.0),  # arithmetic takes longer
+    (0, 0, 0.0),
+])
+def test_the_least_time(moved_bytes: int, flops: int, us: float) -> None:
+    assert KNOWN.least_us(moved_bytes, flops) == pytest.approx(us)
