@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
@@ -34,36 +36,34 @@ def loop_refusal(node: Node) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """Carried value number `position` is `start + iteration * step`."""
+    """A carried value that is `start + iteration * step`."""
 
-    position: int
     start: int
     step: int
-    trip_count: int
 
 
 def lower_while(node: Node, outer: StageLowering) -> list[Step]:
     """The steps of a while loop; its results get buffers in `outer`."""
     condition, body = node.regions
-    counted = _find_counter(node, outer)
-    iteration = Var(outer.fresh("n"), INDEX, counted.trip_count if counted else None)
+    trip_count, counters = _find_counters(node, outer)
+    iteration = Var(outer.fresh("n"), INDEX, trip_count)
     invariant = {k for k, v in enumerate(body.results) if v is body.parameters[k]}
-    if counted and counted.trip_count == 0:
+    if trip_count == 0:
         invariant = set(range(len(body.results)))
     carried: dict[int, Buffer] = {}
     first = len(outer.items)
     for k, result in enumerate(node.results):
         if k in invariant:
             outer.alias(node, result, node.operands[k])
-        elif counted and k == counted.position:
-            end = counted.start + counted.step * counted.trip_count
+        elif k in counters:
+            end = counters[k].start + counters[k].step * trip_count
             outer.compute(node, result, lambda _, t=result.type.dtype, v=end: const(v, t))
         else:
             carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
     initial = outer.items[first:]
     del outer.items[first:]
     steps = fuse_items(initial, _all_written(initial))
-    if counted and counted.trip_count == 0:
+    if trip_count == 0:
         return steps
 
     def inner_lowering(region: Graph, wanted: frozenset[Value]) -> StageLowering:
@@ -72,12 +72,12 @@ def lower_while(node: Node, outer: StageLowering) -> list[Step]:
                 k = region.parameters.index(value)
                 if k in invariant:
                     return outer.read(node.operands[k], indices)
-                scaled = apply("mul", iteration, index.constant(counted.step))
-                shifted = apply("add", scaled, index.constant(counted.start))
+                scaled = apply("mul", iteration, index.constant(counters[k].step))
+                shifted = apply("add", scaled, index.constant(counters[k].start))
                 return apply("convert", shifted, dtype=value.type.dtype)
             return outer.read(value, indices)
 
-        lowering = StageLowering(region, wanted, outside, outer.fresh)
+        lowering = StageLowering(region, wanted, outside, outer.fresh, around=outer)
         for k, buffer in carried.items():
             lowering.buffers[region.parameters[k]] = buffer
         return lowering
@@ -85,15 +85,15 @@ def lower_while(node: Node, outer: StageLowering) -> list[Step]:
     inner = inner_lowering(body, frozenset(body.results))
     segments = _lower_body(body, inner)
     twins: dict[Buffer, Buffer] = {}
-    if counted and counted.trip_count >= 2:
+    if trip_count is not None and trip_count >= 2:
         segments, twins = _take_turns(node, segments, inner, carried)
     segments = _write_back(node, segments, inner, carried, twins)
     needed = frozenset((*carried.values(), *twins.values()))
     body_steps = _steps(segments, needed)
     if twins:
-        return [*steps, *_alternating(body_steps, iteration, counted.trip_count, twins, outer)]
-    if counted:
-        return [*steps, Loop(tuple(body_steps), iteration, counted.trip_count)]
+        return [*steps, *_alternating(body_steps, iteration, trip_count, twins, outer)]
+    if trip_count is not None:
+        return [*steps, Loop(tuple(body_steps), iteration, trip_count)]
     test = inner_lowering(condition, frozenset(condition.results))
     predicate = condition.results[0]
     test_segments = _lower_body(condition, test)
@@ -347,34 +347,46 @@ def _all_written(items: list[Item]) -> frozenset[Buffer]:
     return frozenset(b for item in items for b in item.stage.outputs)
 
 
-def _find_counter(node: Node, outer: StageLowering) -> _Counter | None:
-    """Recognise `while i < limit: …; i = i + step` with literal start, limit and step."""
+def _find_counters(node: Node, outer: StageLowering) -> tuple[int | None, dict[int, _Counter]]:
+    """The number of trips of `while i < limit: …; i = i + step` with literal start, limit and
+    step, and everything that is carried and counts trips; (None, {}) for other loops."""
     condition, body = node.regions
     verdict = _definition(condition, condition.results[0])
     if verdict is None or verdict.op != "stablehlo.compare":
-        return None
+        return None, {}
     left, right = verdict.operands
     if left not in condition.parameters or verdict.attributes.get("comparison_direction") != "LT":
-        return None
-    position = condition.parameters.index(left)
-    limit = _literal(right, condition, outer)
-    start = _literal(node.operands[position], None, outer)
+        return None, {}
+    counters = {k: found for k in range(len(body.results))
+                if (found := _counter(node, k, outer)) is not None}
+    limit = _literal(right, outer, condition)
+    counter = counters.get(condition.parameters.index(left))
+    if limit is None or counter is None or counter.step <= 0:
+        return None, {}
+    trip_count = max(0, -(-(limit - counter.start) // counter.step))
+    wraps = counter.start + counter.step * trip_count > np.iinfo(left.type.dtype.numpy).max
+    return (None, {}) if wraps else (trip_count, counters)
+
+
+def _counter(node: Node, position: int, outer: StageLowering) -> _Counter | None:
+    body = node.regions[1]
     update = _definition(body, body.results[position])
-    if limit is None or start is None or update is None or update.op != "stablehlo.add":
+    if update is None or update.op != "stablehlo.add":
         return None
-    if update.operands[0] is not body.parameters[position]:
+    old, step = update.operands
+    if old is not body.parameters[position]:
+        old, step = step, old
+    start, literal = _literal(node.operands[position], outer), _literal(step, outer, body)
+    if old is not body.parameters[position] or start is None or literal is None:
         return None
-    step = _literal(update.operands[1], body, outer)
-    if step is None or step <= 0:
-        return None
-    return _Counter(position, start, step, max(0, -(-(limit - start) // step)))
+    return _Counter(start, literal)
 
 
 def _definition(graph: Graph, value: Value) -> Node | None:
     return next((n for n in graph.nodes if value in n.results), None)
 
 
-def _literal(value: Value, region: Graph | None, outer: StageLowering) -> int | None:
+def _literal(value: Value, outer: StageLowering, region: Graph | None = None) -> int | None:
     """The integer that a rank-0 value is known to be."""
     node = _definition(region, value) if region is not None else None
     node = node or outer.definition(value)

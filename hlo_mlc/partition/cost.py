@@ -99,7 +99,7 @@ def _trips(loop: Loop) -> int:
 def _part(stage: Stage, template: str, target: CpuTarget, trips: int, thunk_us: float) -> _Part:
     serial = template == "plain"
     operations = _operations(stage)
-    products = points(stage) if contraction(stage) is not None else 0
+    products = points(stage) if _multiplies(stage) else 0
     vector = lanes((stage,), target)
     if serial:
         accesses = points(stage) * (1 + len(stage.inputs))
@@ -113,7 +113,7 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, thunk_us: 
         xla += thunk_us
     if template == "reduction" and not is_map(stage):
         work *= max(1.0, vector / stage.reduce_axes[-1].extent)  # lanes that stay empty
-    flops = 2 * points(stage) * max(1, stage.terms[0].dtype.bytes // 4) if _multiplies(stage) else 0
+    flops = 2 * products * max(1, stage.terms[0].dtype.bytes // 4) if products else 0
     return _Part(kind, trips * max(work, memory), trips * xla, trips * operations, trips * flops)
 
 
@@ -128,9 +128,9 @@ def _operations(stage: Stage) -> int:
     outer = math.prod(v.extent for v in stage.axes)
     values = [a.value for a in (*stage.along, *stage.assigns)]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    folded = 0
-    if stage.combiner is not None and contraction(stage) is None:
-        folded = cost(*stage.terms) + cost(*stage.combiner.results)
+    folded = cost(*stage.terms)
+    if stage.combiner is not None:
+        folded += -1 if _multiplies(stage) else cost(*stage.combiner.results)
     return points(stage) * folded + outer * cost(*values, *guards)
 
 

@@ -73,12 +73,14 @@ class StageLowering:
 
     `wanted`: values that must have a buffer because something outside the stages reads them.
     `outside(value, indices)`: how to read a value that this graph does not define.
+    `around`: the lowering of the graph around this one.
     """
 
     graph: Graph
     wanted: frozenset[Value]
     outside: Callable[[Value, Indices], Expr]
     fresh: Callable[[str], str]
+    around: StageLowering | None = None
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     _producers: dict[Value, tuple[Node, int]] = field(default_factory=dict)
@@ -113,9 +115,11 @@ class StageLowering:
         return self._lowered[node]
 
     def definition(self, value: Value) -> Node | None:
-        """The node that computes `value`, if it was lowered here."""
+        """The node that computes `value`, if it was lowered here or around here."""
         found = self._producers.get(value)
-        return found[0] if found else None
+        if found is None:
+            return self.around.definition(value) if self.around is not None else None
+        return found[0]
 
     def compute(self, node: Node, value: Value, element: Read) -> None:
         """Let `value` be the given expression of its indices."""

@@ -90,8 +90,9 @@ class ContractionTemplate:
             most_rows = STACK_PARTIAL // (lanes * vectors * size)
             row_blocks = max(row_blocks, -(-m // most_rows))
         pack_rows = not _is_plain(roles.lhs, stage) and blocks == 1
+        step = -(-roles.summed[-1].extent // blocks) if blocks > 1 else 0
         return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
-                "depth": -(-depth // blocks) if blocks > 1 else 0, "pack_rows": int(pack_rows)}
+                "depth": step, "pack_rows": int(pack_rows)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""

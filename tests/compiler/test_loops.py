@@ -185,3 +185,37 @@ def test_loops_that_stay_with_xla_keep_their_kernels(check, arrays):
         return jnp.sort(c, 1) * 0.5 + jax.nn.softmax(c) @ c
 
     check(lambda x: lax.fori_loop(0, 3, body, x), x, coverage=0.3, ulps=64)
+
+
+@pytest.mark.parametrize(("dtype", "start", "step", "limit"), [
+    (np.uint32, 5, 2**32 - 1, 10), (np.uint8, 250, 10, 251), (np.int8, 0, 3, 125),
+    (np.int8, 120, 4, 127),
+])
+def test_counters_that_wrap_around(run, dtype, start, step, limit):
+    """A counter past the end of its type starts again.  XLA may not see that, so Python counts."""
+    def function():
+        return lax.while_loop(lambda s: s[0] < dtype(limit), lambda s: (s[0] + dtype(step), s[1] + 1),
+                              (jnp.asarray(dtype(start)), jnp.int32(0)))
+
+    value, trips = np.full((), start, dtype), 0
+    with np.errstate(over="ignore"):
+        while value < limit:
+            value, trips = value + dtype(step), trips + 1
+    assert [int(r) for r in run(function)] == [int(value), trips]
+
+
+def test_other_values_that_count(check, arrays):
+    """Carried integers that grow by a literal: down, in other steps, of other types, and wrapping."""
+    x, = arrays("float32", (9, 5))
+
+    def function(x):
+        def body(i, s):
+            down, wide, byte, c = s
+            c = c.at[down].set(c[wide % 9] + byte.astype(c.dtype) * 0.1 + i)
+            return down - 1, 2 + wide, byte + np.uint8(100), c
+
+        start = jnp.int32(8), jnp.int16(-3), jnp.uint8(7), x
+        return lax.fori_loop(0, 9, body, start), lax.fori_loop(5, 7, lambda i, s: lax.fori_loop(
+            0, 4, lambda j, t: (t[0] + i, t[1] + 1), s), (x, jnp.int32(0)))
+
+    check(function, x)
