@@ -14,7 +14,7 @@ from hlo_mlc.expr.core import Apply, Expr, loads, walk
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Verdict
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import TASK_WORK, lanes, points
+from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.tensor.classify import contraction, cost, is_map, stride
 from hlo_mlc.tensor.core import Loop, Stage, Step, TensorProgram
@@ -106,7 +106,7 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, thunk_us: 
         work = max((operations + accesses) / SCALAR_OPERATIONS, SERIAL_STAGE_US)
     else:
         work = operations / (vector * VECTOR_OPERATIONS) + products / (vector * VECTOR_PRODUCTS)
-        work /= max(1, min(target.cores, (operations + products) // TASK_WORK))
+        work /= max(1, min(target.cores, 2 * (operations + products) // SERIAL_WORK))
     memory = _memory_us(stage, target)
     kind, xla = _compare(stage, serial, work, memory, target)
     if thunk_us == THUNK_US or points(stage) > 1:
