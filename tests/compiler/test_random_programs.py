@@ -14,7 +14,7 @@ RECIPES = st.lists(st.tuples(st.integers(0, 99), OPERAND, OPERAND, CHOICES), min
                    max_size=25).map(tuple)
 
 
-@hypothesis.settings(max_examples=60, deadline=None, print_blob=True, database=None, derandomize=True,
+@hypothesis.settings(max_examples=100, deadline=None, print_blob=True, database=None,
                      suppress_health_check=list(hypothesis.HealthCheck))
 @hypothesis.given(recipe=RECIPES, outputs=st.integers(1, 3), shape=st.lists(
     DIMENSIONS, min_size=1, max_size=3).filter(lambda s: np.prod(s) <= 3000), seed=st.integers(0, 99))

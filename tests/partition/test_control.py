@@ -61,7 +61,7 @@ def test_what_does_not_change_is_read_from_outside(loop_of):
 def test_counters_are_not_carried(take_apart, arrays):
     """A counter is a variable of the loop, so loads of rows at it have known bounds."""
     x, = arrays("float32", (10, 20))
-    program, = take_apart(lambda x: lax.scan(lambda c, row: (c + row, c * 2), x[0], x), x).programs
+    program, = take_apart(lambda x: lax.scan(lambda c, row: (c + row, row * 2), x[0], x), x).programs
     loop, = (step for step in program.steps if isinstance(step, Loop))
     assert loop.trip_count == 10
     assert all(b.dtype.is_float for b in program.temporaries)

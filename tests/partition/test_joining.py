@@ -79,11 +79,13 @@ def test_rows_and_columns_do_not_share_a_nest(nests_of):
     assert len(nests_of(lambda x: x.sum(0) + x.sum(1), (50, 50))) > 1
 
 
-@pytest.mark.parametrize(("extent", "count"), [(ROW_LIMIT, 1), (ROW_LIMIT + 1, 3)])
-def test_rows_that_do_not_fit_the_cache_are_walked_several_times(take_apart, arrays, extent, count):
-    x, = arrays("float32", (2, extent))
-    programs = take_apart(jax.nn.softmax, x).programs
-    assert sum(len(program.steps) for program in programs) == count
+def test_rows_that_do_not_fit_the_cache_are_walked_several_times(take_apart, arrays):
+    def count(extent):
+        x, = arrays("float32", (2, extent))
+        return sum(len(program.steps) for program in take_apart(jax.nn.softmax, x).programs)
+
+    assert count(ROW_LIMIT) == 1
+    assert count(ROW_LIMIT + 1) > 1
 
 
 def test_dead_stores_are_left_out(take_apart, arrays):

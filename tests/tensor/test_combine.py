@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import apply, const, variable
+from hlo_mlc.expr.core import Var
 from hlo_mlc.expr.dtypes import ALL, BF16, BOOL, F16, F32, I32, Kind
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.tensor.combine import (
     combiner_from,
     combiner_variables,
+    merging,
     named_combiner,
     widened,
     with_identity,
@@ -68,3 +70,48 @@ def test_sums_of_narrow_floats_accumulate_in_f32(op: str, dtype, expected) -> No
     combiner = widened(named_combiner(op, dtype))
     assert combiner.name == op
     assert combiner.lhs[0].dtype is expected
+
+
+def argmax():
+    """The combiner of argmax, its terms, and the axis that they are over."""
+    lhs, rhs = combiner_variables([F32, I32])
+    (x, m), (y, n) = lhs, rhs
+    larger = apply("or", apply("gt", x, y), apply("ne", x, x))
+    earlier = apply("and", apply("eq", x, y), apply("lt", m, n))
+    combiner = combiner_from(lhs, rhs, (apply("select", larger, x, y), apply(
+        "select", apply("or", larger, earlier), m, n)))
+    axis = variable("k", 7)
+    return combiner, (Var("x", F32), apply("convert", axis, dtype=I32)), axis
+
+
+def test_ops_on_one_value_merge_in_any_order() -> None:
+    combiner = named_combiner("add", F32)
+    assert merging(combiner, (Var("x", F32),), (variable("k", 4),)) is combiner
+
+
+def test_argmax_merges_by_position() -> None:
+    """Whichever side comes first, the lower position wins among equals and among NaNs."""
+    combiner, terms, axis = argmax()
+    merged = merging(combiner, terms, (axis,))
+    values = np.array([1, 2, np.nan, np.inf, -0.0, 0.0], np.float32)
+    pairs = [(a, b, m, n) for a in values for b in values for m, n in ((2, 5), (5, 2))]
+    (x, m), (y, n) = merged.lhs, merged.rhs
+    for a, b, at_a, at_b in pairs:
+        here = {x: np.asarray(a), y: np.asarray(b), m: np.int32(at_a), n: np.int32(at_b)}
+        there = {x: np.asarray(b), y: np.asarray(a), m: np.int32(at_b), n: np.int32(at_a)}
+        one, other = ([np.asarray(evaluate(r, at)) for r in merged.results]
+                      for at in (here, there))
+        np.testing.assert_array_equal(one, other)
+        if np.isnan(a) and np.isnan(b):
+            assert one[1] == 2
+
+
+def test_order_is_kept_where_nothing_tells_it() -> None:
+    """A choice of the last, positions that do not ascend, positions that are data."""
+    lhs, rhs = combiner_variables([F32])
+    last = combiner_from(lhs, rhs, (apply("select", apply("ne", rhs[0], const(0.0, F32)), rhs[0],
+                                          lhs[0]),))
+    assert merging(last, (Var("x", F32),), (variable("k", 4),)) is None
+    combiner, (value, position), axis = argmax()
+    assert merging(combiner, (value, position), (variable("other", 3), axis)) is None
+    assert merging(combiner, (value, Var("data", I32)), (axis,)) is None
