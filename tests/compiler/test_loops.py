@@ -173,8 +173,11 @@ def test_recurrences(check, arrays):
 
 def test_carried_state_that_nobody_reads(check, arrays):
     x, y = arrays("float32", (5, 6), (5, 6))
-    check(lambda x, y: lax.fori_loop(0, 3, lambda i, s: (s[0] + 1, s[1] * s[0], s[2]), (x, y, x))[0],
-          x, y)
+
+    def body(i, s):
+        return s[0] + 1, s[1] * s[0], s[2]
+
+    check(lambda x, y: lax.fori_loop(0, 3, body, (x, y, x))[0], x, y)
 
 
 def test_loops_that_stay_with_xla_keep_their_kernels(check, arrays):
@@ -194,7 +197,8 @@ def test_loops_that_stay_with_xla_keep_their_kernels(check, arrays):
 def test_counters_that_wrap_around(run, dtype, start, step, limit):
     """A counter past the end of its type starts again.  XLA may not see that, so Python counts."""
     def function():
-        return lax.while_loop(lambda s: s[0] < dtype(limit), lambda s: (s[0] + dtype(step), s[1] + 1),
+        return lax.while_loop(lambda s: s[0] < dtype(limit),
+                              lambda s: (s[0] + dtype(step), s[1] + 1),
                               (jnp.asarray(dtype(start)), jnp.int32(0)))
 
     value, trips = np.full((), start, dtype), 0
@@ -205,7 +209,7 @@ def test_counters_that_wrap_around(run, dtype, start, step, limit):
 
 
 def test_other_values_that_count(check, arrays):
-    """Carried integers that grow by a literal: down, in other steps, of other types, and wrapping."""
+    """Carried integers that grow by a literal: down, in other steps and types, and wrapping."""
     x, = arrays("float32", (9, 5))
 
     def function(x):

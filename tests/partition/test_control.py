@@ -52,7 +52,7 @@ def test_stencils_take_turns(loop_of):
 
 
 def test_what_does_not_change_is_read_from_outside(loop_of):
-    program, loop = loop_of(lambda i, x, y: (x * 0.5 + y, y), (9, 20), (9, 20))
+    _, loop = loop_of(lambda i, x, y: (x * 0.5 + y, y), (9, 20), (9, 20))
     assert len(loop.body) == 1
     written = {a.buffer for nest in loop.body for s in nest.stages for a in s.assigns}
     assert len(written) == 1
@@ -61,7 +61,8 @@ def test_what_does_not_change_is_read_from_outside(loop_of):
 def test_counters_are_not_carried(take_apart, arrays):
     """A counter is a variable of the loop, so loads of rows at it have known bounds."""
     x, = arrays("float32", (10, 20))
-    program, = take_apart(lambda x: lax.scan(lambda c, row: (c + row, row * 2), x[0], x), x).programs
+    parts = take_apart(lambda x: lax.scan(lambda c, row: (c + row, row * 2), x[0], x), x)
+    program, = parts.programs
     loop, = (step for step in program.steps if isinstance(step, Loop))
     assert loop.trip_count == 10
     assert all(b.dtype.is_float for b in program.temporaries)
@@ -112,8 +113,7 @@ def test_updates_that_read_what_they_overwrite(check, arrays, body):
     check(function, x, y, ulps=0)
 
 
-def test_loops_with_tables_stay_with_xla_and_say_why(check, arrays):
-    """Tables of constants in a body are not read by kernels yet; the answer is right all the same."""
+def test_a_loop_that_stays_with_xla_has_a_reason(check, arrays):
     x, = arrays("float32", (4,))
     report = check(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sort(c) * 0.5, x), x, coverage=0,
                    kernels=None)

@@ -70,7 +70,8 @@ def test_epilogues_join_a_product(nests_of):
 
 def test_epilogues_in_another_layout_join_a_product(nests_of):
     """Splitting heads is a way of storing the product."""
-    nest, = nests_of(lambda x, w: (x @ w).reshape(9, 5, 6).transpose(1, 0, 2) * 2, (9, 20), (20, 30))
+    nest, = nests_of(lambda x, w: (x @ w).reshape(9, 5, 6).transpose(1, 0, 2) * 2,
+                     (9, 20), (20, 30))
     stage, = nest.stages
     assert stage.assigns[0].buffer.shape == (5, 9, 6)
 

@@ -117,8 +117,9 @@ def test_windows(check, arrays):
     x, = arrays("float32", (9, 20))
 
     def function(x):
-        return (lax.reduce_window(x, jnp.full((), -jnp.inf, x.dtype), lax.max, (2, 3), (2, 2), "SAME"),
-                lax.reduce_window(x, jnp.zeros((), x.dtype), lax.add, (3, 1), (1, 1), "VALID"),
+        lowest, zero = jnp.full((), -jnp.inf, x.dtype), jnp.zeros((), x.dtype)
+        return (lax.reduce_window(x, lowest, lax.max, (2, 3), (2, 2), "SAME"),
+                lax.reduce_window(x, zero, lax.add, (3, 1), (1, 1), "VALID"),
                 jnp.cumsum(x, 0), jnp.cumsum(x, 1), lax.cummax(x, 1), lax.cumprod(x, 0),
                 lax.cumlogsumexp(x, 1))
 
