@@ -40,7 +40,9 @@ class Buffer:
     """A named block of memory: `shape` elements of `dtype`, row-major unless `strides` are given.
 
     scope: "operand" (read-only unless aliased) | "result" | "scratch" (the kernel's arena, shared
-    by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled).
+    by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled) |
+    "shared" (of a block of threads) | "thread" (its first axes are the threads of a block, each of
+    which touches its own part only, so that parts can be registers).
     """
 
     name: str
@@ -199,13 +201,46 @@ def loads(node: Expr) -> tuple[Load, ...]:
     return node._loads
 
 
+# In one line of text a shared expression of more nodes than this is written once and named:
+# written at each use, thirty operations that use their operand twice would take gigabytes.
+_LONG = 32
+
+
 def text(node: Expr) -> str:
     """One-line infix text; equal for equal expressions, so it serves as a canonical key."""
     if node._text is None:
-        for inner in walk(node):
-            if inner._text is None:
-                inner._text = spell(inner, text)
+        lets, (body,) = spell_shared((node,), _LONG, _LONG)
+        node._text = f"let {'; '.join(lets)} in {body}" if lets else body
     return node._text
+
+
+def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
+                 ) -> tuple[list[str], tuple[str, ...]]:
+    """The lines `%0 = …` for what is used several times, and the texts of `roots` that use them.
+
+    Shared expressions of at most `small` nodes, or `small_index` in index arithmetic, are written
+    again instead.
+    """
+    order = list(walk(*roots))
+    uses: dict[Expr, int] = {}
+    for node in order:
+        for child in children(node):
+            uses[child] = uses.get(child, 0) + 1
+    for root in roots:
+        uses[root] = uses.get(root, 0) + 1
+    texts: dict[Expr, str] = {}
+    sizes: dict[Expr, int] = {}
+    lets: list[str] = []
+    for node in order:
+        spelled = spell(node, texts.__getitem__)
+        size = 1 + sum(sizes[child] for child in children(node))
+        limit = small_index if node.dtype.name == "index" else small
+        if uses[node] > 1 and size > limit and isinstance(node, Apply | Load):
+            name = f"%{len(lets)}"
+            lets.append(f"{name} = {spelled}")
+            spelled, size = name, 1
+        texts[node], sizes[node] = spelled, size
+    return lets, tuple(texts[root] for root in roots)
 
 
 def spell(node: Expr, part: Callable[[Expr], str]) -> str:

@@ -16,6 +16,7 @@ from fractions import Fraction
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
+from hlo_mlc.expr.special import digamma, erf, erf_inv, erfc, lgamma
 
 Array = np.ndarray
 
@@ -156,18 +157,6 @@ def _logistic(x: Array) -> Array:
     return (1 / (1 + np.exp(-x))).astype(x.dtype)
 
 
-_erf_f64 = np.vectorize(math.erf, otypes=[np.float64])
-_erfc_f64 = np.vectorize(math.erfc, otypes=[np.float64])
-
-
-def _erf(x: Array) -> Array:
-    return _erf_f64(x.astype(np.float64)).astype(x.dtype).reshape(x.shape)
-
-
-def _erfc(x: Array) -> Array:
-    return _erfc_f64(x.astype(np.float64)).astype(x.dtype).reshape(x.shape)
-
-
 def _popcount(x: Array) -> Array:
     return np.bitwise_count(x.view(f"u{x.dtype.itemsize}")).astype(x.dtype)
 
@@ -278,6 +267,7 @@ _TABLE = [
     ScalarOp("mul", 2, _through_f32(lambda x, y: x & y if x.dtype == np.bool_ else x * y),
              commutative=True, infix="*"),
     ScalarOp("div", 2, _through_f32(_divide), infix="/"),
+    ScalarOp("div_common", 2, _through_f32(_divide)),  # by a divisor that many quotients share
     ScalarOp("rem", 2, _through_f32(_remainder), infix="%"),
     ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
     ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
@@ -289,8 +279,10 @@ _TABLE = [
     *_same(("sqrt", 1, np.sqrt), ("rsqrt", 1, lambda x: (1 / np.sqrt(x)).astype(x.dtype)),
            ("cbrt", 1, np.cbrt), ("exp", 1, np.exp), ("expm1", 1, np.expm1), ("log", 1, np.log),
            ("log1p", 1, np.log1p), ("logistic", 1, _logistic), ("sin", 1, np.sin),
-           ("cos", 1, np.cos), ("tan", 1, np.tan), ("tanh", 1, np.tanh), ("erf", 1, _erf),
-           ("erfc", 1, _erfc), ("asin", 1, np.arcsin), ("acos", 1, np.arccos),
+           ("cos", 1, np.cos), ("tan", 1, np.tan), ("tanh", 1, np.tanh), ("erf", 1, erf),
+           ("erfc", 1, erfc), ("erf_inv", 1, erf_inv),
+           ("lgamma", 1, lgamma), ("digamma", 1, digamma),
+           ("asin", 1, np.arcsin), ("acos", 1, np.arccos),
            ("atan", 1, np.arctan), ("sinh", 1, np.sinh), ("cosh", 1, np.cosh),
            ("asinh", 1, np.arcsinh), ("acosh", 1, np.arccosh), ("atanh", 1, np.arctanh)),
     # bits and logic

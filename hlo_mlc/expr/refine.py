@@ -10,18 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.expr.build import apply, rebuild
-from hlo_mlc.expr.core import Apply, Const, Expr, children, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, children, walk
+
+# Of one divisor, for which its reciprocal is not worth computing.
+FEW_QUOTIENTS = 16
 
 
-def refine(roots: Sequence[Expr]) -> list[Expr]:
+def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     """The expressions in better forms, `roots` being all that is computed together.
 
         a * b + c                ->  fma(a, b, c)
         (tanh(x) + 1) * 0.5      ->  logistic(2 x)
         1 / (exp(-x) + 1)        ->  logistic(x)
+        erf(x) + 1 if |x| < c else 2 - erfc(|x|) if x > 0 else erfc(|x|)  ->  erfc(-x)
+        a[i, j] / b[i]           ->  div_common(a[i, j], b[i]), where j is one of `inner`
 
     Only where nothing else uses the inner values, and only in f32 and f64: narrower floats are
-    rounded after every op.
+    rounded after every op.  `inner` are the variables of the innermost loops.
     """
     uses: dict[Expr, int] = {}
     for node in walk(*roots):
@@ -33,7 +38,7 @@ def refine(roots: Sequence[Expr]) -> list[Expr]:
     for node in walk(*roots):
         better = None
         if isinstance(node, Apply) and node.dtype.is_float and not node.dtype.is_narrow_float:
-            better = _better(node, uses, new)
+            better = _better(node, uses, new) or _with_common_divisor(node, inner, new)
         new[node] = better or rebuild(node, tuple(new[part] for part in children(node)))
     return [new[root] for root in roots]
 
@@ -61,7 +66,39 @@ def _better(node: Apply, uses: dict[Expr, int], new: dict[Expr, Expr]) -> Expr |
         if _is(one, 1.0) and alone(y, "add") and _is(y.args[1], 1.0) and alone(y.args[0], "exp") \
                 and alone(y.args[0].args[0], "neg"):
             return apply("logistic", new[y.args[0].args[0].args[0]])
+    elif node.op == "select" and (found := _complement(node)) is not None:
+        x, negated = found
+        return apply("erfc", apply("neg", new[x]) if negated else new[x])
     return None
+
+
+def _complement(node: Apply) -> tuple[Expr, bool] | None:
+    """(x, whether it is negated) where a select between erf and erfc is no more than erfc(±x).
+
+    Source: jax.scipy.special.ndtr, the normal distribution; our erfc is accurate everywhere.
+    """
+    match node.args:
+        case (Apply(op="lt", args=(Apply(op="abs", args=(x,)), Const())),
+              Apply(op="add" | "sub" as near_op, args=near),
+              Apply(op="select", args=(Apply(op="gt", args=(positive, zero)),
+                                       Apply(op="sub", args=(two, tail)), other))):
+            negated = near_op == "add"
+            erf, one = near if negated else near[::-1]
+            if _is(zero, 0.0) and _is(one, 1.0) and _is(two, 2.0) and tail is other \
+                    and tail is apply("erfc", apply("abs", x)) and erf is apply("erf", x) \
+                    and positive is (x if negated else apply("neg", x)):
+                return x, negated
+    return None
+
+
+def _with_common_divisor(node: Apply, inner: Sequence[Var], new: dict[Expr, Expr]
+                         ) -> Expr | None:
+    if node.op != "div":
+        return None
+    x, y = node.args
+    if not any(v in x.free and v not in y.free and v.extent >= FEW_QUOTIENTS for v in inner):
+        return None
+    return apply("div_common", new[x], new[y])
 
 
 def _is(e: Expr, value: float) -> bool:

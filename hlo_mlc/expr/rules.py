@@ -12,7 +12,7 @@ import numpy as np
 
 from hlo_mlc.expr.core import Apply, Const, Expr
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
-from hlo_mlc.expr.index import bounds
+from hlo_mlc.expr.index import add, bounds, constant, floordiv, multiply, subtract
 
 Simplified = Expr | tuple[str, tuple[Expr, ...]]
 Rule = Callable[[tuple[Expr, ...], DType], Expr | None]
@@ -24,34 +24,121 @@ def _is(e: Expr, value: float) -> bool:
     return not isinstance(value, float) or math.copysign(1, e.value) == math.copysign(1, value)
 
 
+def _is_op(e: Expr, op: str) -> bool:
+    return isinstance(e, Apply) and e.op == op
+
+
 def _add(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """x + 0 -> x (integers);  x + -0.0 -> x (floats)"""
-    return args[0] if _is(args[1], -0.0 if dtype.is_float else 0) else None
+    """x + 0 -> x (integers);  x + -0.0 -> x (floats);  x + -y -> x - y"""
+    x, y = args
+    if _is(y, -0.0 if dtype.is_float else 0):
+        return x
+    if _is_op(y, "neg"):
+        return Apply("sub", (x, y.args[0]), dtype)
+    if _is_op(x, "neg"):
+        return Apply("sub", (y, x.args[0]), dtype)
+    return _of_counters(add, args, dtype)
 
 
 def _sub(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """x - 0 -> x;  x - x -> 0 (integers)"""
-    if _is(args[1], 0.0 if dtype.is_float else 0):
-        return args[0]
-    return Const(0, dtype) if args[0] is args[1] and dtype.is_integer else None
+    """x - 0 -> x;  x - x -> 0 (integers);  x - -y -> x + y"""
+    x, y = args
+    if _is(y, 0.0 if dtype.is_float else 0):
+        return x
+    if x is y and dtype.is_integer:
+        return Const(0, dtype)
+    if _is_op(y, "neg"):
+        return Apply("add", (x, y.args[0]), dtype)
+    return _of_counters(subtract, args, dtype)
 
 
 def _mul(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """x * 1 -> x;  x * 0 -> 0 (integers)"""
+    """x * 1 -> x;  x * 0 -> 0 (integers);  -x * y -> -(x * y)"""
     x, y = args
     if _is(y, 1.0 if dtype.is_float else 1):
         return x
-    return y if _is(y, 0) and dtype.is_integer else None
+    if _is(y, 0) and dtype.is_integer:
+        return y
+    if (outside := _negation_outside("mul", args, dtype)) is not None:
+        return outside
+    return _of_counters(multiply, args, dtype) if isinstance(y, Const) else None
+
+
+def _of_counters(function: Callable[[Expr, Expr], Expr], args: tuple[Expr, ...],
+                 dtype: DType) -> Expr | None:
+    """convert(i) + convert(j) -> convert(i + j), likewise - and *, where nothing wraps
+
+    Index arithmetic has a normal form, and is as wide as it must be: a counter of 64 bits costs
+    half of the lanes of all that is computed with it.
+    """
+    if not dtype.is_integer or dtype is INDEX:
+        return None
+    counters = [_counter(x) for x in args]
+    if None in counters or all(isinstance(c, Const) for c in counters):
+        return None
+    result = function(*counters)
+    return Apply("convert", (result,), dtype) if _holds_all(dtype, result) else None
+
+
+def _counter(x: Expr) -> Expr | None:
+    """The index expression that the integer `x` has the value of, if it is known to be one."""
+    if isinstance(x, Const):
+        return constant(x.value)
+    if isinstance(x, Apply) and x.op == "convert" and x.args[0].dtype is INDEX:
+        return x.args[0] if _holds_all(x.dtype, x.args[0]) else None
+    return None
+
+
+def _holds_all(integer: DType, e: Expr) -> bool:
+    """True where every value that the index expression `e` can take is one of `integer`."""
+    low, high = bounds(e)
+    info = np.iinfo(integer.numpy)
+    return info.min <= low and high <= info.max
 
 
 def _div(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """x / 1 -> x;  x / 2**k -> x * 2**-k (floats: both are exact or round alike)"""
+    """x / 1 -> x;  x / 2**k -> x * 2**-k (floats: both are exact or round alike);
+    -x / y -> -(x / y) (floats)"""
     x, y = args
     if _is(y, 1.0 if dtype.is_float else 1):
         return x
+    if dtype.is_float and (outside := _negation_outside("div", args, dtype)) is not None:
+        return outside
     if dtype.is_float and isinstance(y, Const) and _is_safe_power_of_two(y.value, dtype):
         return Apply("mul", (x, Const(1 / y.value, dtype)), dtype)
     return None
+
+
+def _negation_outside(op: str, args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """op(-x, y) -> -op(x, y), likewise for y: what differs by its sign only becomes the same."""
+    x, y = args
+    if not (_is_op(x, "neg") or _is_op(y, "neg")):
+        return None
+    positive = Apply(op, tuple(e.args[0] if _is_op(e, "neg") else e for e in args), dtype)
+    both = _is_op(x, "neg") and _is_op(y, "neg")
+    return positive if both else Apply("neg", (positive,), dtype)
+
+
+def _odd(op: str) -> Rule:
+    def rule(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+        """f(-x) -> -f(x)"""
+        x = args[0]
+        if not _is_op(x, "neg"):
+            return None
+        return Apply("neg", (Apply(op, (x.args[0],), dtype),), dtype)
+
+    return rule
+
+
+def _even(op: str) -> Rule:
+    def rule(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+        """f(-x) -> f(x);  f(|x|) -> f(x)"""
+        x = args[0]
+        if not dtype.is_float or not (_is_op(x, "neg") or _is_op(x, "abs")):
+            return None  # the smallest integer is its own negative
+        return Apply(op, x.args, dtype)
+
+    return rule
 
 
 def _is_safe_power_of_two(value: float, dtype: DType) -> bool:
@@ -88,9 +175,30 @@ def _or(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     return x if _is(y, 0) else None
 
 
+def _xor(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x ^ 0 -> x"""
+    return args[0] if _is(args[1], 0) else None
+
+
 def _shift(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     """x << 0 -> x, likewise to the right"""
     return args[0] if _is(args[1], 0) else None
+
+
+def _shift_right(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x >> 0 -> x;  convert(i) >> k -> convert(i // 2**k) for counters"""
+    x, amount = args
+    if _is(amount, 0):
+        return x
+    if isinstance(x, Const) or not isinstance(amount, Const) or not 0 < amount.value < dtype.bits:
+        return None
+    counter = _counter(x)
+    if counter is None or bounds(counter)[0] < 0:
+        return None
+    quotient = floordiv(counter, 1 << amount.value)
+    if isinstance(quotient, Const):
+        return Const(quotient.value, dtype)
+    return Apply("convert", (quotient,), dtype)
 
 
 def _not(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
@@ -132,9 +240,7 @@ def _convert(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
         return None
     inner = x.args[0]
     if inner.dtype is INDEX and x.dtype.is_integer:  # a loop counter that the integer can hold
-        low, high = bounds(inner)
-        info = np.iinfo(x.dtype.numpy)
-        if info.min <= low and high <= info.max:
+        if _holds_all(x.dtype, inner):
             return inner if dtype is INDEX else Apply("convert", (inner,), dtype)
         return None
     return inner if inner.dtype is dtype and _holds(x.dtype, dtype) else None
@@ -168,9 +274,14 @@ def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 
 _RULES: dict[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "and": _and, "or": _or,
-    "xor": _add, "shl": _shift, "shr_logical": _shift, "shr_arithmetic": _shift, "not": _not,
+    "xor": _xor, "shl": _shift, "shr_logical": _shift_right, "shr_arithmetic": _shift_right,
+    "not": _not,
     "max": _max, "min": _min, "select": _select, "select_unlikely": _select,
     "convert": _convert, "ne": _ne, "bitcast": _bitcast,
+    # Our own functions are odd and even to the last bit.
+    **{op: _odd(op) for op in ("sin", "tan", "tanh", "erf", "erf_inv", "asin", "atan", "sinh",
+                               "asinh", "atanh", "cbrt")},
+    **{op: _even(op) for op in ("cos", "cosh", "abs")},
 }
 
 

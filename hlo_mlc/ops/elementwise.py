@@ -18,7 +18,6 @@ from hlo_mlc.expr.ops import OPS
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import bits
 from hlo_mlc.ops.definition import Indices, OpDef, Pointwise, Read
-from hlo_mlc.ops.special import erf_inv
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
 
@@ -187,7 +186,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("chlo.atanh", "atanh", _FLOAT),
     _row("chlo.erf", "erf", _FLOAT),
     _row("chlo.erfc", "erfc", _FLOAT),
-    _unary("chlo.erf_inv", erf_inv, _FLOAT),
+    _row("chlo.erf_inv", "erf_inv", _FLOAT),
+    _row("chlo.lgamma", "lgamma", _FLOAT),
+    _row("chlo.digamma", "digamma", _FLOAT),
     # bits and logic
     _row("stablehlo.and", "and", _LOGICAL),
     _row("stablehlo.or", "or", _LOGICAL),

@@ -8,13 +8,13 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.ops import contraction, elementwise, indexing, reduction, shape
+from hlo_mlc.ops import contraction, elementwise, indexing, reduction, selection, shape
 from hlo_mlc.ops.definition import OpDef
 from hlo_mlc.support.errors import UnsupportedOpError
 
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
-    for family in (elementwise, shape, reduction, contraction, indexing)
+    for family in (elementwise, shape, reduction, contraction, selection, indexing)
     for definition in family.DEFINITIONS
 }
 
@@ -23,7 +23,7 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic stays with XLA"
-_GAMMA = "gamma and Bessel functions are not composed of scalar ops here"
+_SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 # Ops of the specification without a definition, and why.
 _LEFT_TO_XLA: Mapping[str, str] = {
@@ -33,8 +33,7 @@ _LEFT_TO_XLA: Mapping[str, str] = {
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"), _DYNAMIC),
-    **dict.fromkeys(("chlo.lgamma", "chlo.digamma", "chlo.polygamma", "chlo.zeta",
-                     "chlo.bessel_i1e"), _GAMMA),
+    **dict.fromkeys(("chlo.polygamma", "chlo.zeta", "chlo.bessel_i1e"), _SPECIAL),
     **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
                      "stablehlo.collective_broadcast", "stablehlo.collective_permute",
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",
@@ -43,8 +42,6 @@ _LEFT_TO_XLA: Mapping[str, str] = {
                     "matrix factorisations and solves stay with XLA's libraries"),
     **dict.fromkeys(("stablehlo.rng", "stablehlo.rng_bit_generator"),
                     "XLA defines the state and the bits of its own generators"),
-    "stablehlo.select_and_scatter": "it scatters to where a window's selection falls, which no "
-                                    "index expression says",
     **dict.fromkeys(("stablehlo.sort", "chlo.top_k"),
                     "sorting has no form as index -> scalar expressions"),
 }

@@ -15,8 +15,9 @@ from hlo_mlc.expr.ops import OPS, ScalarOp
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 
 FUNCTIONS = ["exp", "expm1", "tanh", "logistic", "sinh", "cosh", "log", "log1p", "sin", "cos",
-             "tan", "erf", "erfc", "asin", "acos", "atan", "asinh", "acosh", "atanh", "rsqrt",
-             "cbrt", "pow", "atan2", "rem", "sign", "round_away"]
+             "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma", "asin", "acos", "atan",
+             "asinh", "acosh", "atanh", "rsqrt", "cbrt", "pow", "atan2", "rem", "sign",
+             "round_away"]
 COUNT, LANES = 2048, 16
 
 

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, variable
 from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
-from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I8, I32, U8, U32, DType
+from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I8, I32, U8, U32, U64, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.refine import refine
 
@@ -112,7 +113,7 @@ def test_simplified_expressions_mean_what_they_did(dtype):
         assert_same_bits(actual, expected, f"{raw!r}  ->  {built!r}")
 
 
-X, N, P = Var("x", F32), Var("n", I32), Var("p", BOOL)
+X, Y, N, P = Var("x", F32), Var("y", F32), Var("n", I32), Var("p", BOOL)
 ONE, ZERO, MINUS_ZERO = const(1.0, F32), const(0.0, F32), const(-0.0, F32)
 
 
@@ -127,7 +128,15 @@ ONE, ZERO, MINUS_ZERO = const(1.0, F32), const(0.0, F32), const(-0.0, F32)
     ("select", (P, const(True, BOOL), const(False, BOOL)), P), ("ne", (P, const(False, BOOL)), P),
     ("and", (P, const(False, BOOL)), const(False, BOOL)), ("or", (P, P), P),
     ("add", (const(2.0, F32), const(3.0, F32)), const(5.0, F32)),
-    ("shl", (N, const(0, I32)), N),
+    ("shl", (N, const(0, I32)), N), ("xor", (N, const(0, I32)), N),
+    ("add", (X, apply("neg", Y)), apply("sub", X, Y)),
+    ("add", (apply("neg", X), Y), apply("sub", Y, X)),
+    ("sub", (X, apply("neg", Y)), apply("add", X, Y)),
+    ("mul", (apply("neg", X), Y), apply("neg", apply("mul", X, Y))),
+    ("div", (apply("neg", X), apply("neg", Y)), apply("div", X, Y)),
+    ("erf", (apply("neg", X),), apply("neg", apply("erf", X))),
+    ("cos", (apply("neg", X),), apply("cos", X)), ("cosh", (apply("abs", X),), apply("cosh", X)),
+    ("abs", (apply("neg", X),), apply("abs", X)), ("abs", (apply("abs", X),), apply("abs", X)),
 ])
 def test_rules_apply(op, args, expected):
     assert apply(op, *args) is expected
@@ -137,11 +146,38 @@ def test_rules_apply(op, args, expected):
     ("add", (X, ZERO)), ("sub", (X, MINUS_ZERO)), ("mul", (X, ZERO)), ("sub", (X, X)),
     ("div", (X, X)), ("div", (X, const(3.0, F32))), ("max", (X, const(math.inf, F32))),
     ("div", (X, const(2.0**-127, F32))), ("mul", (X, const(-1.0, F32))),
+    ("exp", (apply("neg", X),)), ("abs", (apply("neg", N),)), ("div", (apply("neg", N), N)),
+    ("erfc", (apply("neg", X),)), ("xor", (apply("neg", N), N)),
 ])
 def test_rules_do_not_apply_where_a_bit_would_change(op, args):
     node = apply(op, *args)
     assert isinstance(node, Apply)
     assert node.op == op
+
+
+@pytest.mark.parametrize("dtype", [I32, U32, U64], ids=str)
+def test_integers_that_count_are_index_arithmetic(dtype):
+    """The counters of random bits are products and sums of 64 bits, of which the upper are 0."""
+    i, j = variable("i", 1000), variable("j", 128)
+    row, column = (apply("convert", v, dtype=dtype) for v in (i, j))
+    flat = apply("add", apply("mul", row, const(128, dtype)), column)
+    assert flat is apply("convert", index.add(index.multiply(i, index.constant(128)), j),
+                         dtype=dtype)
+    assert apply("shr_logical", flat, const(17, dtype)) is const(0, dtype)
+    upper = apply("shr_logical", flat, const(7, dtype))
+    assert upper is row
+    with_sign = apply("sub", column, const(1, dtype))
+    assert with_sign.op == ("convert" if dtype.is_signed else "sub")
+
+
+def test_integers_that_may_wrap_stay_as_they_are():
+    i, byte = variable("i", 1000), variable("b", 100)
+    large, small = apply("convert", i, dtype=U32), apply("convert", byte, dtype=U8)
+    assert apply("mul", large, const(1 << 23, U32)).op == "mul"
+    assert apply("add", small, const(200, U8)).op == "add"
+    assert apply("add", apply("convert", i, dtype=U8), const(1, U8)).op == "add"
+    assert apply("shr_arithmetic", apply("sub", apply("convert", i, dtype=I32), const(5, I32)),
+                 const(1, I32)).op == "shr_arithmetic"
 
 
 def test_round_trips_of_conversions_disappear_only_without_loss():
@@ -192,3 +228,23 @@ def test_narrow_floats_are_never_fused():
     x, y = Var("x", BF16), Var("y", BF16)
     total = apply("add", apply("mul", x, y), y)
     assert refine([total]) == [total]
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_normal_distribution_is_one_function(dtype, sign):
+    """What jax.scipy.special.ndtr selects between, for an argument and for its negative."""
+    v = Var("v", dtype)
+    x = v if sign > 0 else apply("neg", v)
+    size, zero, one, two = apply("abs", x), *(const(c, dtype) for c in (0.0, 1.0, 2.0))
+    tail = apply("erfc", size)
+    outer = apply("select", apply("gt", x, zero), apply("sub", two, tail), tail)
+    near = apply("add", one, apply("erf", x))
+    root = apply("select", apply("lt", size, const(0.7, dtype)), near, outer)
+    refined, = refine([root])
+    assert refined is apply("erfc", apply("neg", v) if sign > 0 else v)
+    values = {v: np.linspace(-6, 6, 1001).astype(dtype.numpy)}
+    np.testing.assert_allclose(evaluate(refined, values), evaluate(root, values),
+                               rtol=4 * float(np.finfo(dtype.numpy).eps))
+    other = apply("select", apply("lt", size, const(0.7, dtype)), near, apply("add", outer, one))
+    assert refine([other]) == [other]

@@ -1,7 +1,8 @@
-"""erf and erfc."""
+"""erf, its complement and its inverse."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
@@ -15,76 +16,162 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     neg,
     polynomial,
     select,
+    sqrt,
     sub,
     two_product,
+    unlikely,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.exponential import exp, expm1_parts
+from hlo_mlc.codegen.legalize.logarithm import log
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 
+# erf in f32: erf(x) / x - SLOPE in x**2 on [0, 1]; the rounding of SLOPE alone would show.
+# On [1, 3.93] erf(a) in SCALE * a + OFFSET, which goes from -1 to 1.  Errors 1.6e-9, 4.9e-8.
+_ERF_SLOPE = 1.128379225730896
+_ERF_NEAR = (-6.02077392e-08, -0.37612626, 0.112835854, -0.0268538147, 0.00518833194,
+             -0.000801023038, 7.8539837e-05)
+_ERF_IS_ONE_F32 = 3.93
+_ERF_FAR_SCALE, _ERF_FAR_OFFSET = 0.682593822479248, -1.682593822479248
+_ERF_FAR = (
+    0.999509811, 0.00379663822, -0.0137140183, 0.0302997883, -0.0448446609, 0.0452721082,
+    -0.0291446857, 0.00692037726, 0.00803229585, -0.00930050854, 0.00239665061, 0.00166120613,
+    -0.000885031361)
+
+# erf in f64: -log(1 - erf(a)) / a = FIRST + polynomial(REST), fitted with the weight
+# a erfc(a) / erf(a), so for the relative error of erf: 9.9e-17.
+_ERF_IS_ONE_F64 = 5.95
+_ERF_FIRST = 1.1283791670955126
+_ERF_REST = (
+    1.533545961316588e-17, 0.6366197723676014, 0.10277260330042708, -0.01912844696912696,
+    -0.00020919517371220466, 0.0016962101953438263, -0.0005901454669655687,
+    2.5951340828131054e-05, 6.429820952444411e-05, -2.9336683805317632e-05,
+    2.812063749965566e-06, 3.5491728828939174e-06, -2.41818755075897e-06, 8.469130286423107e-07,
+    -1.7098288654088578e-07, 7.2694527448509934e-09, 8.080338027282654e-09,
+    -3.213128215113023e-09, 6.897450006037312e-10, -9.63122258659554e-11, 8.766283276978369e-12,
+    -4.762379455106615e-13, 1.1771735193388325e-14)
+
+# erf(x) / x in x**2 on [0, 0.5]: error 2.2e-20.
+_ERF_CENTRAL_F64 = (
+    1.1283791670955126, -0.3761263890318375, 0.11283791670954864, -0.0268661706449977,
+    0.005223977621975491, -0.0008548326505943076, 0.00012055285877826286,
+    -1.4922990556663274e-05, 1.6370961362835461e-06, -1.4618488214880794e-07)
+
+# erfc: it is 0 above the limit; e**(a**2) erfc(a) / t in 2 t - 1 with t = 1 / (1 + SCALE * a)
+# from a = 0.49 on.  Errors 5.7e-9, 6.7e-17.
+_ERFC_SCALE = {F32: 1.0, F64: 0.75}
+_ERFC_IS_ZERO = {F32: 10.1, F64: 27.3}
+_SCALED_ERFC = {
+    F32: (0.85516715, 0.237680927, -0.0955565199, -0.0139109306, 0.0253970083, -0.00950545259,
+          -0.00120054162, 0.00339039136, -0.00273188879, 0.00104244135, 0.00181818882),
+    F64: (0.7022693880578106, 0.3218371880404918, 0.006704058144999235, -0.03914567793196585,
+          0.0050481264353854334, 0.006119517169769669, -0.003270352005995143,
+          -5.1904601872071126e-05, 0.0008681395549936579, -0.00046219435095212454,
+          2.4491147461164336e-05, 0.00012452355503709872, -9.2008233463006e-05,
+          2.502856133064222e-05, 1.1304199914765195e-05, -1.9414396279778087e-05,
+          1.4073747054728842e-05, 5.18923180036661e-06, -6.335328250335941e-06,
+          -1.568520126923327e-05, -1.1039075686993137e-05, 1.5356485910744265e-05,
+          2.211692476931168e-05, 8.91508770323243e-06, 1.0657391148028054e-06),
+}
+
 
 @dataclass(frozen=True, slots=True)
-class _Constants:
-    erf_is_one: float  # above this
-    erfc_is_zero: float  # above this
-    # -log(1 - erf(a)) / a = first + polynomial(rest), fitted with the weight a erfc(a) / erf(a),
-    # so for the relative error of erf; the rounding of `first` alone would show in f32
-    first: float
-    rest: tuple[float, ...]
-    # (1 + 1.125 a) e**(a**2) erfc(a) in t = (a - 3) / (a + 3); the factor keeps it near 1
-    scaled_erfc: tuple[float, ...]
+class _Inverse:
+    """erf_inv(x) / x: up to w = 6.25 in w - centre, beyond it in sqrt(w) - tail_centre, and from
+    w = 16 on, which f32 does not reach, in sqrt(w) - 5."""
+
+    centre: float
+    central: tuple[float, ...]
+    tail_centre: float
+    tail: tuple[float, ...]
+    far_tail: tuple[float, ...] = ()
 
 
-_CONSTANTS = {
-    F32: _Constants(
-        erf_is_one=3.93, erfc_is_zero=10.1,
-        # errors 4.0e-9, 1.7e-8
-        first=1.128379225730896,
-        rest=(-5.40815144e-08, 0.636619389, 0.102777757, -0.0191527903, -0.00016088839,
-              0.0016675035, -0.000633088523, 0.000117709496, -9.26365283e-06),
-        scaled_erfc=(0.78313005, -0.219014034, 0.0806966275, 0.00724876486, -0.0357193872,
-                     0.0277673136, -0.0115907229, 0.00163438567, 0.000936566445, -0.000216627392,
-                     -3.33142598e-05)),
-    F64: _Constants(
-        erf_is_one=5.95, erfc_is_zero=27.3,
-        # errors 9.9e-17, 2.3e-18
-        first=1.1283791670955126,
-        rest=(1.533545961316588e-17, 0.6366197723676014, 0.10277260330042708,
-              -0.01912844696912696, -0.00020919517371220466, 0.0016962101953438263,
-              -0.0005901454669655687, 2.5951340828131054e-05, 6.429820952444411e-05,
-              -2.9336683805317632e-05, 2.812063749965566e-06, 3.5491728828939174e-06,
-              -2.41818755075897e-06, 8.469130286423107e-07, -1.7098288654088578e-07,
-              7.2694527448509934e-09, 8.080338027282654e-09, -3.213128215113023e-09,
-              6.897450006037312e-10, -9.63122258659554e-11, 8.766283276978369e-12,
-              -4.762379455106615e-13, 1.1771735193388325e-14),
-        scaled_erfc=(0.783130036418581, -0.2190140547139057, 0.0806978726753286,
-                     0.007249679551212055, -0.03573763189698478, 0.027751546929119887,
-                     -0.011503167496466323, 0.0017324219623762946, 0.0008011737295270476,
-                     -0.00041885644601236555, -3.112768243902094e-05, 6.474182350216317e-05,
-                     -7.061781664926152e-07, -1.0378668505560016e-05, 1.3603865989563845e-07,
-                     1.8235800870350338e-06, 9.87832016591322e-08, -3.326204247111098e-07,
-                     -5.97382091838697e-08, 5.5908340003270384e-08, 1.974840576320499e-08,
-                     -6.910439154902809e-09, -3.99961518786157e-09, 3.487207733303645e-10,
-                     3.4224770456321575e-10)),
+_INVERSE_TAIL = 6.25  # |x| = 0.99903: one vector of 16 in 65 where arguments are uniform
+_FAR_TAIL, _FAR_TAIL_CENTRE = 16.0, 5.0
+_INVERSE = {
+    # errors 1.0e-8, 3.0e-8
+    F32: _Inverse(
+        centre=3.125, central=(
+            1.65365458, 0.24015817, -0.00603373116, -0.000740687537, 0.000186799633,
+            -1.38913783e-05, -1.39193469e-06, 4.26295315e-07, -2.42127864e-08, -4.63776306e-09,
+            6.38017528e-10),
+        tail_centre=3.5, tail=(
+            3.3354857, 1.00736916, 0.00327976211, -0.00206875824, 0.00106737961, -0.000659596175,
+            0.000507129764, -0.000246176263)),
+    # Source: M. Giles, "Approximating the erfinv function", GPU Computing Gems 2 (2011).
+    F64: _Inverse(
+        centre=3.125, central=(
+            1.6536545626831027, 0.24015818242558962, -0.006033670871430149,
+            -0.000740702534166267, 0.00018673420803405714, -1.3882523362786469e-05,
+            -1.3654692000834679e-06, 4.2347877827932404e-07, -2.9070369957882005e-08,
+            -4.112633980346984e-09, 1.0512122733215323e-09, -5.415412054294628e-11,
+            -1.2975133253453532e-11, 2.6335093153082323e-12, -8.151934197605472e-14,
+            -4.054566272975207e-14, 6.637638134358324e-15, 2.0972767875968562e-17,
+            -1.333171662854621e-16, 1.1157877678025181e-17, 1.28584807152564e-18,
+            -1.6850591381820166e-19, -3.64441206401782e-21),
+        tail_centre=3.25, tail=(
+            3.0838856104922208, 1.0052589676941592, 0.005370914553590064, -0.003751208507569241,
+            0.002491442096107851, -0.0016882755560235047, 0.0009532893797373805,
+            -0.0003550375203628475, 2.4031110387097894e-05, 6.828485145957318e-05,
+            -4.7318229009055734e-05, 1.2475304481671779e-05, 2.9234449089955446e-06,
+            -4.013867526981546e-06, 1.5027403968909828e-06, 1.8239629214389228e-08,
+            -2.7517406297064545e-07, 9.075656193888539e-08, 2.2137376921775787e-09),
+        far_tail=(
+            4.849906401408584, 1.0103004648645344, -0.00013871931833623122,
+            -0.00021503011930044477, 7.599527703001776e-05, -1.968177810553167e-05,
+            4.526062597223154e-06, -9.9298272942317e-07, 2.2900482228026655e-07,
+            -6.771199775845234e-08, 2.914795345090108e-08, -1.496002662714924e-08,
+            7.61570120807834e-09, -3.789465440126737e-09, 1.5076572693500548e-09,
+            -2.555641816996525e-10, -2.7109920616438573e-11)),
 }
 
 
 def erf(x: Expr) -> Expr:
-    """1 - e**-u with a polynomial for u, by way of e**-u - 1 so that small results are right."""
-    c = _CONSTANTS[x.dtype]
-    a = at_most(absolute(x), c.erf_is_one)
-    u = fma(a, c.first, mul(a, polynomial(a, c.rest)))
-    scale, p = expm1_parts(u, -1.0)  # e**-u = scale * (1 - p)
+    """f32: two polynomials, which take less time than one exponential; f64: 1 - e**-u."""
+    if x.dtype is F32:
+        a = at_most(absolute(x), _ERF_IS_ONE_F32)
+        far = polynomial(fma(a, _ERF_FAR_SCALE, _ERF_FAR_OFFSET), _ERF_FAR)
+        result = select(compare("lt", a, 1.0), _erf_near_zero(absolute(x)), at_most(far, 1.0))
+        return with_sign_of(result, x)
+    a = at_most(absolute(x), _ERF_IS_ONE_F64)
+    u = fma(a, _ERF_FIRST, mul(a, polynomial(a, _ERF_REST)))
+    scale, p = expm1_parts(u, -1.0)  # e**-u = scale * (1 - p), so that small results are right
     return with_sign_of(fma(scale, p, sub(1.0, scale)), x)
 
 
+def _erf_near_zero(x: Expr) -> Expr:
+    """erf for |x| < 1 (f32) or |x| < 1/2 (f64)."""
+    square = mul(x, x)
+    if x.dtype is F32:
+        return fma(x, _ERF_SLOPE, mul(x, polynomial(square, _ERF_NEAR)))
+    return mul(x, polynomial(square, _ERF_CENTRAL_F64))
+
+
 def erfc(x: Expr, has_fma: bool) -> Expr:
-    """1 - erf(x): e**-a**2 times a function of a = |x| for x >= 0, 2 minus that for the others."""
-    c = _CONSTANTS[x.dtype]
-    a = at_most(absolute(x), c.erfc_is_zero)
-    function = polynomial(div(sub(a, 3.0), add(a, 3.0)), c.scaled_erfc)
+    """e**-a**2 times a function of a = |x| for x > 0, 2 minus that for the others; 1 - erf(x) near
+    0, where those would not keep as many digits."""
+    a = at_most(absolute(x), _ERFC_IS_ZERO[x.dtype])
+    t = div(1.0, fma(a, _ERFC_SCALE[x.dtype], 1.0))
+    function = mul(t, polynomial(fma(t, 2.0, -1.0), _SCALED_ERFC[x.dtype]))
     square, square_low = two_product(a, a, has_fma)
-    function = fma(function, neg(square_low), function)  # e**-low, to first order
-    tail = div(mul(exp(square, -1.0), function), fma(a, 1.125, 1.0))
-    return select(compare("lt", x, 0.0), sub(2.0, tail), tail)
+    tail = mul(exp(square, -1.0, square_low), function)
+    tail = select(compare("lt", x, 0.0), sub(2.0, tail), tail)
+    near = with_sign_of(_erf_near_zero(absolute(x)), x)  # what erf of the same argument has, too
+    return select(compare("lt", a, 0.5), sub(1.0, near), tail)
+
+
+def erf_inv(x: Expr) -> Expr:
+    """The inverse of erf, by way of w = -log(1 - x**2): infinite at ±1, NaN beyond."""
+    c = _INVERSE[x.dtype]
+    # As a product, because 1 - x**2 would lose what is right in it near ±1.
+    w = neg(log(mul(sub(1.0, x), add(x, 1.0))))
+    root = sqrt(w)
+    tail = polynomial(sub(root, c.tail_centre), c.tail)
+    if c.far_tail:
+        far = polynomial(sub(root, _FAR_TAIL_CENTRE), c.far_tail)
+        tail = select(compare("ge", w, _FAR_TAIL), far, tail)
+    tail = select(compare("eq", w, math.inf), math.inf, tail)
+    central = polynomial(sub(w, c.centre), c.central)
+    return mul(x, unlikely(compare("ge", w, _INVERSE_TAIL), tail, central))

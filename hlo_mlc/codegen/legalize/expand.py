@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hlo_mlc.codegen.legalize import (
+    division,
     error_function,
     exponential,
+    gamma,
     integer,
     inverse,
     logarithm,
@@ -30,15 +32,17 @@ _FLOAT: Mapping[str, Expansion] = {
     "exp": exponential.exp, "expm1": exponential.expm1, "tanh": exponential.tanh,
     "logistic": exponential.logistic, "sinh": exponential.sinh, "cosh": exponential.cosh,
     "log": logarithm.log, "log1p": logarithm.log1p, "erf": error_function.erf,
+    "erf_inv": error_function.erf_inv,
     "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan, "atan2": inverse.atan2,
     "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
     "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
-    "cbrt": rounding.cbrt,
+    "cbrt": rounding.cbrt, "lgamma": gamma.lgamma, "digamma": gamma.digamma,
 }
 # These have another form where the target has no fused multiply-add.
 _FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
+    "div_common": division.div_common,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 

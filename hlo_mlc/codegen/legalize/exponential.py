@@ -89,22 +89,27 @@ def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
     return [c * factor**i for i, c in enumerate(coefficients)]
 
 
-def exp(x: Expr, factor: float = 1.0) -> Expr:
+def exp(x: Expr, factor: float = 1.0, low: Expr | None = None) -> Expr:
     """e**(factor * x) for factor = ±2**k, in 15 operations (f32) whatever the factor.
+
+    `low` is added to x where x has no digits left for it.
 
     The exponent is rounded down, so that e**r lies in [1, 2) and the exponent overflows exactly
     where the result does: multiplying by 2**128 = infinity and by 2**-127 = 0 ends the range.
     """
     c = _CONSTANTS[x.dtype]
-    low, high = sorted((c.exp_is_zero / factor, c.exp_is_infinite / factor))
-    return _exp_in_range(at_most(at_least(x, low), high), factor)
+    bottom, top = sorted((c.exp_is_zero / factor, c.exp_is_infinite / factor))
+    return _exp_in_range(at_most(at_least(x, bottom), top), factor, low=low)
 
 
-def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0) -> Expr:
+def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
+                  low: Expr | None = None) -> Expr:
     """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
     c = _CONSTANTS[x.dtype]
     n = floor(mul(x, c.log2_e_below * factor))
     r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+    if low is not None:
+        r = add(r, low)
     scale = power_of_two(add(n, rounding_bias(x) + exponent))
     return mul(polynomial(r, _scaled(c.exp, factor)), scale)
 

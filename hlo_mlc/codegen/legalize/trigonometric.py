@@ -70,7 +70,7 @@ Finish = Callable[[Expr, Expr], Expr]
 
 def sin(x: Expr, has_fma: bool) -> Expr:
     def finish(n: Expr, r: Expr) -> Expr:
-        sine, cosine = _sine_and_cosine(r)
+        sine, cosine = sine_and_cosine(r)
         return _with_sign(select(_is_odd(n), cosine, sine), xor(_to_sign(n, bit=1), bits(x)))
 
     return _reduced(absolute(x), finish, has_fma)
@@ -78,7 +78,7 @@ def sin(x: Expr, has_fma: bool) -> Expr:
 
 def cos(x: Expr, has_fma: bool) -> Expr:
     def finish(n: Expr, r: Expr) -> Expr:
-        sine, cosine = _sine_and_cosine(r)
+        sine, cosine = sine_and_cosine(r)
         return _with_sign(select(_is_odd(n), sine, cosine), _to_sign(add(n, 1), bit=1))
 
     return _reduced(absolute(x), finish, has_fma)
@@ -87,7 +87,7 @@ def cos(x: Expr, has_fma: bool) -> Expr:
 def tan(x: Expr, has_fma: bool) -> Expr:
     def finish(n: Expr, r: Expr) -> Expr:
         """tan(r), or -1 / tan(r) for odd n."""
-        sine, cosine = _sine_and_cosine(r)
+        sine, cosine = sine_and_cosine(r)
         odd = _is_odd(n)
         quotient = div(select(odd, cosine, sine), select(odd, sine, cosine))
         return _with_sign(quotient, xor(_to_sign(n, bit=0), bits(x)))
@@ -109,7 +109,8 @@ def _is_odd(n: Expr) -> Expr:
     return compare("ne", both(n, 1), 0)
 
 
-def _sine_and_cosine(r: Expr) -> tuple[Expr, Expr]:
+def sine_and_cosine(r: Expr) -> tuple[Expr, Expr]:
+    """Both, for |r| at most a little over pi/4."""
     c = _CONSTANTS[r.dtype]
     square = mul(r, r)
     return fma(mul(r, square), polynomial(square, c.sin), r), polynomial(square, c.cos)
