@@ -194,10 +194,17 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
     features = result_shape[c.output_axes[1]]
     batch = node.operands[0].type.shape[c.input_axes[0]]
     zero = const(0, node.operands[0].type.dtype)
+    # Channels and window positions, in the order in which they lie in the input.
+    order = sorted(range(1, len(c.input_axes)), key=lambda d: c.input_axes[d])
+    extents = (channels, *(w.size for w in c.windows))
+
+    def in_order(reduced: Indices) -> Indices:
+        at = dict(zip(order, reduced, strict=True))
+        return tuple(at[d] for d in range(1, len(c.input_axes)))
 
     def lhs(indices: Indices, reduced: Indices) -> Expr:
         n, o, *spatial = (indices[d] for d in c.output_axes)
-        channel, *offsets = reduced
+        channel, *offsets = in_order(reduced)
         if c.feature_groups > 1:
             group = index.floordiv(o, features // c.feature_groups)
             channel = index.add(index.multiply(group, index.constant(channels)), channel)
@@ -214,12 +221,12 @@ def _convolution(node: Node, reads: Sequence[Read]) -> Fold:
         return masked(element, conjunction(*(guard for _, guard in found)), zero)
 
     def rhs(indices: Indices, reduced: Indices) -> Expr:
-        channel, *offsets = reduced
+        channel, *offsets = in_order(reduced)
         flipped = [index.subtract(index.constant(w.size - 1), r) if w.reversed else r
                    for r, w in zip(offsets, c.windows, strict=True)]
         return reads[1](_placed(c.kernel_axes, (indices[c.output_axes[1]], channel, *flipped)))
 
-    return _sum_of_products(node, (channels, *(w.size for w in c.windows)), lhs, rhs)
+    return _sum_of_products(node, tuple(extents[d - 1] for d in order), lhs, rhs)
 
 
 def _convolution_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:

@@ -38,6 +38,22 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """result k[i] = finish(fold of terms(j) over j up to i along `axis`, from `initial`)[k].
+
+    With `reverse` over j from the axis' end down to i; the combiner's lhs is what was accumulated
+    so far.  The initial values are neutral.
+    """
+
+    axis: int
+    reverse: bool
+    combiner: Combiner
+    terms: Callable[[Indices], tuple[Expr, ...]]
+    initial: tuple[Expr, ...]
+    finish: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """A copy of operand `target` in which the elements place(p) become element(p), p in `extents`.
 
@@ -54,7 +70,16 @@ class Update:
     unique: bool = True  # no two points share a place
 
 
-Lowered = Pointwise | Fold | Update
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A tensor of `shape` that `first` gives, and the results, which read it."""
+
+    shape: tuple[int, ...]
+    first: Fold
+    then: Callable[[Read], Fold]
+
+
+Lowered = Pointwise | Fold | Scan | Update | Staged
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,22 @@ The operands are N tensors, then their N initial values.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
-from hlo_mlc.ops.definition import Fold, Indices, OpDef, Read
+from hlo_mlc.ops.definition import Fold, Indices, OpDef, Read, Scan
 from hlo_mlc.ops.regions import combiner_of
 from hlo_mlc.tensor.access import at_axes, conjunction, masked, undilated
-from hlo_mlc.tensor.combine import widened, with_identity
+from hlo_mlc.tensor.combine import is_idempotent, widened, with_identity
 
 Arrays = Sequence[np.ndarray]
 
@@ -122,8 +123,31 @@ def _window(node: Node) -> tuple[tuple[int, ...], ...]:
                      before, after, strict=True))
 
 
-def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold:
+def scanned_axis(node: Node) -> tuple[int, bool] | None:
+    """The axis along which a reduce_window gives each result its neighbours up to an end of the
+    axis, as JAX writes cumulative sums, and whether that is the high end; None for other windows.
+    """
+    shape, found = node.operands[0].type.shape, None
+    for d, (extent, axis) in enumerate(zip(shape, _window(node), strict=True)):
+        size, *steps, before, after = axis
+        if steps != [1, 1, 1]:
+            return None
+        if size == 1 and before == after == 0:
+            continue
+        if found or size < extent or extent < 2 or (before, after) not in (
+                (size - 1, 0), (0, size - 1)):
+            return None
+        found = d, before == 0
+    return found
+
+
+def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
     window, shape = _window(node), node.operands[0].type.shape
+    scanned = scanned_axis(node)
+    if scanned is not None:
+        fold = _fold(node, reads, (), lambda read, indices, reduced, start: read(indices))
+        if fold.combiner.identity is not None and is_idempotent(fold.combiner, fold.initial):
+            return _scan(fold, *scanned)
 
     def element(read: Read, indices: Indices, reduced: Indices, start: Expr) -> Expr:
         if 0 in shape:
@@ -139,6 +163,18 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold:
         return masked(value, conjunction(*(guard for _, guard in found)), start)
 
     return _fold(node, reads, tuple(axis[0] for axis in window), element)
+
+
+def _scan(fold: Fold, axis: int, reverse: bool) -> Scan:
+    """The running fold of single terms."""
+    combiner = fold.combiner
+    if reverse and not combiner.name:  # what comes later in the tensor was accumulated before
+        swapped = dict(zip((*combiner.lhs, *combiner.rhs), (*combiner.rhs, *combiner.lhs),
+                           strict=True))
+        combiner = replace(combiner, results=tuple(
+            substitute(r, swapped) for r in combiner.results))
+    return Scan(axis, reverse, combiner, lambda indices: fold.terms(indices, ()), fold.initial,
+                fold.finish)
 
 
 def _reduce_window_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
@@ -230,6 +266,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _window_example("6xf32", "6xf32", "stablehlo.add",
                         "window_dimensions = array<i64: 6>, padding = dense<[[5, 0]]> : "
                         "tensor<1x2xi64>"),
+        _window_example("3x5xbf16", "3x5xbf16", "stablehlo.multiply",
+                        "window_dimensions = array<i64: 1, 5>, "
+                        "padding = dense<[[0, 0], [0, 4]]> : tensor<2x2xi64>"),
         _window_example("5x6xi32", "2x3xi32", "stablehlo.maximum",
                         "window_dimensions = array<i64: 2, 3>, "
                         "window_strides = array<i64: 3, 2>, "

@@ -16,8 +16,12 @@ CALLED_NAMES = ("x", "y", "z")
 
 
 def canonical(name: str, steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequence[Buffer],
-              prefixes: tuple[str, str, str] = KERNEL_NAMES) -> TensorProgram:
-    """The steps as a program whose buffers and variables are named by position."""
+              prefixes: tuple[str, str, str] = KERNEL_NAMES,
+              aliases: Sequence[tuple[Buffer, Buffer]] = ()) -> TensorProgram:
+    """The steps as a program whose buffers and variables are named by position.
+
+    `aliases` are (result, operand) pairs that may be the same memory.
+    """
     operand, result, temporary = prefixes
     mapping: dict[Buffer, Buffer] = {}
     for position, buffer in enumerate(inputs):
@@ -38,7 +42,8 @@ def canonical(name: str, steps: Sequence[Step], inputs: Sequence[Buffer], output
 
     renamed = tuple(refined(rename_variables(replace_buffers(s, mapping), fresh)) for s in steps)
     return TensorProgram(name, tuple(mapping[b] for b in inputs),
-                         tuple(mapping[b] for b in outputs), tuple(temporaries), renamed)
+                         tuple(mapping[b] for b in outputs), tuple(temporaries), renamed,
+                         tuple((mapping[r], mapping[o]) for r, o in aliases))
 
 
 def written(steps: Sequence[Step]) -> tuple[Buffer, ...]:

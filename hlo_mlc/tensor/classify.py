@@ -29,7 +29,7 @@ class Contraction:
 
 def contraction(stage: Stage) -> Contraction | None:
     """The roles of a stage's axes if it is a matrix product with more than one row and column."""
-    if stage.combiner is None or stage.combiner.name != "add" or stage.along:
+    if stage.combiner is None or stage.combiner.name != "add" or stage.along or stage.scan:
         return None
     term = stage.terms[0]
     if not isinstance(term, Apply) or term.op != "mul":
@@ -100,7 +100,8 @@ def stride(access: Load | Assign, variable: Var) -> int | None:
     return index.coefficient(offset(buffer, access.indices), variable)
 
 
-_COSTS = {"div": 4, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30, "atan2": 30, "erf": 20}
+_COSTS = {"div": 4, "div_common": 2, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30,
+          "atan2": 30, "erf": 14, "erf_inv": 25, "lgamma": 200, "digamma": 170}
 _TRANSCENDENTAL = frozenset((
     "exp", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "tanh", "erfc", "asin", "acos",
     "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt"))
@@ -111,8 +112,13 @@ def cost(*roots: Expr) -> int:
     total = 0
     for node in walk(*roots):
         if isinstance(node, Apply) and node.dtype.name != "index":
-            total += 12 if node.op in _TRANSCENDENTAL else _COSTS.get(node.op, 1)
+            total += cost_of(node.op)
     return total
+
+
+def cost_of(op: str) -> int:
+    """The same of one scalar operation."""
+    return 12 if op in _TRANSCENDENTAL else _COSTS.get(op, 1)
 
 
 def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
@@ -136,3 +142,23 @@ def walks_columns(stage: Stage) -> bool:
         elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
         votes += elements * ((stride(access, last) == 1) - (stride(access, inner) == 1))
     return votes > 0
+
+
+def sliding(stage: Stage, axis: Var) -> tuple[Var, ...]:
+    """The reduced axes along which neighbouring results of `axis` share terms: their windows."""
+    found: set[Var] = set()
+    for i in {i for term in stage.terms for load in loads(term) for i in load.indices}:
+        terms, _ = index.affine(i)
+        inside = {v: abs(c) for v, c in terms.items() if v in stage.reduce_axes}
+        reach = sum(c * (v.extent - 1) for v, c in inside.items())
+        if 0 < abs(terms.get(axis, 0)) <= reach:
+            found.update(inside)
+        for atom in terms:  # elements that lie apart
+            if isinstance(atom, Apply) and axis in atom.free:
+                found.update(atom.free.intersection(stage.reduce_axes))
+    return tuple(v for v in stage.reduce_axes if v in found)
+
+
+def slides(stage: Stage) -> bool:
+    """True for a fold over windows that overlap."""
+    return any(sliding(stage, axis) for axis in stage.axes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
@@ -25,8 +26,7 @@ def coalesce(stage: Stage) -> Stage:
     """The stage over as few axes as its accesses allow."""
     stage, axes = _merge(stage, stage.axes)
     stage, reduce_axes = _merge(stage, stage.reduce_axes)
-    return Stage(stage.name, axes, stage.assigns, reduce_axes, stage.combiner, stage.terms,
-                 stage.initial, stage.accumulators, stage.along)
+    return replace(stage, axes=axes, reduce_axes=reduce_axes)
 
 
 def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]:
@@ -46,7 +46,7 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
 
 
 def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
-    if inner.extent == 0:
+    if inner.extent == 0 or (stage.scan is not None and stage.scan.axis in (outer, inner)):
         return False
     for access in accesses(stage):
         over, under = stride(access, outer), stride(access, inner)

@@ -40,6 +40,26 @@ def combiner_from(lhs: tuple[Var, ...], rhs: tuple[Var, ...],
     return Combiner(lhs, rhs, results, neutral, ops[0] if len(ops) == 1 else "")
 
 
+def side_by_side(one: Combiner, other: Combiner) -> Combiner:
+    """Both at once: `one` of the first values and `other` of the rest."""
+    dtypes = [v.dtype for c in (one, other) for v in c.lhs]
+    lhs, rhs = combiner_variables(dtypes)
+    count = len(one.lhs)
+    parts = ((one, lhs[:count], rhs[:count]), (other, lhs[count:], rhs[count:]))
+    results = tuple(
+        substitute(r, dict(zip((*c.lhs, *c.rhs), (*left, *right), strict=True)))
+        for c, left, right in parts for r in c.results)
+    both = one.identity is not None and other.identity is not None
+    return Combiner(lhs, rhs, results, one.identity + other.identity if both else None)
+
+
+def is_several(combiner: Combiner) -> bool:
+    """Whether it is one associative op for each of several values that have nothing to do with
+    each other."""
+    return len(combiner.lhs) > 1 and all(map(
+        _associative_op, combiner.results, combiner.lhs, combiner.rhs))
+
+
 def _associative_op(result: Expr, x: Var, y: Var) -> str | None:
     if isinstance(result, Apply) and result.op in _ASSOCIATIVE and set(result.args) == {x, y}:
         return result.op
@@ -52,12 +72,16 @@ def with_identity(combiner: Combiner, initial: tuple[Expr, ...]) -> Combiner:
     StableHLO lets an implementation insert initial values of a reduction anywhere.  We do so only
     if combining them with themselves gives them back, so that their number cannot matter.
     """
-    if combiner.identity is not None or not all(isinstance(e, Const) for e in initial):
-        return combiner
-    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
-    if tuple(substitute(r, mapping) for r in combiner.results) != initial:
+    if combiner.identity is not None or not is_idempotent(combiner, initial):
         return combiner
     return Combiner(combiner.lhs, combiner.rhs, combiner.results, initial, combiner.name)
+
+
+def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
+    """Whether these are constants that combined with themselves give themselves."""
+    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
+    return all(isinstance(e, Const) for e in initial) \
+        and tuple(substitute(r, mapping) for r in combiner.results) == initial
 
 
 def widened(combiner: Combiner) -> Combiner:

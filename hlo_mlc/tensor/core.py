@@ -23,6 +23,14 @@ class Assign:
     guard: Expr | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Fold along an axis with all results on the way, from its low end or from its high one."""
+
+    axis: Var
+    reverse: bool = False
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """For every point of `axes`: fold `terms` over `reduce_axes`, then assign.
@@ -30,6 +38,9 @@ class Stage:
     Without a combiner there are no reduce axes, terms or accumulators.  With one, accumulator k
     holds the fold of term k, started from `initial` k; `along` is stored at every point of the
     reduce axes too, on the way (the exponentials of a softmax while they are summed).
+
+    With `scan`, whose axis is one of `axes`, there are no reduce axes: at each point accumulator
+    k holds the fold of term k over the points before it along that axis, and its own.
     """
 
     name: str
@@ -41,6 +52,7 @@ class Stage:
     initial: tuple[Expr, ...] = ()
     accumulators: tuple[Var, ...] = ()
     along: tuple[Assign, ...] = ()
+    scan: Scan | None = None
 
     @property
     def outputs(self) -> tuple[Buffer, ...]:

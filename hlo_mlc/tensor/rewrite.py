@@ -31,7 +31,8 @@ def refined(step: Step) -> Step:
                        test=tuple(map(refined, step.test)))
 
     def stage(s: Stage) -> Stage:
-        better = dict(zip(s.expressions, refine(s.expressions), strict=True))
+        inner = (*s.axes[-1:], *s.reduce_axes[-1:])
+        better = dict(zip(s.expressions, refine(s.expressions, inner), strict=True))
         return map_expressions(s, lambda e: better[e])
 
     return replace(step, stages=tuple(map(stage, step.stages)))
@@ -41,7 +42,8 @@ def rename_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
     """The stage with other loop variables of the same extents."""
     memo: dict[Expr, Expr] = {}
     renamed = map_expressions(stage, lambda e: substitute(e, mapping, memo))
-    return replace(renamed, axes=tuple(mapping.get(v, v) for v in stage.axes),
+    scan = stage.scan and replace(stage.scan, axis=mapping.get(stage.scan.axis, stage.scan.axis))
+    return replace(renamed, scan=scan, axes=tuple(mapping.get(v, v) for v in stage.axes),
                    reduce_axes=tuple(mapping.get(v, v) for v in stage.reduce_axes),
                    accumulators=tuple(mapping.get(v, v) for v in stage.accumulators))
 

@@ -12,6 +12,7 @@ def program_text(program: TensorProgram) -> str:
     lines = [f"operand {b!r}" for b in program.operands]
     lines += [f"result {b!r}" for b in program.results]
     lines += [f"temporary {b!r}" for b in program.temporaries]
+    lines += [f"alias {result.name} = {operand.name}" for result, operand in program.aliases]
     for step in program.steps:
         lines += _step_lines(step, "")
     return "\n".join(lines) + "\n"
@@ -38,11 +39,13 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
     axes = ", ".join(f"{v.name}<{v.extent}" for v in stage.axes)
     lines = [f"{indent}for {axes or '()'}:"]
     if stage.combiner is not None:
-        reduced = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
+        over = "over " + ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
+        if stage.scan is not None:
+            over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
         for accumulator, term, initial in zip(
                 stage.accumulators, stage.terms, stage.initial, strict=True):
             lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = "
-                         f"fold[{combiner_text(stage.combiner)}] over {reduced} from "
+                         f"fold[{combiner_text(stage.combiner)}] {over} from "
                          f"{text(initial)} of {text(term)}")
         lines += [f"{indent}  along {_assign_text(a)}" for a in stage.along]
     lines += [f"{indent}  {_assign_text(a)}" for a in stage.assigns]

@@ -19,7 +19,7 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop.compat import compile_for_cpu
-from hlo_mlc.ops.definition import Fold, Indices, Pointwise, Read, Update
+from hlo_mlc.ops.definition import Fold, Indices, Pointwise, Read, Staged, Update
 from hlo_mlc.ops.registry import DEFINITIONS
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 100.0, np.inf, -np.inf, np.nan)
@@ -87,9 +87,17 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
         case Pointwise():
             return _run_pointwise(node, lowered, Memory(memory))
         case Fold():
-            return _run_fold(node, lowered, Memory(memory))
+            return _run_fold([v.type for v in node.results], lowered, Memory(memory))
         case Update():
             return (_run_update(lowered, arrays, Memory(memory)),)
+        case Staged():
+            first = [e.dtype for e in lowered.first.finish(lowered.first.initial)]
+            between, = _run_fold([TensorType(lowered.shape, t) for t in first], lowered.first,
+                                 Memory(memory))
+            buffer = Buffer("between", first[0], lowered.shape)
+            then = lowered.then(lambda indices: Load(buffer, indices))
+            return _run_fold([v.type for v in node.results], then,
+                             Memory({**memory, buffer: between}))
 
 
 def axes_of(shape: Sequence[int], prefix: str) -> tuple[Indices, dict[Var, np.ndarray]]:
@@ -117,8 +125,8 @@ def _run_pointwise(node: Node, lowered: Pointwise, memory: Memory) -> tuple[np.n
     return tuple(results)
 
 
-def _run_fold(node: Node, lowered: Fold, memory: Memory) -> tuple[np.ndarray, ...]:
-    kinds = [v.type for v in node.results]
+def _run_fold(kinds: Sequence[TensorType], lowered: Fold,
+              memory: Memory) -> tuple[np.ndarray, ...]:
     shape = kinds[0].shape
     indices, env = axes_of(shape, "i")
     reduced, _ = axes_of(lowered.extents, "r")

@@ -20,13 +20,15 @@ SELECTIONS = ("stablehlo.maximum", "stablehlo.minimum", "stablehlo.compare")
 ROUNDED = (
     "power", "atan2", "sqrt", "rsqrt", "cbrt", "exponential", "exponential_minus_one", "log",
     "log_plus_one", "logistic", "sine", "cosine", "tan", "tanh", "asin", "acos", "atan", "sinh",
-    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv",
+    "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv", "lgamma", "digamma",
 )
+# XLA's own lose their digits where the result passes through 0.
+ABSOLUTE = ("lgamma", "digamma")
 ULPS = 32  # XLA's own atanh of f64 is 18 away from NumPy's
 
 
 def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
-                zero_signs: bool = True) -> None:
+                zero_signs: bool = True, absolute: bool = False) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     if actual.dtype.kind in "iub":
@@ -34,7 +36,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
         return
     eps = float(ml_dtypes.finfo(actual.dtype).eps)
     x, y = actual.astype(np.float64), expected.astype(np.float64)
-    np.testing.assert_allclose(x, y, rtol=ulps * eps, atol=ulps * eps * 1e-3 if ulps else 0)
+    np.testing.assert_allclose(x, y, rtol=ulps * eps, atol=ulps * eps * (1 if absolute else 1e-3))
     if not ulps and zero_signs:
         np.testing.assert_array_equal(np.signbit(x) & (x == 0), np.signbit(y) & (y == 0))
 
@@ -52,9 +54,11 @@ def test_example(text: str, examples) -> None:
     arrays = examples.inputs(graph, text, tamed)
     if op == "stablehlo.power" and arrays[1].dtype.kind in "iu":
         arrays[1] = np.minimum(arrays[1], 63)  # XLA looks at six bits of the exponent only
+    if op == "chlo.digamma":  # at 0 XLA gives NaN in one version, -infinity in another
+        arrays[0] = np.where(arrays[0] == 0, arrays[0].dtype.type(0.5), arrays[0])
     ulps = ULPS if op.partition(".")[2] in ROUNDED else 0
     reference = evaluate_graph(graph, arrays)
     for actual, expected in zip(examples.lowered(graph, arrays), reference, strict=True):
         assert_same(actual, expected)
     for actual, expected in zip(reference, examples.compiled(text, arrays), strict=True):
-        assert_same(actual, expected, ulps, op not in SUMS)
+        assert_same(actual, expected, ulps, op not in SUMS, op.partition(".")[2] in ABSOLUTE)
