@@ -75,6 +75,7 @@ class Graph:
     parameters: tuple[Value, ...]
     nodes: tuple[Node, ...]
     results: tuple[Value, ...]
+    _captures: tuple[Value, ...] | None = field(default=None, init=False, repr=False)
 
     def walk(self) -> Iterator[Node]:
         """All nodes, those of nested regions included, outer before inner."""
@@ -86,6 +87,11 @@ class Graph:
     @property
     def captures(self) -> tuple[Value, ...]:
         """Values used here that are defined outside, in order of first use."""
+        if self._captures is None:  # found once: in deep nests everybody asks for them
+            object.__setattr__(self, "_captures", self._from_outside())
+        return self._captures
+
+    def _from_outside(self) -> tuple[Value, ...]:
         defined: set[Value] = set(self.parameters)
         found: dict[Value, None] = {}
         for node in self.nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hlo_mlc.graph.core import Node
+from hlo_mlc.graph.core import Graph, Node
 
 _DIALECTS = ("stablehlo", "chlo", "hlo_mlc")
 # They talk to other devices, which wait for them, or stand for a call of unknown contents.
@@ -25,14 +25,23 @@ _EFFECTFUL = frozenset(
 _NOT_MERGEABLE = frozenset(("stablehlo.rng", "stablehlo.optimization_barrier"))
 
 
-def is_removable(node: Node) -> bool:
-    """Whether a node whose results nobody uses can be dropped."""
+def is_removable(node: Node, known: dict[Graph, bool] | None = None) -> bool:
+    """Whether a node whose results nobody uses can be dropped.
+
+    `known`: what was found for regions before, for callers that ask about nodes at every depth.
+    """
     if node.op == "stablehlo.custom_call":
         # Where its attributes could not be read, assume the worst.
         return not node.attributes.get("has_side_effect", "call_target_name" not in node.attributes)
     if node.opaque or node.op in _EFFECTFUL or node.op.partition(".")[0] not in _DIALECTS:
         return False
-    return all(is_removable(inner) for region in node.regions for inner in region.nodes)
+    known = {} if known is None else known
+    for region in node.regions:
+        if region not in known:
+            known[region] = all([is_removable(inner, known) for inner in region.nodes])
+        if not known[region]:
+            return False
+    return True
 
 
 def is_mergeable(node: Node) -> bool:

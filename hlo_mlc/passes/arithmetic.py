@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from hlo_mlc.expr.dtypes import DType, Kind
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.passes.splat import is_splat_of, splat
+from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
 
 # Bits of the significand of floats, the hidden one included.
 _SIGNIFICAND_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
@@ -36,7 +34,7 @@ def subtract_self(node: Node, context: Rewriter) -> Value | None:
     """`x - x`, `x xor x` -> `0` for integers"""
     lhs, rhs = node.operands
     if lhs is rhs and lhs.type.dtype.kind in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL):
-        return _splat_constant(lhs, 0, context)
+        return splat_constant(lhs.type, 0, context)
     return None
 
 
@@ -50,7 +48,7 @@ def multiply_zero(node: Node, context: Rewriter) -> Value | None:
     if node.results[0].type.dtype.is_integer and any(
         is_splat_of(v, 0, context) for v in node.operands
     ):
-        return _splat_constant(node.results[0], 0, context)
+        return splat_constant(node.results[0].type, 0, context)
     return None
 
 
@@ -98,7 +96,7 @@ def compare_self(node: Node, context: Rewriter) -> Value | None:
     if lhs is not rhs or lhs.type.dtype.kind in (Kind.FLOAT, Kind.COMPLEX):
         return None
     equal = node.attributes["comparison_direction"] in ("EQ", "LE", "GE")
-    return _splat_constant(node.results[0], equal, context)
+    return splat_constant(node.results[0].type, equal, context)
 
 
 def select_same(node: Node, context: Rewriter) -> Value | None:
@@ -172,7 +170,7 @@ def _neutral_operand(node: Node, neutral: float, context: Rewriter) -> Value | N
 
 def _bitwise(node: Node, neutral: int, absorbing: int, context: Rewriter) -> Value | None:
     if any(is_splat_of(v, absorbing, context) for v in node.operands):
-        return _splat_constant(node.results[0], absorbing, context)
+        return splat_constant(node.results[0].type, absorbing, context)
     return _neutral_operand(node, neutral, context)
 
 
@@ -180,12 +178,6 @@ def _ones(node: Node) -> int:
     """The integer of the result's type whose bits are all set."""
     dtype = node.results[0].type.dtype
     return -1 if dtype.is_signed else (1 << dtype.bits) - 1
-
-
-def _splat_constant(like: Value, number: float, context: Rewriter) -> Value:
-    return context.constant(
-        np.broadcast_to(np.asarray(number, like.type.dtype.numpy), like.type.shape)
-    )
 
 
 ARITHMETIC_RULES: Mapping[str, Sequence[Rule]] = {

@@ -23,21 +23,37 @@ def merge_common_nodes(graph: Graph) -> Graph:
 
 def _merge(graph: Graph, replaced: dict[Value, Value]) -> Graph:
     known: dict[Hashable, Node] = {}
+    # Nodes with regions by what is quick to compare; few are worth comparing whole.
+    alike: dict[Hashable, Node] = {}
     nodes = []
     for node in graph.nodes:
         operands = tuple([replaced.get(value, value) for value in node.operands])
         regions = tuple([_merge(region, replaced) for region in node.regions])
         node = with_parts(node, operands, regions)
-        if is_mergeable(node) and (key := _key(node, {})) is not None:
-            first = known.setdefault(key, node)
-            if first is not node:
-                replaced.update(zip(node.results, first.results, strict=True))
-                continue
+        first = _first(node, known, alike)
+        if first is not node:
+            replaced.update(zip(node.results, first.results, strict=True))
+            continue
         nodes.append(node)
     results = tuple([replaced.get(value, value) for value in graph.results])
     if tuple(nodes) == graph.nodes and results == graph.results:
         return graph
     return Graph(graph.parameters, tuple(nodes), results)
+
+
+def _first(node: Node, known: dict[Hashable, Node], alike: dict[Hashable, Node]) -> Node:
+    """The first node that computes the same, which may be `node` itself."""
+    if node.regions:
+        outline = (node.op, node.operands, tuple([len(r.nodes) for r in node.regions]))
+        other = alike.setdefault(outline, node)
+        if other is node or not is_mergeable(node):
+            return node
+        if (key := _key(other, {})) is not None:
+            known.setdefault(key, other)
+    elif not is_mergeable(node):
+        return node
+    key = _key(node, {})
+    return node if key is None else known.setdefault(key, node)
 
 
 def _key(node: Node, inner: dict[Value, int]) -> Hashable | None:

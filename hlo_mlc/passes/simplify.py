@@ -1,4 +1,19 @@
-"""The simplifier: rules, merging and removal of dead nodes until nothing changes."""
+"""The simplifier: which passes run, in which order, until nothing changes.
+
+| pass | needs | leaves | why here |
+| --- | --- | --- | --- |
+| sink-constants | | no constants used across regions | rules see constants in the region itself |
+| apply-rules | | | operands first, so that one walk finds what rules make of each other |
+| merge-common-nodes | | no common nodes | rules make nodes alike |
+| eliminate-dead-nodes | no common nodes | and no dead ones | what was replaced is dead |
+| close-loops | no dead nodes | loops that carry only what changes | dead nodes seem to change it |
+| hoist-invariants | closed loops | | what does not change is then what comes from outside |
+| multiply-before-loops | closed loops | | rows are of arrays from outside |
+| multiply-after-loops | closed loops | | takes what rows before the loop have left |
+
+The passes on loops add nodes that rules improve and that are alike: another round tidies up.  Each
+pass takes time in proportion to the number of nodes (tests/passes/test_work.py).
+"""
 
 from __future__ import annotations
 
@@ -6,12 +21,20 @@ from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.rewrite import EVERY_OP, apply_rules, eliminate_dead_nodes
+from hlo_mlc.passes.accumulation import multiply_after_loops
 from hlo_mlc.passes.arithmetic import ARITHMETIC_RULES
+from hlo_mlc.passes.branches import BRANCH_RULES
+from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
+from hlo_mlc.passes.composition import COMPOSITION_RULES
+from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.folding import Reference, constant_folding
+from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
+from hlo_mlc.passes.powers import POWER_RULES
 from hlo_mlc.passes.sinking import sink_constants
+from hlo_mlc.passes.unrolling import unroll_short_loop
 
 # Every rule sees its operands already rewritten, so one round does nearly all; a second one
 # finds what merging made equal.
@@ -19,6 +42,9 @@ _MAX_ROUNDS = 4
 
 NO_DEAD_NODES = Property("no dead nodes", lambda graph: eliminate_dead_nodes(graph) is graph)
 NO_COMMON_NODES = Property("no common nodes", lambda graph: merge_common_nodes(graph) is graph)
+CLOSED_LOOPS = Property(
+    "loops that carry only what changes", lambda graph: close_loops(graph) is graph
+)
 OWN_CONSTANTS = Property(
     "no constants used across regions", lambda graph: sink_constants(graph) is graph
 )
@@ -27,7 +53,10 @@ OWN_CONSTANTS = Property(
 def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     """The passes of one round; `references` are the ops' meanings for constant folding."""
     folding = {EVERY_OP: (constant_folding(references),)}
-    rules = merged(MOVEMENT_RULES, ARITHMETIC_RULES, folding)
+    unrolling = {"stablehlo.while": (unroll_short_loop,)}
+    rules = merged(
+        MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES, COMPOSITION_RULES, BRANCH_RULES, folding,
+        unrolling)
     return (
         Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),
@@ -38,6 +67,10 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
             requires=(NO_COMMON_NODES,),
             ensures=(NO_COMMON_NODES, NO_DEAD_NODES),
         ),
+        Pass("close-loops", close_loops, requires=(NO_DEAD_NODES,), ensures=(CLOSED_LOOPS,)),
+        Pass("hoist-invariants", hoist_invariants, requires=(CLOSED_LOOPS,)),
+        Pass("multiply-before-loops", multiply_before_loops, requires=(CLOSED_LOOPS,)),
+        Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),
     )
 
 

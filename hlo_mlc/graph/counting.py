@@ -1,0 +1,147 @@
+"""Loops that count: how often a while loop runs, and which of its integers count with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_mlc.graph.core import Graph, Node, Value
+
+# The integer that a rank-0 value from outside of a loop is known to be; None where it is not.
+Known = Callable[[Value], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Progression:
+    """An integer that is `start + step * trip` in trip 0, 1, … of a loop."""
+
+    start: int
+    step: int
+
+    def at(self, trip: int) -> int:
+        """Its value in a trip."""
+        return self.start + self.step * trip
+
+    def covers(self, extent: int, trips: int) -> bool:
+        """True where it takes each value from 0 to `extent` - 1 in one of `trips` trips."""
+        ends = {self.at(0), self.at(trips - 1)} if trips else set()
+        return extent == trips and (abs(self.step) == 1 or trips == 1) and \
+            ends == {0, extent - 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Counting:
+    """What counts in a loop of `trips` trips: parameters of the body and scalars that it computes.
+
+    None of the progressions leaves the range of its type while the loop runs.
+    """
+
+    trips: int
+    progressions: Mapping[Value, Progression]
+
+    def carried(self, body: Graph) -> dict[int, Progression]:
+        """The progressions of what is carried, by position."""
+        return {k: self.progressions[p] for k, p in enumerate(body.parameters)
+                if p in self.progressions}
+
+
+def counting(loop: Node, known: Known) -> Counting | None:
+    """How `while i < limit: …; i = i + step` counts, where start, limit and step are literal;
+    None for other loops."""
+    condition, body = loop.regions
+    found = _bounded(condition)
+    if found is None:
+        return None
+    position, bound = found
+    limit = _literals(condition, known)(bound)
+    literal = _literals(body, known)
+    steps = _steps(body, literal)
+    starts = {k: known(loop.operands[k]) for k in steps}
+    if limit is None or starts.get(position) is None or steps[position] <= 0:
+        return None
+    start, step = starts[position], steps[position]
+    trips = max(0, -(-(limit - start) // step))
+    if not _fits(Progression(start, step), trips + 1, bound):
+        return None
+    carried = {body.parameters[k]: Progression(starts[k], steps[k]) for k in steps
+               if starts[k] is not None}
+    carried = {v: p for v, p in carried.items() if _fits(p, trips + 1, v)}
+    return Counting(trips, _derived(body, carried, literal, trips))
+
+
+def _bounded(condition: Graph) -> tuple[int, Value] | None:
+    """(position of i, limit) of the condition `i < limit`."""
+    made = {v: n for n in condition.nodes for v in n.results}
+    verdict = made.get(condition.results[0])
+    if verdict is None or verdict.op != "stablehlo.compare":
+        return None
+    left, right = verdict.operands
+    if left not in condition.parameters or left.type is None \
+            or verdict.attributes.get("comparison_direction") != "LT":
+        return None
+    return condition.parameters.index(left), right
+
+
+def _literals(graph: Graph, known: Known) -> Known:
+    """`known`, and the constants of a region."""
+    literals = {n.results[0]: n.literal for n in graph.nodes if n.literal is not None}
+
+    def literal(value: Value) -> int | None:
+        array = literals.get(value)
+        if array is None:
+            return known(value)
+        return int(array) if not array.ndim and array.dtype.kind in "iu" else None
+
+    return literal
+
+
+def _steps(body: Graph, literal: Known) -> dict[int, int]:
+    """By position, what each trip adds to a carried integer."""
+    made = {v: n for n in body.nodes for v in n.results}
+    steps = {}
+    for position, (parameter, result) in enumerate(
+            zip(body.parameters, body.results, strict=True)):
+        update = made.get(result)
+        if update is None or update.op != "stablehlo.add" or parameter not in update.operands:
+            continue
+        old, step = update.operands
+        amount = literal(step if old is parameter else old)
+        if amount is not None:
+            steps[position] = amount
+    return steps
+
+
+def _derived(body: Graph, carried: Mapping[Value, Progression], literal: Known,
+             trips: int) -> dict[Value, Progression]:
+    """`carried`, and what the body computes from them by adding, subtracting and converting."""
+    found = dict(carried)
+
+    def of(value: Value) -> Progression | None:
+        number = literal(value)
+        return found.get(value) if number is None else Progression(number, 0)
+
+    for node in body.nodes:
+        if node.op not in _SIGNS or node.results[0].type is None or node.results[0].type.shape \
+                or not node.results[0].type.dtype.is_integer:
+            continue
+        parts = [of(v) for v in node.operands]
+        if None in parts:
+            continue
+        signs = _SIGNS[node.op]
+        result = Progression(sum(s * p.start for s, p in zip(signs, parts, strict=True)),
+                             sum(s * p.step for s, p in zip(signs, parts, strict=True)))
+        if _fits(result, trips, node.results[0]):
+            found[node.results[0]] = result
+    return found
+
+
+_SIGNS = {"stablehlo.add": (1, 1), "stablehlo.subtract": (1, -1), "stablehlo.negate": (-1,),
+          "stablehlo.convert": (1,)}
+
+
+def _fits(progression: Progression, trips: int, value: Value) -> bool:
+    """Whether the type of `value` holds the first `trips` numbers."""
+    bounds = np.iinfo(value.type.dtype.numpy)
+    return all(bounds.min <= progression.at(t) <= bounds.max for t in (0, max(0, trips - 1)))

@@ -1,0 +1,201 @@
+"""Loop-invariant code motion: what is the same in every trip is computed once, before the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.counting import Known, counting
+from hlo_mlc.graph.effects import is_mergeable
+from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
+
+# Computed where they are read, in every trip, at no cost.
+_FREE = frozenset(f"stablehlo.{name}" for name in (
+    "broadcast_in_dim", "constant", "iota", "reshape"))
+# Costs less to compute again than to load, where the result is larger than what it is made of.
+_CHEAP = frozenset(f"stablehlo.{name}" for name in (
+    "abs", "add", "and", "bitcast_convert", "ceil", "clamp", "compare", "concatenate", "convert",
+    "floor", "gather", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad",
+    "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "subtract",
+    "xor"))
+# Bytes that a value may take which is larger than what it is made of.
+_MOST_GROWN_BYTES = 64 << 20
+# Nobody knows what they cost, or whether they end.
+_UNKNOWN = frozenset((WHILE_OP, "stablehlo.custom_call"))
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What takes the place of a loop: nodes in order, and values for its results."""
+
+    nodes: tuple[Node, ...]
+    results: tuple[Value, ...]
+
+
+# What to put in place of a while loop, or None to leave it.
+LoopRule = Callable[[Node, Known], Rewritten | None]
+
+
+def hoist_invariants(graph: Graph) -> Graph:
+    """`while(x) { x = x * exp(w) }` -> `e = exp(w); while(x) { x = x * e }`, inner loops first.
+
+    A loop that may run no trip at all wastes one evaluation; loops of one trip are left, and so
+    are inner loops, which need not end.  Whatever is free stays inside, and so does what is cheap
+    and larger than what it is made of.  Returns `graph` itself where nothing moved.
+    """
+    return rewrite_loops(graph, _hoist)
+
+
+def rewrite_loops(graph: Graph, rule: LoopRule) -> Graph:
+    """`graph` with every modelled while loop rewritten by `rule`, inner loops first."""
+    return _LoopRewriter(rule).graph(graph)
+
+
+class _LoopRewriter:
+    """One walk over a graph; remembers integers that are literal."""
+
+    def __init__(self, rule: LoopRule) -> None:
+        self._rule = rule
+        self._literals: dict[Value, int] = {}
+        self._replaced: dict[Value, Value] = {}
+
+    def graph(self, graph: Graph) -> Graph:
+        nodes: list[Node] = []
+        for node in graph.nodes:
+            nodes += self._node(node)
+        results = self._resolve(graph.results)
+        if tuple(nodes) == graph.nodes and results == graph.results:
+            return graph
+        return Graph(graph.parameters, tuple(nodes), results)
+
+    def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([self._replaced.get(value, value) for value in values])
+
+    def _node(self, node: Node) -> tuple[Node, ...]:
+        literal = node.literal
+        if literal is not None:
+            if literal.ndim == 0 and literal.dtype.kind in "iu":
+                self._literals[node.results[0]] = int(literal)
+            return (node,)
+        regions = tuple([self.graph(region) for region in node.regions])
+        node = with_parts(node, self._resolve(node.operands), regions)
+        rewritten = self._rule(node, self._literals.get) if is_open_loop(node) else None
+        if rewritten is None:
+            return (node,)
+        self._replaced.update(
+            (old, new) for old, new in zip(node.results, rewritten.results, strict=True)
+            if old is not new)
+        return rewritten.nodes
+
+
+def _hoist(loop: Node, known: Known) -> Rewritten | None:
+    found = counting(loop, known)
+    if found is not None and found.trips < 2:
+        return None
+    outside: list[Node] = []
+    regions = []
+    for region in loop.regions:
+        moved, left = _split(region)
+        outside += moved
+        regions.append(left)
+    if not outside:
+        return None
+    return Rewritten((*outside, with_parts(loop, loop.operands, tuple(regions))), loop.results)
+
+
+def _split(region: Graph) -> tuple[list[Node], Graph]:
+    """(nodes to compute before the loop, the region without them)."""
+    invariant = invariant_nodes(region)
+    # What the rest of the region reads, followed down through what stays inside.
+    pending = list(region.results)
+    for node in region.nodes:
+        if invariant.get(node.results[0] if node.results else None) is not node:
+            pending += used_by(node)
+    inside: set[Node] = set()
+    outside: set[Node] = set()
+    while pending:
+        node = invariant.get(pending.pop())
+        if node is None or node in inside or node in outside:
+            continue
+        if _stays(node, invariant):
+            inside.add(node)
+            pending += used_by(node)
+        else:
+            outside.add(node)
+    if not outside:
+        return [], region
+    needed = _needed(outside, invariant)
+    moved: list[Node] = []
+    copies: dict[Value, Value] = {}
+    for node in dict.fromkeys(invariant.values()):
+        if node not in needed:
+            continue
+        if node in inside:  # computed on both sides
+            operands = tuple([copies.get(v, v) for v in node.operands])
+            results = tuple([Value(v.type) for v in node.results])
+            copies.update(zip(node.results, results, strict=True))
+            moved.append(replace(node, operands=operands, results=results))
+        else:
+            operands = tuple([copies.get(v, v) for v in node.operands])
+            moved.append(with_parts(node, operands, node.regions))
+    gone = {node for node in needed if node not in inside}
+    left = tuple([node for node in region.nodes if node not in gone])
+    return moved, Graph(region.parameters, left, region.results)
+
+
+def invariant_nodes(region: Graph) -> dict[Value, Node]:
+    """By result, in order, the pure nodes of a loop's region that depend on nothing in it."""
+    varying = set(region.parameters)
+    found: dict[Value, Node] = {}
+    for node in region.nodes:
+        if varying.isdisjoint(used_by(node)) and _is_movable(node):
+            found.update((value, node) for value in node.results)
+        else:
+            varying.update(node.results)
+    return found
+
+
+def used_by(node: Node) -> Iterator[Value]:
+    """The operands of a node and what its regions take from outside."""
+    yield from node.operands
+    for region in node.regions:
+        yield from region.captures
+
+
+def _is_movable(node: Node) -> bool:
+    if not node.results or node.op in _UNKNOWN or not is_mergeable(node):
+        return False
+    if any(v.type is None or not v.type.is_static for v in node.results):
+        return False
+    return not any(inner.op in _UNKNOWN for region in node.regions for inner in region.walk())
+
+
+def _stays(node: Node, invariant: dict[Value, Node]) -> bool:
+    """Whether an invariant node is computed in every trip, because that costs nothing or less than
+    a load."""
+    if node.op in _FREE:
+        return True
+    made = sum(v.type.bytes for v in node.results)
+    grows = made > sum(_stored_bytes(v, invariant) for v in dict.fromkeys(node.operands))
+    return grows and (node.op in _CHEAP or made > _MOST_GROWN_BYTES)
+
+
+def _stored_bytes(value: Value, invariant: dict[Value, Node]) -> int:
+    """Bytes of the arrays behind a value that is not stored itself."""
+    node = invariant.get(value)
+    if node is None or node.op not in _FREE:
+        return value.type.bytes
+    return sum(_stored_bytes(v, invariant) for v in node.operands)
+
+
+def _needed(roots: set[Node], invariant: dict[Value, Node]) -> set[Node]:
+    found: set[Node] = set()
+    pending = list(roots)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending += [invariant[v] for v in used_by(node) if v in invariant]
+    return found
