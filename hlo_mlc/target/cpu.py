@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import llvmlite.binding as llvm
 
 from hlo_mlc.support.errors import UnknownTargetError
+from hlo_mlc.target.rates import Rates
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -22,7 +23,8 @@ class CpuTarget:
 
     `has_masked_access`: contiguous loads and stores under a mask, of 4- and 8-byte elements;
     `has_masked_bytes`: of 1- and 2-byte elements too.  Cache sizes are those of one core, but
-    `l3_bytes`, which all `cores` share.
+    `l3_bytes`, which all `cores` share.  `rates` say how long things take, not what the machine
+    is: targets that differ in nothing else are equal.
     """
 
     name: str
@@ -40,6 +42,7 @@ class CpuTarget:
     l2_bytes: int
     l3_bytes: int
     cores: int
+    rates: Rates = field(default=Rates(), repr=False, compare=False)
 
     @property
     def is_x86(self) -> bool:

@@ -1,0 +1,65 @@
+"""NVIDIA GPUs as code generation sees them: limits by compute capability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.support.errors import UnknownTargetError
+
+WARP = 32  # threads that run in lockstep
+VECTOR_BYTES = 16  # the widest load or store of one thread
+KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class CudaTarget:
+    """The limits of an architecture, by the name that CUDA's compiler knows it by (`sm_90`): of a
+    block of threads unless the name says otherwise.
+
+    Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability".
+    """
+
+    name: str
+    threads: int
+    static_shared_bytes: int  # what a kernel may declare; more has to be asked for at the launch
+    multiprocessors: int  # of the card that the default parameters have in mind
+
+
+_TARGETS = {
+    target.name: target for target in (
+        # A100: 108 multiprocessors; H100 and H200 SXM: 132.
+        CudaTarget("sm_80", 1024, 48 * KIB, 108),
+        CudaTarget("sm_90", 1024, 48 * KIB, 132),
+    )
+}
+
+
+def names() -> tuple[str, ...]:
+    """The architectures that `named` knows."""
+    return tuple(_TARGETS)
+
+
+def for_capability(capability: str) -> CudaTarget:
+    """The newest architecture whose code runs on GPUs of a compute capability such as "9.0".
+
+    Raises: UnknownTargetError where there is none: machine code runs on GPUs of the same major
+    version, and of the same minor version or a later one.
+    """
+    wanted = tuple(map(int, capability.split(".")))
+    for target in reversed(_TARGETS.values()):
+        own = int(target.name[3:-1]), int(target.name[-1])
+        if own[0] == wanted[0] and own <= wanted:
+            return target
+    raise UnknownTargetError(f"There is no code for GPUs of compute capability {capability}; "
+                             f"expected those that run one of {', '.join(_TARGETS)}")
+
+
+def named(name: str) -> CudaTarget:
+    """The GPU architecture called `name`, such as "sm_90".
+
+    Raises: UnknownTargetError for any other name.
+    """
+    if name not in _TARGETS:
+        raise UnknownTargetError(
+            f"There is no CUDA target {name!r}; expected one of {', '.join(_TARGETS)}")
+    return _TARGETS[name]

@@ -1,0 +1,84 @@
+"""How fast a machine runs our code and XLA's: what the cost model counts with, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+KIB, MIB = 1 << 10, 1 << 20
+
+NEAR_BYTES = 768 * KIB
+FAR_BYTES = 12 * MIB
+DISTANT_BYTES = 72 * MIB
+"""How much a pass over memory reads and writes for which a speed is known: it fits into the second
+level of two cores' caches; into the third, as a rule; nowhere. A third of the last is the largest
+result for which malloc hands out the same pages again, so that nobody waits for fresh ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The numbers that decide which side is predicted to be faster; all positive.
+
+    The defaults stand for machines that nobody has measured: x86-64 servers, of which some cores
+    may be used.  Measured ones come from `interop/calibration.py`.
+    """
+
+    # Our kernels on one core, per microsecond: simple operations and multiply-adds, of one vector.
+    vector_operations: float = 2_500.0
+    vector_products: float = 3_500.0
+    # Bytes that a pass over memory reads and writes per microsecond with all cores, by its size.
+    near_bytes: float = 120_000.0
+    far_bytes: float = 90_000.0
+    distant_bytes: float = 30_000.0
+    # A call of ours in an XLA program, a thunk of XLA's, and one in a loop with a small body.
+    call_us: float = 0.17
+    thunk_us: float = 0.1
+    loop_thunk_us: float = 0.04
+    # JAX calling any program; XLA handing a larger one to another thread; waking the other threads
+    # for the first parallel loop, which both sides do in their own way.
+    dispatch_us: float = 5.0
+    start_us: float = 5.0
+    fork_us: float = 5.0
+    xla_fork_us: float = 15.0
+    # XLA's time / ours for arithmetic on vectors, exponentials, passes over memory, sums of rows,
+    # and products of matrices with up to 2^23 multiply-adds, up to 2^26, and more.
+    xla_arithmetic: float = 1.1
+    xla_exp: float = 1.925
+    xla_near: float = 1.2
+    xla_far: float = 1.2
+    xla_distant: float = 0.95
+    xla_reduction: float = 1.3
+    xla_small_product: float = 2.0
+    xla_medium_product: float = 1.2
+    xla_large_product: float = 1.02
+
+    @property
+    def are_sane(self) -> bool:
+        """Whether every number is positive and finite."""
+        return all(math.isfinite(v) and v > 0 for v in dataclasses.astuple(self))
+
+    def bytes_per_us(self, moved_bytes: float) -> float:
+        """How fast a pass over memory of this size is."""
+        return _between(moved_bytes, self.near_bytes, self.far_bytes, self.distant_bytes)
+
+    def pass_us(self, moved_bytes: float) -> float:
+        """How long a pass over memory of this size takes."""
+        return moved_bytes / self.bytes_per_us(moved_bytes)
+
+    def xla_pass(self, moved_bytes: float) -> float:
+        """XLA's time / ours for a pass over memory of this size."""
+        return _between(moved_bytes, self.xla_near, self.xla_far, self.xla_distant)
+
+
+def _between(moved_bytes: float, near: float, far: float, distant: float) -> float:
+    """What holds for a size, from what holds for three: straight lines on logarithmic scales.
+
+    Caches that are shared with others have no sharp end.
+    """
+    if moved_bytes <= FAR_BYTES:
+        small, large, low, high = NEAR_BYTES, FAR_BYTES, near, far
+    else:
+        small, large, low, high = FAR_BYTES, DISTANT_BYTES, far, distant
+    share = math.log(max(moved_bytes, 1) / small) / math.log(large / small)
+    return low * (high / low) ** min(max(share, 0.0), 1.0)
