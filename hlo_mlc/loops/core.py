@@ -25,6 +25,8 @@ class LoopKind(enum.Enum):
     PARALLEL = "parallel"  # independent tasks, in any order, possibly on several threads
     VECTORIZE = "vectorize"  # one vector, a lane an iteration; constant extent
     UNROLL = "unroll"  # written out; constant extent
+    BLOCK = "block"  # independent tasks, each a block of threads of a GPU
+    THREAD = "thread"  # the threads of a block, in any order; all are done before what follows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +84,8 @@ class While:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocate:
-    """`buffer` (scope "stack" or "register") exists, uninitialised, during `body`."""
+    """`buffer` (scope "stack", "register", "shared" or "thread") exists, uninitialised, during
+    `body`."""
 
     buffer: Buffer
     body: tuple[Stmt, ...]
@@ -124,6 +127,18 @@ class LoopProgram:
     def scratch_bytes(self) -> int:
         """Size of the arena, a multiple of 64."""
         return max((offset + -(-b.bytes // 64) * 64 for b, offset in self.scratch), default=0)
+
+
+def folding(loop: For) -> Accumulate | None:
+    """The update of one element by all threads of a loop, if that is all that the loop does.
+
+    As in a vector, the threads' terms are combined with each other first, by halves.
+    """
+    if loop.kind is LoopKind.THREAD and len(loop.body) == 1:
+        update = loop.body[0]
+        if isinstance(update, Accumulate) and all(loop.var not in i.free for i in update.indices):
+            return update
+    return None
 
 
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:

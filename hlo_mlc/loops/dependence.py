@@ -192,6 +192,8 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     With `reductions_are_free`, updates of one element by all iterations, through the same
     combiner, do not count.  With `only`, nothing but that buffer counts.
     """
+    if index.bounds(loop.extent)[1] <= 1:
+        return None  # one iteration at most
     touched = accesses(loop.body, only)
     written = [a for a in touched if a.writes]
     varying = variables((loop,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Apply, Expr, loads
+from hlo_mlc.expr.core import Apply, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import For, If, Stmt, bodies
 
@@ -24,11 +24,16 @@ def learned(stmt: Stmt) -> tuple[Facts, ...]:
     match stmt:
         case For():
             return (_lasting(below(stmt.var, bound) for bound in _least(stmt.extent)
-                             if bound.free),)
+                             if bound.free or _narrows(stmt.var, bound)),)
         case If():
             return (_lasting(of_condition(stmt.condition)),
                     _lasting(of_condition(stmt.condition, holds=False)))
     return tuple(() for _ in bodies(stmt))
+
+
+def _narrows(var: Var, bound: Expr) -> bool:
+    """Whether a constant bound says more than the variable's own range."""
+    return var.extent is None or index.bounds(bound)[1] < var.extent
 
 
 def _lasting(facts: Iterable[Expr]) -> Facts:

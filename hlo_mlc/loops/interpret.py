@@ -1,8 +1,8 @@
 """Running loop programs on NumPy arrays, element by element: what the loop IR means, executed.
 
 Memory that was never written holds NaN, or all bits set; every access is checked against the
-bounds of its buffer; parallel iterations run in a shuffled order; the lanes of a vector run in
-lockstep, each statement for all lanes before the next.
+bounds of its buffer; parallel iterations, blocks and threads run in a shuffled order; the lanes of
+a vector run in lockstep, each statement for all lanes before the next.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from hlo_mlc.loops.core import (
     Store,
     While,
     bodies,
+    folding,
     walk,
 )
 from hlo_mlc.loops.rewrite import constant_extent, inline_calls, with_body
@@ -215,15 +216,40 @@ class _Machine:
                 raise VerifyError(f"expected a vector of constant extent outside of any other: "
                                   f"{headline(stmt)}")
             return self.block(stmt.body, stmt)
-        extent, body = self._uniform(stmt.extent, stmt, vector), self.block(stmt.body, vector)
+        extent = self._uniform(stmt.extent, stmt, vector)
+        update = folding(stmt)
+        if update is not None:
+            return self._fold(stmt, update, extent)
+        body = self.block(stmt.body, vector)
         slot, rng = self.slots[stmt.var], self.rng
-        shuffled = stmt.kind is LoopKind.PARALLEL
+        shuffled = stmt.kind in (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
         def run(frame: Frame) -> None:
             trips = extent(frame)
             for i in rng.permutation(trips).tolist() if shuffled else range(trips):
                 frame[slot] = i
                 body(frame)
+
+        return run
+
+    def _fold(self, stmt: For, update: Accumulate, extent: Callable[[Frame], Value]) -> Run:
+        """One update of an element by all threads of a loop."""
+        function = self.compiler.compile(update.terms, update.guard,
+                                         (update.buffers[0], update.indices),
+                                         where=headline(update))
+        combiner = combine(update.combiner.results, update.combiner.lhs, update.combiner.rhs)
+        arrays, slot = [self._array(b, None) for b in update.buffers], self.slots[stmt.var]
+
+        def run(frame: Frame) -> None:
+            terms = []
+            for i in range(extent(frame)):
+                frame[slot] = i
+                terms.append(function(frame))
+            result = by_halves(terms, combiner) if terms else None
+            if result is not None:
+                new = combiner([a[result[0]] for a in arrays], result[1:])
+                for array, value in zip(arrays, new, strict=True):
+                    array[result[0]] = value
 
         return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.loops import rewrite
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.core import Assign, Stage
@@ -21,10 +22,15 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
               sum[] = add(sum[], term)
             y[i] = sum[]
 
+    A scan does so inside of its other axes, and stores at every step.
+
     Raises: VerifyError for an axis whose extent is not known.
     """
     if any(_extent(stage, axis) == 0 for axis in stage.axes):
         return ()
+    if stage.scan is not None:
+        others = tuple(v for v in stage.axes if v is not stage.scan.axis)
+        return _nest(stage, others, _scan(stage))
     body = _stores(stage.assigns, {})
     if stage.combiner is not None:
         body = _reduction(stage)
@@ -32,17 +38,37 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
 
 
 def _reduction(stage: Stage) -> tuple[Stmt, ...]:
-    buffers = tuple(Buffer(f"{stage.name}.{var.name}", var.dtype, (), "register")
-                    for var in stage.accumulators)
-    start = tuple(Store(b, (), value) for b, value in zip(buffers, stage.initial, strict=True))
+    buffers, start, results = _accumulators(stage)
     step = (*_stores(stage.along, {}), Accumulate(buffers, (), stage.combiner, stage.terms))
     if any(_extent(stage, axis) == 0 for axis in stage.reduce_axes):
         fold: tuple[Stmt, ...] = ()
     else:
         fold = _nest(stage, stage.reduce_axes, step)
+    return _allocated(buffers, (*start, *fold, *_stores(stage.assigns, results)))
+
+
+def _scan(stage: Stage) -> tuple[Stmt, ...]:
+    buffers, start, results = _accumulators(stage)
+    axis, extent = stage.scan.axis, _extent(stage, stage.scan.axis)
+    step = (Accumulate(buffers, (), stage.combiner, stage.terms),
+            *_stores(stage.assigns, results))
+    if stage.scan.reverse:
+        step = rewrite.substitute(
+            step, {axis: index.subtract(index.constant(extent - 1), axis)})
+    return _allocated(buffers, (*start, *_nest(stage, (axis,), step)))
+
+
+def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], dict[Var, Expr]]:
+    """Registers for the accumulators, the stores that start them, and how to read them."""
+    buffers = tuple(Buffer(f"{stage.name}.{var.name}", var.dtype, (), "register")
+                    for var in stage.accumulators)
+    start = tuple(Store(b, (), value) for b, value in zip(buffers, stage.initial, strict=True))
     results: dict[Var, Expr] = {
         var: Load(buffer, ()) for var, buffer in zip(stage.accumulators, buffers, strict=True)}
-    body = (*start, *fold, *_stores(stage.assigns, results))
+    return buffers, start, results
+
+
+def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
     for buffer in reversed(buffers):
         body = (Allocate(buffer, body),)
     return body

@@ -8,8 +8,8 @@ text of a shared expression stays as small as the expression.
 from __future__ import annotations
 
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, children, spell, walk
-from hlo_mlc.expr.dtypes import INDEX, TensorType
+from hlo_mlc.expr.core import Buffer, Expr, spell_shared
+from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -61,7 +61,7 @@ def headline(stmt: Stmt) -> str:
 
 def _declaration(buffer: Buffer) -> str:
     text = f"{buffer.name}: {TensorType(buffer.shape, buffer.dtype)}"
-    if buffer.scope in ("stack", "register"):
+    if buffer.scope in ("stack", "register", "shared", "thread"):
         text += f" {buffer.scope}"
     if buffer.strides is not None:
         text += f" strides({', '.join(map(str, buffer.strides))})"
@@ -136,23 +136,4 @@ def _suffix(guard: tuple[str, ...], streaming: str = "") -> str:
 
 def _spelled(roots: tuple[Expr, ...]) -> tuple[list[str], tuple[str, ...]]:
     """The texts of `roots`, and the named values they refer to."""
-    order = list(walk(*roots))
-    uses: dict[Expr, int] = {}
-    for node in order:
-        for child in children(node):
-            uses[child] = uses.get(child, 0) + 1
-    for root in roots:
-        uses[root] = uses.get(root, 0) + 1
-    texts: dict[Expr, str] = {}
-    sizes: dict[Expr, int] = {}
-    lets: list[str] = []
-    for node in order:
-        text = spell(node, texts.__getitem__)
-        size = 1 + sum(sizes[child] for child in children(node))
-        small = _SMALL_INDEX if node.dtype is INDEX else _SMALL
-        if uses[node] > 1 and size > small and isinstance(node, Apply | Load):
-            name = f"%{len(lets)}"
-            lets.append(f"{name} = {text}")
-            text, size = name, 1
-        texts[node], sizes[node] = text, size
-    return lets, tuple(texts[root] for root in roots)
+    return spell_shared(roots, _SMALL, _SMALL_INDEX)

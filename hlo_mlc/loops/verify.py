@@ -21,6 +21,7 @@ from hlo_mlc.loops.core import (
     Store,
     While,
     bodies,
+    folding,
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
@@ -195,6 +196,8 @@ class _Checker:
         if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
             raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
                              f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
+        if buffer.scope == "thread":
+            self._own_part(stmt, scope, buffer, indices)
         guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
         facts = (*scope.facts, *(fact for g in guards for fact in of_condition(g)))
         for i, extent in zip(indices, buffer.shape, strict=True):
@@ -235,11 +238,14 @@ class _Checker:
             if scope.vector is not None:
                 raise self._fail(stmt, scope, "a vector inside of a vector")
             self._independent(stmt, scope, reductions_are_free=True)
-        if stmt.kind is LoopKind.PARALLEL:
+        if stmt.kind in (LoopKind.PARALLEL, LoopKind.BLOCK):
             self._tasks(stmt, scope)
+        if stmt.kind is LoopKind.THREAD:
+            self._threads(stmt, scope)
 
     def _tasks(self, stmt: For, scope: _Scope) -> None:
-        if any(s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE) for s in scope.loops):
+        if any(s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
+               for s in scope.loops):
             raise self._fail(stmt, scope, "tasks inside of a task or a vector")
         private = {s.buffer for s in scope.path if isinstance(s, Allocate)}
         for access in accesses(stmt.body):
@@ -247,6 +253,32 @@ class _Checker:
                 raise self._fail(access.stmt, scope, f"a task of {stmt.var.name} uses "
                                  f"{access.buffer!r}, which is private to the code around it")
         self._independent(stmt, scope, reductions_are_free=False)
+
+    def _threads(self, stmt: For, scope: _Scope) -> None:
+        around = [s.kind for s in scope.loops]
+        if LoopKind.BLOCK not in around or LoopKind.VECTORIZE in around:
+            raise self._fail(stmt, scope, "expected threads to be in a block, and in no vector")
+        if stmt.var.extent is None:
+            raise self._fail(stmt, scope, "expected a known bound of the number of threads")
+        if LoopKind.THREAD in around and not isinstance(scope.path[-1], For):
+            raise self._fail(stmt, scope, "expected threads directly inside of threads")
+        if any(isinstance(s, For) and s.kind is LoopKind.THREAD for s in walk(stmt.body)) \
+                and len(stmt.body) > 1:
+            raise self._fail(stmt, scope, "some of its statements are for fewer threads")
+        self._independent(stmt, scope, reductions_are_free=folding(stmt) is not None)
+
+    def _by_a_thread(self, stmt: Stmt, scope: _Scope) -> None:
+        """In a block that has threads, it is they that store."""
+        if _around_threads(scope):
+            raise self._fail(stmt, scope, "no thread of the block is said to do this")
+
+    def _own_part(self, stmt: Stmt, scope: _Scope, buffer: Buffer,
+                  indices: tuple[Expr, ...]) -> None:
+        """Of a buffer of scope "thread", each thread touches its own part."""
+        threads = tuple(s.var for s in scope.loops if s.kind is LoopKind.THREAD)
+        if not threads or indices[:len(threads)] != threads \
+                or buffer.shape[:len(threads)] != tuple(v.extent for v in threads):
+            raise self._fail(stmt, scope, f"expected {buffer!r} to be indexed by the threads first")
 
     def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:
         conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free)
@@ -257,6 +289,7 @@ class _Checker:
         self.unproven.append(f"iterations of `{headline(stmt)}` are independent: {conflict}")
 
     def _store(self, stmt: Store, scope: _Scope) -> None:
+        self._by_a_thread(stmt, scope)
         self._place(stmt, scope, stmt.buffer, stmt.indices, stmt.guard)
         self._writable(stmt, scope, stmt.buffer)
         self._guard(stmt, scope)
@@ -265,6 +298,7 @@ class _Checker:
                              f"{stmt.value.dtype}")
 
     def _accumulate(self, stmt: Accumulate, scope: _Scope) -> None:
+        self._by_a_thread(stmt, scope)
         for buffer in stmt.buffers:
             self._place(stmt, scope, buffer, stmt.indices, stmt.guard)
             self._writable(stmt, scope, buffer)
@@ -293,8 +327,9 @@ class _Checker:
 
     def _allocate(self, stmt: Allocate, scope: _Scope) -> None:
         buffer = stmt.buffer
-        if buffer.scope not in ("stack", "register"):
-            raise self._fail(stmt, scope, "expected the scope stack or register")
+        wanted = ("shared", "thread") if _around_threads(scope) else ("stack", "register")
+        if buffer.scope not in wanted:
+            raise self._fail(stmt, scope, f"expected the scope {' or '.join(wanted)}")
         if not all(isinstance(d, int) for d in buffer.shape):
             raise self._fail(stmt, scope, "expected a constant shape")
         if any(b.name == buffer.name for b in scope.buffers):
@@ -314,6 +349,13 @@ class _Checker:
         if vector is not None and (vector.var in value.free or any(
                 load.source in _lane_buffers(scope) for load in loads(value))):
             raise self._fail(stmt, scope, f"control flow depends on the lane {vector.var.name}")
+
+
+def _around_threads(scope: _Scope) -> bool:
+    """Whether this is in a block that has threads, and in none of them."""
+    block = next((s for s in scope.loops if s.kind is LoopKind.BLOCK), None)
+    return block is not None and all(s.kind is not LoopKind.THREAD for s in scope.loops) \
+        and any(isinstance(s, For) and s.kind is LoopKind.THREAD for s in walk(block.body))
 
 
 def _lane_buffers(scope: _Scope) -> set[Buffer]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.loops.core import For, LoopProgram
@@ -17,9 +17,9 @@ Argument = int | str | tuple[str, ...]
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (loops.split, loops.block, loops.fuse, loops.reorder, loops.unroll,
-                     loops.vectorize, loops.parallel, reduction.rfactor, fusion.fuse_loops,
-                     fusion.distribute, storage.contract, storage.cache_read,
-                     storage.cache_write)
+                     loops.vectorize, loops.parallel, loops.bind, reduction.rfactor,
+                     fusion.fuse_loops, fusion.distribute, storage.contract, storage.cache_read,
+                     storage.cache_write, storage.stream)
 }
 
 
@@ -46,7 +46,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
-    """`program`, reached from a naive one by `trace`; every method gives a new schedule.
+    """`program`, reached from `naive` (None: from itself) by `trace`; every method gives a new one.
 
     Raises: ScheduleError, from every method, for unknown names and rewrites that would change
     what the program computes.
@@ -54,6 +54,7 @@ class Schedule:
 
     program: LoopProgram
     trace: tuple[Step, ...] = ()
+    naive: LoopProgram | None = None
 
     def __str__(self) -> str:
         return program_text(self.program)
@@ -73,7 +74,17 @@ class Schedule:
         if primitive is None:
             raise ScheduleError(f"no schedule primitive is called {step.name!r}; there are: "
                                 f"{', '.join(PRIMITIVES)}")
-        return Schedule(primitive(self.program, *step.arguments), (*self.trace, step))
+        if step.name != "bind" and any(s.name == "bind" for s in self.trace):
+            raise ScheduleError(f"{step}: expected all rewrites before the first bind")
+        return Schedule(primitive(self.program, *step.arguments), (*self.trace, step),
+                        self.naive or self.program)
+
+    def history(self) -> Iterator[tuple[Step, LoopProgram]]:
+        """Every rewrite in turn, and what it led to."""
+        program = self.naive or self.program
+        for step in self.trace:
+            program = PRIMITIVES[step.name](program, *step.arguments)
+            yield step, program
 
     def split(self, loop: str, factor: int) -> Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`, the rest `loop.t`."""
@@ -103,6 +114,10 @@ class Schedule:
         """Iterations as tasks."""
         return self.apply(Step("parallel", (loop,)))
 
+    def bind(self, loop: str, to: str) -> Schedule:
+        """Iterations as the blocks of a grid or the threads of a block."""
+        return self.apply(Step("bind", (loop, to)))
+
     def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
         """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""
         return self.apply(Step("rfactor", (loop, lanes, count)))
@@ -126,6 +141,10 @@ class Schedule:
     def cache_write(self, buffer: str, loop: str) -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
         return self.apply(Step("cache_write", (buffer, loop)))
+
+    def stream(self, buffer: str) -> Schedule:
+        """What is stored to a buffer may bypass the caches."""
+        return self.apply(Step("stream", (buffer,)))
 
 
 def replay(program: LoopProgram, trace: Iterable[Step]) -> Schedule:

@@ -10,12 +10,14 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.core import (
     MAX_LANES,
+    Accumulate,
     Allocate,
     For,
     If,
     LoopKind,
     LoopProgram,
     Stmt,
+    Store,
     While,
     walk,
 )
@@ -319,8 +321,58 @@ def parallel(program: LoopProgram, name: str) -> LoopProgram:
                 raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
                              "already; fuse the two loops instead")
     refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
-    _check_private(program, name)
+    _check_private(program, "parallel", name)
     return _mark(program, "parallel", name, LoopKind.PARALLEL)
+
+
+def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
+    """Run the iterations of a loop as the blocks of a GPU's grid, or as the threads of a block.
+
+        for i.o in 0..8:             for i.o in 0..8 block:
+          for i.i in 0..256:   ->      for i.i in 0..256 thread:
+            y[i.o, i.i] = …              y[i.o, i.i] = …
+
+    `to` is "block" or "thread"; blocks are bound before the threads in them, and both after all
+    other rewrites.  Refused unless it is proved that no iteration writes what another one reads or
+    writes.  Halide: gpu_blocks, gpu_threads; TVM: bind.
+    """
+    kind = {"block": LoopKind.BLOCK, "thread": LoopKind.THREAD}.get(to)
+    if kind is None:
+        raise ScheduleError(f'bind: expected "block" or "thread" for {name!r}, got {to!r}')
+    outer = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.THREAD)
+    refuse_inside(program, "bind", name, *outer, *((kind,) if kind is LoopKind.BLOCK else ()))
+    for *above, stmt in paths(program.body):
+        if isinstance(stmt, For) and stmt.var.name == name and kind is LoopKind.THREAD \
+                and not any(isinstance(s, For) and s.kind is LoopKind.BLOCK for s in above):
+            raise refuse("bind", stmt, "is in no block; bind a loop around it to blocks first")
+    for stmt in require_loops(program, "bind", name):
+        for inner in walk(stmt.body):
+            if isinstance(inner, For) and (inner.kind in (LoopKind.PARALLEL, LoopKind.BLOCK)
+                                           or (kind is LoopKind.BLOCK and _is_threads(inner))):
+                raise refuse("bind", stmt, f"holds `{headline(inner)}`")
+    _check_private(program, "bind", name)
+    result = _mark(program, "bind", name, kind)
+    _check_all_by_threads(result)
+    return result
+
+
+def _check_all_by_threads(program: LoopProgram) -> None:
+    """Refuse blocks of which some statements are for the threads and some for nobody."""
+    for block in walk(program.body):
+        if not isinstance(block, For) or block.kind is not LoopKind.BLOCK \
+                or not any(_is_threads(s) for s in walk(block.body)):
+            continue
+        for *above, stmt in paths(block.body):
+            inside = any(_is_threads(s) for s in above)
+            if isinstance(stmt, Store | Accumulate | Allocate) and not inside:
+                raise refuse("bind", block, f"would hold `{headline(stmt)}` beside its threads")
+            if inside and _is_threads(stmt) and not (_is_threads(above[-1])
+                                                     and len(above[-1].body) == 1):
+                raise refuse("bind", stmt, "is not all that the threads around it do")
+
+
+def _is_threads(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind is LoopKind.THREAD
 
 
 def refuse_inside(program: LoopProgram, primitive: str, name: str, *kinds: LoopKind) -> None:
@@ -332,7 +384,7 @@ def refuse_inside(program: LoopProgram, primitive: str, name: str, *kinds: LoopK
                     raise refuse(primitive, stmt, f"is inside `{headline(outer)}`")
 
 
-def _check_private(program: LoopProgram, name: str) -> None:
+def _check_private(program: LoopProgram, primitive: str, name: str) -> None:
     """Refuse tasks that use a stack or register buffer from outside."""
     for *above, stmt in paths(program.body):
         if not isinstance(stmt, For) or stmt.var.name != name:
@@ -340,7 +392,7 @@ def _check_private(program: LoopProgram, name: str) -> None:
         private = {s.buffer for s in above if isinstance(s, Allocate)}
         for access in accesses(stmt.body):
             if access.buffer in private:
-                raise refuse("parallel", stmt, f"uses {access.buffer.name}, which is private to "
+                raise refuse(primitive, stmt, f"uses {access.buffer.name}, which is private to "
                              "the task around it")
 
 

@@ -1,10 +1,10 @@
-"""Schedule primitives that decide where values live: contract, cache_read, cache_write."""
+"""Schedule primitives that decide where values live: contract, cache_read, cache_write, stream."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
@@ -22,7 +22,16 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle, variables
-from hlo_mlc.loops.rewrite import Body, expressions, loop, paths, redirect, transform, with_bodies
+from hlo_mlc.loops.rewrite import (
+    Body,
+    expressions,
+    loop,
+    paths,
+    redirect,
+    transform,
+    with_bodies,
+    with_body,
+)
 from hlo_mlc.schedule.loops import refuse, require_loops
 from hlo_mlc.support.errors import ScheduleError
 
@@ -248,6 +257,28 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
         return (Allocate(cached, (*start, *body, *finish)),)
 
     return _staged(program, "cache_write", name, at, stage)
+
+
+def stream(program: LoopProgram, name: str) -> LoopProgram:
+    """Let stores to a buffer bypass the caches, where the target can.
+
+        y[i] = x[i]       ->       y[i] = x[i] streaming
+
+    Halide: store_in with a streaming hint; elsewhere non-temporal stores.
+    """
+    found = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, Store) or stmt.buffer.name != name:
+            return None
+        found += 1
+        return (replace(stmt, streaming=True),)
+
+    body = transform(program.body, visit)
+    if not found:
+        raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
+    return with_body(program, body)
 
 
 def _staged(program: LoopProgram, primitive: str, name: str, at: str,

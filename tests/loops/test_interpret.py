@@ -55,6 +55,36 @@ def test_parallel_iterations_run_in_an_order_that_the_seed_chooses() -> None:
     assert interpret(program, [], seed=3) == interpret(program, [], seed=3)
 
 
+def test_blocks_and_threads_run_in_an_order_that_the_seed_chooses() -> None:
+    y, b, t = Buffer("y", INDEX, (), "result"), variable("b", 9), variable("t", 9)
+    both = index.add(index.multiply(b, index.constant(9)), t)
+    program = LoopProgram("race", (), (y,), (loop(b, LoopKind.BLOCK, loop(
+        t, LoopKind.THREAD, Store(y, (), both))),))
+    assert len({int(interpret(program, [], seed=s)[0]) for s in range(8)}) > 3
+
+
+def test_shared_memory_is_new_for_each_block() -> None:
+    """What a block left there is not what the next one finds."""
+    y, b, t = vector("y", 4, scope="result"), variable("b", 4), variable("t", 1)
+    shared = Buffer("s", F32, (), "shared")
+    result, = run({}, [y], loop(b, LoopKind.BLOCK, Allocate(shared, (
+        loop(t, LoopKind.THREAD, Store(y, (b,), load(shared, ()))),
+        loop(t, LoopKind.THREAD, Store(shared, (), ONE))))))
+    assert np.isnan(result).all()
+
+
+def test_threads_that_update_one_element_are_combined_by_halves() -> None:
+    x, y, b, t = vector("x", 8), vector("y", 1, scope="result"), variable("b", 1), variable("t", 8)
+    values = np.array([1e8, 3, -1e8, 5, 7, 1e8, 11, -1e8], np.float32)
+    zero = index.constant(0)
+    result, = run({x: values}, [y], loop(b, LoopKind.BLOCK, loop(
+        t, LoopKind.THREAD, Store(y, (zero,), ZERO, apply("eq", t, zero))), loop(
+        t, LoopKind.THREAD, Accumulate((y,), (zero,), ADD, (load(x, (t,)),)))))
+    quarter = values[:4] + values[4:]
+    half = quarter[:2] + quarter[2:]
+    assert result[0] == half[0] + half[1]
+
+
 def test_lanes_run_in_lockstep() -> None:
     """All lanes store before any lane goes on, and all read before any stores."""
     x, y, i = vector("x", 4), vector("y", 4, scope="result"), variable("i", 4)

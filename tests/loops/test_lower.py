@@ -16,7 +16,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.text import body_text
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
-from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.core import Assign, Scan, Stage
 
 X = Buffer("x", F32, (3, 4), "operand")
 Y, Z = Buffer("y", F32, (3,), "result"), Buffer("z", F32, (3, 4), "result")
@@ -53,6 +53,21 @@ def test_a_reduction_runs_in_a_register_that_starts_once() -> None:
               sums.total[] <- add exp(x[i, k])
             y[i] = neg(sums.total[])
         """)
+
+
+def test_a_scan_stores_at_every_step_from_either_end() -> None:
+    k, i, total = variable("k", 4), variable("i", 3), Var("total", F32)
+    for reverse, at in ((False, "k"), (True, "k * -1 + 3")):
+        stage = Stage("scan", (k, i), (Assign(Z, (i, k), total),), (), named_combiner("add", F32),
+                      (load(X, (i, k)),), (const(0.0, F32),), (total,), scan=Scan(k, reverse))
+        shows(lower_stage(stage), f"""
+            for i in 0..3:
+              alloc scan.total: f32 register:
+                scan.total[] = 0.0:f32
+                for k in 0..4:
+                  scan.total[] <- add x[i, {at}]
+                  z[i, {at}] = scan.total[]
+            """)
 
 
 def test_it_computes_what_the_stage_says() -> None:

@@ -27,8 +27,11 @@ from hlo_mlc.tensor.combine import named_combiner
 X, Y = Buffer("x", F32, (8,), "operand"), Buffer("y", F32, (8,), "result")
 HELD = Buffer("held", F32, (), "register")
 A, B = variable("a", 8), variable("b", 4)
+T = variable("t", 4)
 ONE, ADD = const(1.0, F32), named_combiner("add", F32)
 SERIAL, PARALLEL, VECTORIZE = LoopKind.SERIAL, LoopKind.PARALLEL, LoopKind.VECTORIZE
+BLOCK, THREAD = LoopKind.BLOCK, LoopKind.THREAD
+OWN, ONE_SHARED = Buffer("own", F32, (4,), "thread"), Buffer("one", F32, (), "shared")
 
 
 def loop(var: Var, kind: LoopKind, *body: Stmt, extent: Expr | None = None) -> For:
@@ -71,6 +74,19 @@ BROKEN = {
                                                Store(Y, (index.constant(0),), load(HELD, ()))),
     "held exists already": (Allocate(HELD, (Allocate(HELD, ()),)),),
     "expected the scope stack or register": (Allocate(Buffer("z", F32, (2,), "scratch"), ()),),
+    "expected threads to be in a block": (loop(A, THREAD, COPY),),
+    "tasks inside of a task": (loop(A, BLOCK, loop(B, BLOCK, COPY)),),
+    "no thread of the block is said to do this": (loop(B, BLOCK, Store(Y, (B,), ONE),
+                                                       loop(A, THREAD)),),
+    "expected the scope shared or thread": (loop(B, BLOCK, Allocate(HELD, (loop(A, THREAD),))),),
+    "expected own: 4xf32 thread to be indexed by the threads first": (loop(B, BLOCK, Allocate(
+        OWN, (loop(T, THREAD, Store(OWN, (index.subtract(index.constant(3), T),), ONE)),))),),
+    "touch the same element of one": (loop(B, BLOCK, Allocate(ONE_SHARED, (
+        loop(A, THREAD, Store(ONE_SHARED, (), ONE)),))),),
+    "some of its statements are for fewer threads": (loop(variable("c", 1), BLOCK, loop(
+        A, THREAD, COPY, loop(B, THREAD))),),
+    "expected threads directly inside of threads": (loop(variable("c", 1), BLOCK, loop(
+        A, THREAD, If(apply("lt", A, index.constant(3)), (loop(B, THREAD),)))),),
     "expected a constant shape": (Allocate(Buffer("z", F32, ("n",), "stack"), ()),),
     "expected 1 indices of type index": (loop(A, SERIAL, Store(Y, (const(0, I32),), ONE)),),
     "takes values from 1 to 8, which is outside of x": (

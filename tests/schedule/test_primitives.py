@@ -17,7 +17,7 @@ from hlo_mlc.loops.core import Accumulate, For, LoopKind, LoopProgram, While
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import with_body
-from hlo_mlc.loops.text import body_text
+from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
@@ -201,6 +201,45 @@ def test_unroll(copy) -> None:
 def test_unroll_refuses(copy) -> None:
     refuses(lambda: Schedule(copy).block("i", 4).unroll("i.i"), "needs a constant extent")
     refuses(lambda: Schedule(copy).vectorize("i").unroll("i"), "must be serial")
+
+
+def test_bind(copy) -> None:
+    blocked = Schedule(copy).block("i", 4).bind("i.o", "block").bind("i.i", "thread")
+    shows(blocked.program, """
+        for i.o in 0..3 block:
+          for i.i in 0..min(4, i.o * -4 + 10) thread:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        """)
+    result, = interpret(blocked.program, [np.arange(10, dtype=np.float32)])
+    np.testing.assert_array_equal(result, np.arange(10))
+
+
+def test_bind_refuses(copy, running, total, transposed) -> None:
+    refuses(lambda: Schedule(copy).bind("i", "warp"), 'expected "block" or "thread"', "warp")
+    refuses(lambda: Schedule(copy).bind("i", "thread"), "is in no block", "bind a loop around it")
+    refuses(lambda: Schedule(running).bind("i", "block"), "dependent iterations", "y[i]")
+    refuses(lambda: Schedule(total).bind("k", "block"), "private to the task around it")
+    inner = Schedule(transposed).bind("j", "block")
+    refuses(lambda: inner.bind("i", "block"), "holds `for j in 0..8 block:`")
+    outer = Schedule(transposed).bind("i", "block")
+    refuses(lambda: outer.bind("j", "block"), "is inside `for i in 0..4 block:`")
+    refuses(lambda: outer.unroll("j"), "expected all rewrites before the first bind")
+
+
+def test_bind_refuses_statements_beside_the_threads(tiny) -> None:
+    x, y, z = tiny.operand("x", 4, 8), tiny.result("y", 4), tiny.result("z", 4, 8)
+    program = tiny.program(tiny.map(y, "a", lambda a: load(x, (a, index.constant(0)))),
+                           tiny.map(z, "ij", lambda i, j: load(x, (i, j))))
+    joined = Schedule(program).fuse_loops("a", "i").bind("a", "block")
+    refuses(lambda: joined.bind("j", "thread"), "would hold `y[a]", "beside its threads")
+
+
+def test_stream(copy) -> None:
+    shows(Schedule(copy).stream("y").program, """
+        for i in 0..10:
+          y[i] = x[i] streaming
+        """)
+    refuses(lambda: Schedule(copy).stream("x"), "nothing is stored to a buffer called 'x'")
 
 
 def test_vectorize(copy) -> None:
@@ -542,6 +581,17 @@ def test_trace_replays_from_json(transposed) -> None:
     steps = [Step.from_json(step.to_json()) for step in schedule.trace]
     assert [str(s) for s in steps] == ["fuse('i', 'j')", "split('i.j', 5)", "vectorize('i.j.i')"]
     assert str(replay(transposed, steps)) == str(schedule)
+
+
+def test_the_history_has_every_step(transposed) -> None:
+    assert list(Schedule(transposed).history()) == []
+    schedule = Schedule(transposed).fuse("i", "j").split("i.j", 5).vectorize("i.j.i")
+    assert schedule.naive is transposed
+    steps = list(schedule.history())
+    assert tuple(step for step, _ in steps) == schedule.trace
+    assert "i.j.o" not in program_text(steps[0][1])
+    assert "i.j.o" in program_text(steps[1][1])
+    assert program_text(steps[-1][1]) == str(schedule)
 
 
 def test_unknown_primitives_are_refused(copy) -> None:

@@ -11,6 +11,9 @@ from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.support.errors import ScheduleError
 
+# Loops are bound to a GPU after all other rewrites.
+UNBOUND = [name for name in PRIMITIVES if name != "bind"]
+
 
 def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) -> Step:
     """A step with arguments that exist, legal or not."""
@@ -35,6 +38,10 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (buffers[int(rng.integers(len(buffers)))] if buffers else "",))
         case "cache_read" | "cache_write":
             return Step(primitive, (everything[int(rng.integers(len(everything)))], loop))
+        case "stream":
+            return Step(primitive, (everything[int(rng.integers(len(everything)))],))
+        case "bind":
+            return Step(primitive, (loop, ("block", "thread")[int(rng.integers(2))]))
     return Step(primitive, (loop,))
 
 
@@ -76,8 +83,10 @@ def test_chains_keep_the_meaning_and_replay(seed, random_program, assert_same) -
     program, inputs = made.loops(), made.inputs()
     schedule = Schedule(program)
     for _ in range(25):
-        primitive = list(PRIMITIVES)[int(rng.integers(len(PRIMITIVES)))]
+        primitive = UNBOUND[int(rng.integers(len(UNBOUND)))]
         schedule = attempt(primitive, schedule, rng, 1)
+    assert_same(program, schedule.program, inputs)
+    schedule = attempt("bind", schedule, rng, 6)
     assert_same(program, schedule.program, inputs)
     trace = [Step.from_json(step.to_json()) for step in schedule.trace]
     assert str(replay(program, trace)) == str(schedule)
@@ -90,6 +99,6 @@ def test_chains_on_floats(seed, random_program, assert_same) -> None:
     program, inputs = made.loops(), made.inputs()
     schedule = Schedule(program)
     for _ in range(15):
-        primitive = list(PRIMITIVES)[int(rng.integers(len(PRIMITIVES)))]
+        primitive = UNBOUND[int(rng.integers(len(UNBOUND)))]
         schedule = attempt(primitive, schedule, rng, 1)
     assert_same(program, schedule.program, inputs)
