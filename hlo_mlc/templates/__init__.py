@@ -1,14 +1,20 @@
 """The templates, most specific first."""
 
+from hlo_mlc.templates.attention import AttentionTemplate
 from hlo_mlc.templates.base import Parameters, Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
 from hlo_mlc.templates.contraction import ContractionTemplate
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
+from hlo_mlc.templates.scan import ScanTemplate
+from hlo_mlc.templates.transpose import TransposeTemplate
+from hlo_mlc.templates.update import UpdateTemplate
+from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    ContractionTemplate(), ColumnsTemplate(), ReductionTemplate(), ElementwiseTemplate(),
+    AttentionTemplate(), WindowTemplate(), ContractionTemplate(), ScanTemplate(), ColumnsTemplate(),
+    ReductionTemplate(), TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(),
     PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

@@ -29,10 +29,14 @@ SERIAL_WORK = 120_000
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """The loops of one nest, and the scratch buffers that they need besides the nest's own."""
+    """The loops of one nest, and the scratch buffers that they need besides the nest's own.
+
+    `schedule` tells how naive loops were rewritten into these, where that is how they were made.
+    """
 
     body: tuple[Stmt, ...]
     scratch: tuple[Buffer, ...]
+    schedule: Schedule | None = None
 
 
 class Template(Protocol):

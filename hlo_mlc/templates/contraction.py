@@ -13,15 +13,17 @@ The factors may be any expressions (prologues), the results any expressions of t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load, substitute
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
-from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
+from hlo_mlc.expr.build import load, substitute
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded
+from hlo_mlc.templates.product import Tile, in_squares, is_direct, is_plain
+from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -33,9 +35,16 @@ PARALLEL_WORK = 200_000
 # may take: together below the 256 KiB that a worker's stack has to spare.
 STACK_PANEL = 160 * 1024
 STACK_PARTIAL = 64 * 1024
+# Right factors larger than this part of the second level are packed where several tiles read them:
+# rows far apart cost more than a copy.  With 2 MiB, products of 384 square and 128 x 256 x 640 ran
+# 1.15 to 1.2 times as fast packed, one of 256 square 0.98 times.
+PACKED_SHARE = 4
 # Epilogues costlier than this run as a loop over a tile in L1 instead of being written out for
 # every register of the tile: code size, for the same speed.
 EPILOGUE_INLINE = 4
+# Up to this cost the vectors of a row are written out side by side: one alone waits for its own
+# results (gelu behind 128 x 768 x 3072: 1.5 times as long in all).
+EPILOGUE_ABREAST = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +67,28 @@ class ContractionTemplate:
                 "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """The tile that fills the register file, packing where panels are reused.
-
-        Source: 6x64 (24 accumulators of 16 lanes, 4 columns, one broadcast) reached 92-98 % of
-        the FMA peak; 28 accumulators spill.
-        """
+        """The register tile that wastes least, packing where panels are reused."""
         stage = coalesce(nest.stages[0])
         roles = contraction(stage)
         lanes = _lanes(stage, target)
         m, n = roles.rows[-1].extent, roles.columns[-1].extent
         depth = math.prod(v.extent for v in roles.summed)
-        most = 4 if target.registers >= 32 else 2
-        vectors = min(most, -(-n // lanes))
-        few = n <= 4 * lanes * most
-        if few and vectors == most and n % (lanes * most) and n % (lanes * 2) == 0:
-            vectors = 2
-        rows = min(m, (target.registers - vectors - 3) // vectors, 12)
+        rows, vectors = register_tile(m, n, lanes, target)
         tiles = -(-m // rows)
-        rows = -(-m // tiles)
         panels = -(-n // (lanes * vectors)) * _outer_points(roles)
         work = m * n * depth * _outer_points(roles)
         row_blocks = 1
         if work > PARALLEL_WORK and panels < 2 * target.cores:
             row_blocks = min(tiles, -(-2 * target.cores // panels))
-        irregular = not _is_direct(roles.rhs, roles.columns[-1], stage)
+        irregular = not is_direct(roles.rhs, roles.columns[-1])
         size = stage.accumulators[0].dtype.bytes
-        big = n * depth * size > target.l2_bytes / 2
+        big = n * depth * size > target.l2_bytes / PACKED_SHARE
         pack = irregular or (tiles // row_blocks >= 3 and big)
         blocks = -(-depth * lanes * vectors * size // STACK_PANEL) if pack else 1
         if blocks > 1:  # unfinished sums of a block of rows stay on the stack between blocks
             most_rows = STACK_PARTIAL // (lanes * vectors * size)
             row_blocks = max(row_blocks, -(-m // most_rows))
-        pack_rows = not _is_plain(roles.lhs, stage) and blocks == 1
+        pack_rows = not is_plain(roles.lhs) and blocks == 1
         step = -(-roles.summed[-1].extent // blocks) if blocks > 1 else 0
         return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
                 "depth": step, "pack_rows": int(pack_rows)}
@@ -108,17 +107,6 @@ def _lanes(stage: Stage, target: CpuTarget) -> int:
 
 def _outer_points(roles: Contraction) -> int:
     return math.prod(v.extent for v in (*roles.batch, *roles.rows[:-1], *roles.columns[:-1]))
-
-
-def _is_plain(factor: Expr, stage: Stage) -> bool:
-    """A load of the accumulators' type: nothing to compute before multiplying."""
-    return isinstance(factor, Load) and factor.guard is None \
-        and all(isinstance(i, Var | Const) or not loads(i) for i in factor.indices)
-
-
-def _is_direct(factor: Expr, along: Var, stage: Stage) -> bool:
-    """A plain load that walks through memory one by one along the columns."""
-    return _is_plain(factor, stage) and stride(factor, along) == 1
 
 
 @dataclass(slots=True)
@@ -194,6 +182,7 @@ class _Builder:
         first = index.multiply(block, index.constant(per_block))
         count = index.minimum(index.constant(per_block),
                               index.subtract(index.constant(tiles), first))
+        overlap = extra > 0 and blocks == 1 and self._may_repeat()
 
         def of_depth(span: _Span) -> tuple[Stmt, ...]:
             def tile(t: Expr) -> tuple[Stmt, ...]:
@@ -205,7 +194,11 @@ class _Builder:
                                  index.minimum(first, index.constant(extra)))
                 if not extra:
                     return of_height(low, index.multiply(t, index.constant(low)))
-                tall = of_height(low + 1, index.multiply(t, index.constant(low + 1)))
+                taller = index.multiply(t, index.constant(low + 1))
+                if overlap:
+                    last = index.constant(m.extent - low - 1)
+                    return of_height(low + 1, index.minimum(taller, last))
+                tall = of_height(low + 1, taller)
                 if low == 0:
                     return tall
                 short = of_height(low, index.add(index.multiply(t, index.constant(low)),
@@ -231,6 +224,11 @@ class _Builder:
             return of_depth(_Span(begin, size, b, spans))
 
         return (loop(f"{m.name}_span", spans, LoopKind.SERIAL, one),)
+
+    def _may_repeat(self) -> bool:
+        """Whether rows may be computed twice, so that the last tile is as tall as the others and
+        needs no code of its own: nothing is read that is written here."""
+        return self.partial is None and not set(self.stage.inputs) & set(self.stage.outputs)
 
     def _reserve(self, width: int, rows: int) -> None:
         """The buffers of one task: all its panels are at most `width` columns by `rows` rows."""
@@ -263,33 +261,11 @@ class _Builder:
                 or stride(self.roles.rhs, k) != 1:
             return self._over_depth(f"{name}_pk", span, row)
 
-        size = index.constant(k.extent) if span.size is None else span.size
-        lanes = self.lanes
-        blocks, rest = index.floordiv(size, lanes), index.floormod(size, lanes)
-
         def at_depth(position: Expr, c: Expr) -> tuple[Stmt, ...]:
             return element(position, {k: index.add(span.begin, position)}, c)
 
-        def block(b: Var) -> tuple[Stmt, ...]:
-            first = index.multiply(b, index.constant(lanes))
-
-            def columns(column: Expr, count: int) -> tuple[Stmt, ...]:
-                return (loop(f"{name}_pu", lanes, LoopKind.UNROLL, lambda u: (
-                    loop(f"{name}_pl", count, LoopKind.VECTORIZE, lambda lane: at_depth(
-                        index.add(first, u), index.add(column, lane))),)),)
-
-            whole, few = divmod(width, lanes)
-            body: tuple[Stmt, ...] = ()
-            if whole:
-                body = (loop(f"{name}_pv", whole, LoopKind.SERIAL, lambda v: columns(
-                    index.multiply(v, index.constant(lanes)), lanes)),)
-            return body + (columns(index.constant(whole * lanes), few) if few else ())
-
-        done = index.multiply(blocks, index.constant(lanes))
-        return (loop(f"{name}_pb", blocks, LoopKind.SERIAL, block),
-                loop(f"{name}_pt", rest, LoopKind.SERIAL, lambda t: self._across(
-                    f"{name}_pr", width, lambda c: at_depth(
-                        bounded(index.add(done, t), k.extent), c))))
+        size = index.constant(k.extent) if span.size is None else span.size
+        return in_squares(f"{name}_p", size, k.extent, width, self.lanes, at_depth)
 
     def _over_depth(self, name: str, span: _Span, body) -> tuple[Stmt, ...]:
         """Loops over the summed axes, of which the last one may be cut into spans;
@@ -319,47 +295,39 @@ class _Builder:
         """One register tile: start or resume the sums, accumulate over the depth, then store."""
         stage, roles = self.stage, self.roles
         m = roles.rows[-1]
-        padded = -(-t.width // self.lanes) * self.lanes
-        tile = Buffer(f"{m.name}_acc{t.height}x{t.width}", stage.accumulators[0].dtype,
-                      (t.height, padded), "register")
-
-        def each(prefix: str, body) -> tuple[Stmt, ...]:
-            return (loop(f"{prefix}i", t.height, LoopKind.UNROLL, lambda r: self._across(
-                f"{prefix}j", t.width, lambda c: body(r, c))),)
+        tile = Tile.of(f"{m.name}_acc", stage.accumulators[0].dtype, t.height, t.width, self.lanes)
 
         def values(r: Expr, c: Expr) -> dict[Var, Expr]:
             return {**t.mapping, m: index.add(t.row, r),
                     roles.columns[-1]: index.add(t.start, c)}
 
-        begin = each(f"{m.name}_z", lambda r, c: (
-            Store(tile, (r, c), substitute(stage.initial[0], values(r, c))),))
+        begin = tile.fill(f"{m.name}_z", lambda r, c: substitute(stage.initial[0], values(r, c)))
         if self.partial is not None:
-            resume = each(f"{m.name}_y", lambda r, c: (Store(tile, (r, c), load(
-                self.partial, (index.add(t.local, r), c))),))
+            resume = tile.fill(f"{m.name}_y", lambda r, c: load(
+                self.partial, (index.add(t.local, r), c)))
             begin = (If(index.compare("eq", t.span.number, index.constant(0)), begin, resume),)
 
         lhs_rows, prepare = self._pack_rows(t)
 
         def multiply(position: Expr, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
-            def one(r: Expr, c: Expr) -> tuple[Stmt, ...]:
-                where = {**values(r, c), **at}
-                left = load(lhs_rows, (position, r)) if lhs_rows is not None \
-                    else substitute(roles.lhs, where)
-                right = load(self.packed, (position, c)) if self.packed is not None \
-                    else substitute(roles.rhs, where)
-                return (Accumulate((tile,), (r, c), stage.combiner,
-                                   (apply("mul", left, right),)),)
+            def left(r: Expr, c: Expr) -> Expr:
+                return load(lhs_rows, (position, r)) if lhs_rows is not None \
+                    else substitute(roles.lhs, {**values(r, c), **at})
 
-            return each(f"{m.name}_k", one)
+            def right(r: Expr, c: Expr) -> Expr:
+                return load(self.packed, (position, c)) if self.packed is not None \
+                    else substitute(roles.rhs, {**values(r, c), **at})
 
-        finish = self._finish(t, tile, values, each)
+            return tile.multiply_add(f"{m.name}_k", stage.combiner, left, right)
+
+        finish = self._finish(t, tile, values)
         if self.partial is not None:
-            keep = each(f"{m.name}_x", lambda r, c: (
-                Store(self.partial, (index.add(t.local, r), c), load(tile, (r, c))),))
+            keep = tile.each(f"{m.name}_x", lambda r, c: (
+                Store(self.partial, (index.add(t.local, r), c), tile.at(r, c)),))
             last = index.compare("eq", t.span.number, index.constant(t.span.count - 1))
             finish = (If(last, finish, keep),)
         body = (*begin, *self._over_depth(f"{m.name}_k", t.span, multiply), *finish)
-        result: tuple[Stmt, ...] = (Allocate(tile, body),)
+        result: tuple[Stmt, ...] = (Allocate(tile.buffer, body),)
         if lhs_rows is not None:
             result = (Allocate(lhs_rows, (*prepare, *result)),)
         return result
@@ -381,7 +349,7 @@ class _Builder:
 
         return buffer, self._over_depth(f"{m.name}_pm", t.span, one)
 
-    def _finish(self, t: _Tile, tile: Buffer, values, each) -> tuple[Stmt, ...]:
+    def _finish(self, t: _Tile, tile: Tile, values) -> tuple[Stmt, ...]:
         """Store the results: straight from the registers, or in a loop if the epilogue is long."""
         stage, name = self.stage, self.roles.rows[-1].name
         accumulator = stage.accumulators[0]
@@ -393,13 +361,15 @@ class _Builder:
                                    substitute(a.value, where)) for a in stage.assigns)
             return one
 
-        if sum(cost(a.value) for a in stage.assigns) <= EPILOGUE_INLINE:
-            return each(f"{name}_s", store(tile))
-        spilled = Buffer(f"{tile.name}_out", tile.dtype, tile.shape, "stack")
-        spill = each(f"{name}_o", lambda r, c: (Store(spilled, (r, c), load(tile, (r, c))),))
+        work = sum(cost(a.value) for a in stage.assigns)
+        if work <= EPILOGUE_INLINE:
+            return tile.each(f"{name}_s", store(tile.buffer))
+        spilled = replace(tile.buffer, name=f"{tile.buffer.name}_out", scope="stack")
+        spill = tile.each(f"{name}_o", lambda r, c: (Store(spilled, (r, c), tile.at(r, c)),))
         one = store(spilled)
+        kind = LoopKind.UNROLL if work <= EPILOGUE_ABREAST else LoopKind.SERIAL
         body = loop(f"{name}_ei", t.height, LoopKind.SERIAL, lambda r: self._across(
-            f"{name}_e", t.width, lambda c: one(r, c), LoopKind.SERIAL))
+            f"{name}_e", t.width, lambda c: one(r, c), kind))
         return (Allocate(spilled, (*spill, body)),)
 
 

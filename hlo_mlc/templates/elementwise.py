@@ -18,17 +18,14 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
+from hlo_mlc.tensor.classify import cost, is_injective, is_map
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
-
-# Simple operations that a square tile may take written out: code size.
-WRITTEN_OUT = 1500
 
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseTemplate:
-    """Vectorized, unrolled, tiled where a transposed access asks for it."""
+    """Vectorized and unrolled."""
 
     name: str = "elementwise"
 
@@ -48,48 +45,35 @@ class ElementwiseTemplate:
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Vectors per iteration, tile of transposed accesses, and work of one task."""
-        return {"unroll": (1, 2, 4, 8), "tile": (0, 8, 16, 32), "grain": (1, 2, 4, 8)}
+        """Vectors per iteration, work of one task, and stores past the caches."""
+        return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """Several vectors in flight for short bodies, one or two for long ones (registers)."""
+        """Several vectors in flight for short bodies, one or two for long ones (registers).
+
+        Stores past the caches gained a fifth at 16 and 32 MB, which the next op lost again.
+        """
         stage = coalesce(nest.stages[0])
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 4 if each <= 8 else 2 if each <= 80 else 1
-        tile = lanes((stage,), target) if _crossing_axis(stage) else 0
-        return {"unroll": unroll, "tile": tile, "grain": 1}
+        return {"unroll": unroll, "grain": 1, "streaming": 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage))
-        inner = stage.axes[-1]
-        crossing = _crossing_axis(stage) if parameters["tile"] else None
-        width = lanes((stage,), target)
-        if crossing is not None and inner.extent >= 2:
-            schedule = _tile(schedule, stage, crossing, inner, min(width, parameters["tile"]),
-                             parameters["tile"])
-        else:
-            schedule = vectorize(schedule, inner, width, parameters["unroll"])
+        schedule = vectorize(schedule, stage.axes[-1], lanes((stage,), target),
+                             parameters["unroll"])
+        if parameters["streaming"]:
+            for buffer in stage.outputs:
+                schedule = schedule.stream(buffer.name)
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
-        return Scheduled(schedule.program.body, ())
+        return Scheduled(schedule.program.body, (), schedule)
 
 
 def _own(access: Load, stage: Stage) -> bool:
     return any(a.buffer == access.source and a.indices == access.indices for a in stage.assigns)
-
-
-def _crossing_axis(stage: Stage) -> Var | None:
-    """An outer axis along which some access walks one by one, while the last axis strides."""
-    last = stage.axes[-1]
-    for access in accesses(stage):
-        if stride(access, last) in (0, 1, -1):
-            continue
-        for axis in reversed(stage.axes[:-1]):
-            if stride(access, axis) == 1:
-                return axis
-    return None
 
 
 def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedule:
@@ -111,36 +95,6 @@ def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedul
         return schedule.vectorize(name)
     schedule = schedule.split(name, width).vectorize(f"{name}.i")
     return schedule.vectorize(f"{name}.t") if rest % width else schedule
-
-
-def _tile(schedule: Schedule, stage: Stage, crossing: Var, inner: Var, width: int,
-          rows: int) -> Schedule:
-    """Walk in tiles, so that the lines that strided accesses touch are used up while in L1.
-
-    Square tiles are written out, which lets the printer load their rows and transpose them.
-    """
-    outer, name = crossing.name, inner.name
-    between = stage.axes[stage.axes.index(crossing) + 1:-1]
-    parts = [outer]
-    if crossing.extent > rows:
-        schedule = schedule.split(outer, rows)
-        parts = [f"{outer}.i"] + ([f"{outer}.t"] if crossing.extent % rows else [])
-    for part in parts:
-        for axis in (*between, inner):
-            schedule = schedule.reorder(axis.name, part)
-    cuts = [name]
-    if inner.extent > width:
-        schedule = schedule.split(name, width)
-        cuts = [f"{name}.i"] + ([f"{name}.t"] if inner.extent % width else [])
-    for part in parts:
-        for cut in cuts:
-            schedule = schedule.reorder(part, cut)
-    for cut in cuts:
-        schedule = schedule.vectorize(cut)
-    square = rows == width and crossing.extent >= rows
-    if square and rows * sum(cost(a.value) for a in stage.assigns) <= WRITTEN_OUT:
-        schedule = schedule.unroll(parts[0])
-    return schedule
 
 
 def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:

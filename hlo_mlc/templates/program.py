@@ -4,19 +4,23 @@ between them."""
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import Call, For, LoopKind, LoopProgram, Stmt, While, walk
 from hlo_mlc.loops.dependence import accesses
+from hlo_mlc.loops.text import program_text as loops_text
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates.base import Parameters, Template
+from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
@@ -25,12 +29,14 @@ REPEATS = 3  # nests that differ in their buffers only and become calls of one p
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The template chosen for one nest, its parameters, and why others were not taken."""
+    """The template chosen for one nest, its parameters, why others were not taken, and the rewrites
+    of naive loops that it made, if it works so."""
 
     nest: Nest
     template: Template
     parameters: Parameters
     refused: tuple[tuple[str, str], ...]
+    schedule: Schedule | None = None
 
 
 def choose_template(nest: Nest, target: CpuTarget) -> tuple[Template, tuple[tuple[str, str], ...]]:
@@ -52,13 +58,29 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     tuned: for the position of a nest (in program order), the template and parameters to use
     instead of the default.
     """
-    assembler = _Assembler(target, tuned or {}, _repeated(program.steps))
+    assembler = _Assembler(target, tuned or {}, _repeated(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
-    arena = _plan_arena(program, parts, assembler.extra)
+    arena = plan_arena(program, parts, assembler.extra)
     body = tuple(stmt for _, statements in parts for stmt in statements)
     loops = LoopProgram(program.name, program.operands, program.results, body, arena,
                         program.aliases)
     return loops, tuple(assembler.decisions)
+
+
+def decisions_text(decisions: Iterable[Decision]) -> str:
+    """How the loops of each nest came about: naive ones, and after every rewrite."""
+    parts = []
+    for number, decision in enumerate(decisions):
+        given = ", ".join(f"{name}={value}" for name, value in decision.parameters.items())
+        parts.append(f"nest {number}: template {decision.template.name} ({given})\n")
+        parts += [f"not {name}: {reason}\n" for name, reason in decision.refused]
+        schedule = decision.schedule
+        if schedule is None:
+            parts.append("built as a whole, not rewritten from naive loops\n")
+            continue
+        parts.append(f"naive\n{loops_text(schedule.naive or schedule.program)}")
+        parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
+    return "\n".join(parts)
 
 
 class _Assembler:
@@ -83,6 +105,9 @@ class _Assembler:
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         body = tuple(stmt for inner in step.body for stmt in self.step(inner))
+        blocked = in_blocks(step, self.target)
+        if blocked is not None:
+            return blocked
         if step.trip_count is not None:
             extent = index.constant(step.trip_count)
             return (For(step.counter, extent, LoopKind.SERIAL, body),)
@@ -92,17 +117,21 @@ class _Assembler:
     def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
             return ()
-        if nest in self.repeated and not self.tuned:
+        if nest in self.repeated:
             call = self._call(nest)
             if call is not None:
                 return (call,)
+        phases = in_phases(nest)
+        if len(phases) > 1:
+            return tuple(stmt for phase in phases for stmt in self._nest(phase))
         template, refused = choose_template(nest, self.target)
         wanted = self.tuned.get(len(self.decisions))
         parameters = template.default(nest, self.target)
         if wanted is not None and wanted[0] == template.name:
             parameters = {**parameters, **wanted[1]}
         scheduled = template.apply(nest, self.target, parameters)
-        self.decisions.append(Decision(nest, template, parameters, refused))
+        self.decisions.append(Decision(nest, template, parameters, refused,
+                                       scheduled.schedule))
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
         return scheduled.body
 
@@ -118,7 +147,9 @@ class _Assembler:
         loops = self.called.get(key)
         if loops is None:
             (step,) = program.steps
-            inner = _Assembler(self.target, {}, frozenset())
+            position = len(self.decisions)
+            tuned = {0: self.tuned[position]} if position in self.tuned else {}
+            inner = _Assembler(self.target, tuned, frozenset())
             body = inner.step(step)
             if inner.extra[step] or _buffers(body) & {b.name for b in program.temporaries}:
                 return None
@@ -128,15 +159,20 @@ class _Assembler:
         return Call(loops, (*inputs, *outputs))
 
 
-def _repeated(steps: tuple[Step, ...]) -> frozenset[Nest]:
-    """Nests that look like enough others to be worth sharing a program with them."""
+def _repeated(program: TensorProgram) -> frozenset[Nest]:
+    """Nests that look like enough others to be worth sharing a program with them.
+
+    One that works in place cannot: a program that is called knows nothing of aliases.
+    """
+    aliased = {b for pair in program.aliases for b in pair}
     groups: dict[tuple, list[Nest]] = {}
-    pending = list(steps)
+    pending = list(program.steps)
     while pending:
         step = pending.pop()
         if isinstance(step, Loop):
             pending += (*step.test, *step.body)
-        elif not _outer_variables(step):
+        elif not _outer_variables(step) and aliased.isdisjoint(
+                b for s in step.stages for b in (*s.inputs, *s.outputs)):
             shape = tuple((tuple(v.extent for v in (*s.axes, *s.reduce_axes)), len(s.assigns),
                            len(s.inputs), cost(*s.expressions)) for s in step.stages)
             groups.setdefault((step.shared, shape), []).append(step)
@@ -152,7 +188,7 @@ def _outer_variables(nest: Nest) -> bool:
     return False
 
 
-def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
+def plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
                 extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
     """Byte offsets such that buffers alive at the same time do not overlap: first fit in time.
 

@@ -45,20 +45,21 @@ class ReductionTemplate:
         """Why the nest is not a row-wise chain; empty where it is."""
         if all(is_map(s) for s in nest.stages):
             return "no reduction in it"
+        if any(s.scan is not None for s in nest.stages):
+            return "a scan stores all results on the way"
         if any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes)):
             return "an axis without elements"
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Partial results in flight, vectors per iteration of maps, work of one task, chunks."""
+        """Partial results in flight for cheap terms, vectors per iteration of maps, work of one
+        task, chunks."""
         return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4),
                 "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
-        heavy = max(cost(*s.terms) for s in nest.stages if not is_map(s))
-        return {"count": 8 if heavy <= 4 else 4 if heavy <= 12 else 2, "unroll": 2, "grain": 1,
-                "chunks": self._chunks(nest, target)}
+        return {"count": 8, "unroll": 2, "grain": 1, "chunks": self._chunks(nest, target)}
 
     def _chunks(self, nest: Nest, target: CpuTarget) -> int:
         stage = nest.stages[0]
@@ -86,7 +87,7 @@ class ReductionTemplate:
             schedule = schedule.fuse(schedule.loop_names[0], axis.name)
         if shared and work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
-        return Scheduled(schedule.program.body, ())
+        return Scheduled(schedule.program.body, (), schedule)
 
 
 def _can_be_cut(nest: Nest) -> bool:
@@ -105,7 +106,14 @@ def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parame
     if (stage.combiner.identity is None and axis.extent < width) \
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
         return schedule
-    return schedule.rfactor(axis.name, width, parameters["count"])
+    return schedule.rfactor(axis.name, width, _partial_results(stage, parameters["count"]))
+
+
+def _partial_results(stage: Stage, count: int) -> int:
+    """`count` for terms that are hardly more than loads; fewer where computing them takes longer
+    than adding them up, and their temporaries need the registers."""
+    heavy = cost(*stage.terms)
+    return max(1, count if heavy <= 4 else count // 2 if heavy <= 12 else count // 4)
 
 
 def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:

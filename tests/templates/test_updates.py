@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.target.cpu import host
+from hlo_mlc.templates.program import schedule_program
+
 # Repeated, negative, and out of bounds on both sides.
 PLACES = np.array([0, 3, 3, -1, 7, 100, 3, -9, -100, 5], np.int32)
 
@@ -96,3 +99,32 @@ def test_one_update_after_another(check, arrays):
         return a, b, b.at[0].set(b[places[0]] + x[0]), (a * b).sum(0)
 
     check(function, x, y, PLACES)
+
+
+@pytest.mark.parametrize("width", [2, 5, 16, 33, 130])
+def test_rows_that_meet_are_vectors(check, arrays, take_apart, width):
+    """One after the other: the order of additions to an element is that of the rows."""
+    x, y = arrays("float32", (8, width), (10, width))
+    y = y * np.logspace(0, 9, 10, dtype=np.float32)[:, None]
+
+    def function(x, y, places):
+        return x.at[places].add(y), x.at[places].set(y)
+
+    check(function, x, y, PLACES, ulps=0)
+    decisions = [d for program in take_apart(function, x, y, PLACES).programs
+                 for d in schedule_program(program, host())[1]]
+    assert [d.template.name for d in decisions].count("update") == 2
+    check(lambda x, y, places: jax.ops.segment_sum(y, places % 4, 4) + x[:4], x, y, PLACES)
+
+
+def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
+    """Places of single elements, and windows whose rows overlap each other in a row's direction."""
+    x, y = arrays("float32", (9, 20), (10,))
+
+    def function(x, y, places):
+        return x.at[0, places].add(y), x.at[places, places].set(y)
+
+    check(function, x, y, PLACES)
+    decisions = [d for program in take_apart(function, x, y, PLACES).programs
+                 for d in schedule_program(program, host())[1]]
+    assert "update" not in [d.template.name for d in decisions]

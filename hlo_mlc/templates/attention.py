@@ -1,0 +1,182 @@
+"""Two matrix products with row-wise stages in between: attention, without storing its scores.
+
+    parallel task -> outer axes, block of rows
+      pack the queries                                          [depth, rows]
+      for each pass over the keys (row_passes.py), chunk by chunk:
+        first pass: scores[keys, rows] = keys * queries
+        folds over the keys, and what later passes need         vectors along the rows
+        last pass: weights[keys, rows];  sums[rows, columns] += weights * values
+      epilogue -> result
+
+Scores lie with the rows side by side.  So keys, weights and values are read as they come, only the
+queries are transposed; and a fold over the keys has a row in each lane.  One block of rows sees all
+its keys before the next one begins: memory grows with their number, not with their product.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import Parameters, Scheduled, bounded, lanes
+from hlo_mlc.templates.contraction import EPILOGUE_INLINE, PARALLEL_WORK
+from hlo_mlc.templates.row_block import RowBlock
+from hlo_mlc.templates.row_passes import row_passes
+from hlo_mlc.templates.workspace import Workspace
+from hlo_mlc.tensor.chain import Chain, chain
+from hlo_mlc.tensor.classify import cost
+from hlo_mlc.tensor.core import Nest
+
+# Bytes that the keys, or the values, of one chunk may take: all rows of a block use them, or
+# by tile after tile, so they should stay in L1 beside what they meet there.
+CHUNK_BYTES = 32 * 1024
+# Bytes that the queries, or the sums, of a block may take: several times L1 would be read in vain.
+BLOCK_BYTES = 64 * 1024
+# Keys of a chunk: the sums of a block are read and written once for so many multiply-adds each.
+CHUNK = 96
+# Bytes of everything on the stack; what is kept between passes goes into the arena where it would
+# take more, and then there is a part for each of so many tasks per core.
+STACK = 224 * 1024
+SLOTS_PER_CORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTemplate:
+    """Blocks of rows that see all their keys."""
+
+    name: str = "attention"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the nest is not a chain of two products; empty where it is."""
+        found = chain(nest)
+        if isinstance(found, str):
+            return found
+        if any(v.extent == 0 for s in nest.stages for v in (*s.axes, *s.reduce_axes)):
+            return "an axis without elements"
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Rows of a block, keys of a chunk."""
+        return {"rows": (16, 32, 48, 64), "keys": (48, 96, 192)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """As many rows as a register tile is wide, fewer where they are kept for very many keys."""
+        found = chain(nest)
+        width = _lanes(found, target)
+        vectors = 4 if target.registers >= 32 else 2
+        kept = found.key.extent * width * found.first.accumulators[0].dtype.bytes
+        while vectors > 2 and vectors * kept > target.l2_bytes // 4:
+            vectors -= 1
+        vectors = min(vectors, _most_rows(found, width) // width)
+        blocks = -(-found.row.extent // (vectors * width))
+        rows = min(-(-found.row.extent // (blocks * width)) * width, found.row.extent)
+        keys = min(CHUNK, _most_keys(found, rows))
+        divisors = [n for n in range(keys * 2 // 3, keys + 1) if found.key.extent % n == 0]
+        return {"rows": rows, "keys": max(divisors, default=keys)}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        builder = _Builder(chain(nest), parameters, target)
+        return Scheduled(builder.build(), builder.plan.kept if builder.slots is not None else ())
+
+
+def _lanes(found: Chain, target: CpuTarget) -> int:
+    return lanes((found.first, *found.between, found.last), target)
+
+
+def _most_rows(found: Chain, width: int) -> int:
+    return max(1, BLOCK_BYTES // _row_bytes(found) // width) * width
+
+
+def _most_keys(found: Chain, rows: int) -> int:
+    size = found.first.accumulators[0].dtype.bytes
+    return max(1, CHUNK_BYTES // max(_row_bytes(found), rows * size))
+
+
+def _row_bytes(found: Chain) -> int:
+    """Bytes of one query, key or value, whichever is longest."""
+    depth = math.prod(v.extent for v in found.first.reduce_axes)
+    return max(found.column.extent, depth) * found.first.accumulators[0].dtype.bytes
+
+
+class _Builder:
+    """Builds the loops of one chain."""
+
+    def __init__(self, found: Chain, parameters: Parameters, target: CpuTarget) -> None:
+        self.chain, self.target = found, target
+        self.lanes = _lanes(found, target)
+        self.rows = min(parameters["rows"], found.row.extent, _most_rows(found, self.lanes))
+        self.keys = min(parameters["keys"], found.key.extent, _most_keys(found, self.rows))
+        self.blocks = -(-found.row.extent // self.rows)
+        self.tasks = math.prod(v.extent for v in found.outer) * self.blocks
+        rows, columns = self._padded(self.rows), self._padded(found.column.extent)
+        self.space = Workspace.of(found, rows, self.keys, columns)
+        read = {e for a in found.first.assigns for e in loads(a.value)}
+        direct = sum(cost(a.value) for a in found.first.assigns) <= EPILOGUE_INLINE \
+            and read.isdisjoint(e for e, _ in self.space.crossing)
+        self.slots: int | None = None
+        self.plan = row_passes(found, rows, self.keys, None, direct)
+        if sum(b.bytes for b in self._stack()) > STACK:
+            self.slots = min(self.tasks, SLOTS_PER_CORE * target.cores)
+            self.plan = row_passes(found, rows, self.keys, self.slots, direct)
+        self.name = found.row.name
+
+    def _padded(self, width: int) -> int:
+        return -(-width // self.lanes) * self.lanes
+
+    def _stack(self) -> tuple[Buffer, ...]:
+        plan = self.plan
+        own = (*self.space.buffers, plan.chunk, *plan.small, *plan.kept)
+        return tuple(b for b in own if b is not None and b.scope == "stack")
+
+    def build(self) -> tuple[Stmt, ...]:
+        """All tasks; in groups with a part of the arena each where what is kept lies there."""
+        found = self.chain
+        work = 2 * self.tasks * self.rows * found.key.extent * found.column.extent
+        if work <= PARALLEL_WORK or self.tasks == 1:
+            slot = index.constant(0)
+            return (loop(f"{self.name}_task", self.tasks, LoopKind.SERIAL,
+                         lambda t: self._task(t, slot)),)
+        each = -(-PARALLEL_WORK * self.tasks // (4 * work))
+        if self.slots is not None:
+            each = -(-self.tasks // self.slots)
+
+        def group(g: Var) -> tuple[Stmt, ...]:
+            first = index.multiply(g, index.constant(each))
+            count = index.minimum(index.constant(each),
+                                  index.subtract(index.constant(self.tasks), first))
+            return (loop(f"{self.name}_task", count, LoopKind.SERIAL, lambda t: self._task(
+                bounded(index.add(first, t), self.tasks), g)),)
+
+        return (loop(f"{self.name}_group", -(-self.tasks // each), LoopKind.PARALLEL, group),)
+
+    def _task(self, t: Expr, slot: Expr) -> tuple[Stmt, ...]:
+        block, others = index.floormod(t, self.blocks), index.floordiv(t, self.blocks)
+        at: dict[Var, Expr] = {}
+        for var in reversed(self.chain.outer):
+            at[var] = index.floormod(others, var.extent)
+            others = index.floordiv(others, var.extent)
+        if self.plan.places.slot is not None:
+            at[self.plan.places.slot] = slot
+        start = index.multiply(block, index.constant(self.rows))
+        whole, rest = divmod(self.chain.row.extent, self.rows)
+        body: tuple[Stmt, ...] = ()
+        if whole:
+            inside = bounded(start, (whole - 1) * self.rows + 1) if rest else start
+            body = self._block(at, inside, self.rows)
+        if rest:
+            last = self._block(at, index.constant(whole * self.rows), rest)
+            is_whole = index.compare("lt", block, index.constant(whole))
+            body = (If(is_whole, body, last),) if whole else last
+        for buffer in self._stack():
+            body = (Allocate(buffer, body),)
+        return body
+
+    def _block(self, at: dict[Var, Expr], start: Expr, height: int) -> tuple[Stmt, ...]:
+        return RowBlock(self.chain, self.plan, self.space, self.target, self.lanes, self.keys, at,
+                        start, height).build()

@@ -1,0 +1,13 @@
+"""The templates for GPUs, most specific first."""
+
+from hlo_mlc.templates.cuda.base import CudaTemplate
+from hlo_mlc.templates.cuda.columns import ColumnsTemplate
+from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
+from hlo_mlc.templates.cuda.plain import PlainTemplate
+from hlo_mlc.templates.cuda.rows import RowsTemplate
+from hlo_mlc.templates.cuda.transpose import TransposeTemplate
+
+TEMPLATES: tuple[CudaTemplate, ...] = (
+    ColumnsTemplate(), RowsTemplate(), TransposeTemplate(), ElementwiseTemplate(), PlainTemplate())
+
+__all__ = ["TEMPLATES", "CudaTemplate"]

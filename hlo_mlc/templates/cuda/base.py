@@ -1,0 +1,119 @@
+"""What a template for GPUs is, and how threads and elements are laid out.
+
+A nest becomes loops over blocks; inside of a kernel that runs a whole loop in one block, the same
+loops are serial (`outer`), and barriers stand between them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import TRUE, apply
+from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import For, If, LoopKind, Stmt
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
+THREADS = 256
+
+
+class CudaTemplate(Protocol):
+    """A class of kernels on a GPU."""
+
+    name: str
+
+    def refusal(self, nest: Nest) -> str:
+        """Why this template cannot compute the nest; empty where it can."""
+
+    def space(self, nest: Nest) -> Mapping[str, tuple[int, ...]]:
+        """The values that each tunable parameter may take."""
+
+    def default(self, nest: Nest, target: CudaTarget) -> Parameters:
+        """Parameters by analysis; none of them has been measured."""
+
+    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+        """The loops for the given parameters; `outer` is the kind of the loop over blocks."""
+
+
+def power_of_two(number: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def vector_width(stages: Sequence[Stage], axes: Sequence[Sequence[Var]]) -> int:
+    """Elements that one thread loads and stores at once, such that no vector straddles a row.
+
+    `axes`: of each stage, those that its elements lie along.
+    """
+    widest = max((b.dtype.bytes for s in stages for b in (*s.inputs, *s.outputs)
+                  if b.size > 1), default=VECTOR_BYTES)
+    width = VECTOR_BYTES // widest
+    for inner in axes:
+        if inner:
+            width = math.gcd(width, inner[-1].extent)
+    return width
+
+
+def thread_loop(var: Var, body: tuple[Stmt, ...], extent: Expr | int | None = None) -> For:
+    """A loop over threads, of which the first `extent` take part."""
+    if extent is None:
+        extent = var.extent
+    size = index.constant(extent) if isinstance(extent, int) else extent
+    return For(var, size, LoopKind.THREAD, body)
+
+
+def lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    """`body` for each lane of a vector; without a loop for vectors of one."""
+    if width == 1:
+        return body(index.constant(0))
+    return (loop(name, width, LoopKind.VECTORIZE, body),)
+
+
+def where(condition: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """`body`, if the condition holds."""
+    return body if condition is TRUE else (If(condition, body),)
+
+
+def below(position: Expr, extent: int) -> Expr:
+    """The condition position < extent, decided where the bounds decide it."""
+    return index.compare("lt", position, index.constant(extent))
+
+
+def at(position: Expr, axes: Sequence[Var]) -> dict[Var, Expr]:
+    """The variables of nested loops at a row-major position among their points."""
+    mapping: dict[Var, Expr] = {}
+    for number, var in reversed(tuple(enumerate(axes))):
+        # The first axis needs no remainder: the position is within the loops.
+        mapping[var] = index.floormod(position, var.extent) if number else position
+        position = index.floordiv(position, var.extent)
+    return mapping
+
+
+def flat(*parts: tuple[Expr, int]) -> Expr:
+    """A row-major position from (index, extent) pairs, outermost first."""
+    position: Expr = index.constant(0)
+    for i, extent in parts:
+        position = index.add(index.multiply(position, index.constant(extent)), i)
+    return position
+
+
+def product(axes: Sequence[Var]) -> int:
+    """How many points nested loops have."""
+    return math.prod(v.extent for v in axes)
+
+
+def thread_var(name: str, extent: int) -> Var:
+    """The variable of a loop over so many threads."""
+    return Var(name, INDEX, extent)
+
+
+def equals(e: Expr, value: int) -> Expr:
+    """The condition that an index has a value."""
+    return apply("eq", e, index.constant(value))

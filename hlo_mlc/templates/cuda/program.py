@@ -1,0 +1,105 @@
+"""From a tensor program to loops over blocks and threads: launches one after the other, and whole
+loops in one launch where their bodies are small or their number of rounds is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.base import Parameters, work
+from hlo_mlc.templates.cuda import TEMPLATES
+from hlo_mlc.templates.cuda.base import CudaTemplate
+from hlo_mlc.templates.program import plan_arena
+from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+
+# Simple operations of one round of a loop that one block does in about the time of two launches
+# (4 us each): 128 a cycle at 1.7 GHz.  Not measured.
+SMALL_ROUND = 1_500_000
+# Launches of one loop: more take the host longer than the program's other parts leave it.
+MOST_ROUNDS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDecision:
+    """The template chosen for one nest, its parameters, and why others were not taken."""
+
+    nest: Nest
+    template: CudaTemplate
+    parameters: Parameters
+    refused: tuple[tuple[str, str], ...]
+
+
+def schedule_program(program: TensorProgram, target: CudaTarget,
+                     tuned: Mapping[int, Parameters] | None = None,
+                     ) -> tuple[LoopProgram, tuple[CudaDecision, ...]]:
+    """Loops for the whole kernel, of which the outermost are launches.
+
+    tuned: for the position of a nest (in program order) parameters that its template has.
+    """
+    assembler = _Assembler(target, tuned or {})
+    parts = [(step, assembler.top(step)) for step in program.steps]
+    arena = plan_arena(program, parts, assembler.extra)
+    body = tuple(stmt for _, statements in parts for stmt in statements)
+    loops = LoopProgram(program.name, program.operands, program.results, body, arena,
+                        program.aliases)
+    return loops, tuple(assembler.decisions)
+
+
+class _Assembler:
+    def __init__(self, target: CudaTarget, tuned: Mapping[int, Parameters]) -> None:
+        self.target, self.tuned = target, tuned
+        self.decisions: list[CudaDecision] = []
+        self.extra: dict[Step, list[Buffer]] = {}
+
+    def top(self, step: Step) -> tuple[Stmt, ...]:
+        """The launches of one step of the program."""
+        scratch = self.extra.setdefault(step, [])
+        if isinstance(step, Loop) and not _by_launches(step):
+            return (loop("block", 1, LoopKind.BLOCK, lambda b: self._step(
+                step, LoopKind.SERIAL, scratch)),)
+        return self._step(step, LoopKind.BLOCK, scratch)
+
+    def _step(self, step: Step, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
+        if isinstance(step, Nest):
+            return self._nest(step, outer, scratch)
+        body = tuple(stmt for inner in step.body for stmt in self._step(inner, outer, scratch))
+        if step.trip_count is not None:
+            extent = index.constant(step.trip_count)
+            return (For(step.counter, extent, LoopKind.SERIAL, body),)
+        test = tuple(stmt for inner in step.test for stmt in self._step(inner, outer, scratch))
+        return (*test, While(step.condition, (*body, *test)))
+
+    def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
+        if any(v.extent == 0 for s in nest.stages for v in s.axes):
+            return ()
+        refused = []
+        for template in TEMPLATES:
+            reason = template.refusal(nest)
+            if not reason:
+                return self._apply(template, nest, tuple(refused), outer, scratch)
+            refused.append((template.name, reason))
+        # One after the other: a stage reads what earlier ones wrote at its own point only.
+        return tuple(stmt for stage in nest.stages for stmt in self._nest(
+            Nest((stage,), 0, nest.private), outer, scratch))
+
+    def _apply(self, template: CudaTemplate, nest: Nest, refused: tuple[tuple[str, str], ...],
+               outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
+        parameters = {**template.default(nest, self.target),
+                      **self.tuned.get(len(self.decisions), {})}
+        scheduled = template.apply(nest, parameters, outer)
+        self.decisions.append(CudaDecision(nest, template, parameters, refused))
+        scratch += scheduled.scratch
+        return scheduled.body
+
+
+def _by_launches(step: Loop) -> bool:
+    """Whether the host repeats a loop's body, rather than one block."""
+    if step.trip_count is None or any(isinstance(s, Loop) for s in step.body):
+        return False
+    return step.trip_count * len(step.body) <= MOST_ROUNDS \
+        and sum(map(work, step.body)) > SMALL_ROUND

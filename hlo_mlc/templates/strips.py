@@ -1,0 +1,339 @@
+"""The loops of scans: strips of lanes, each running a scan of its own.
+
+Where the scanned axis is the one whose neighbours are neighbours in memory, square blocks are
+transposed in registers on their way in and out.  Inexact folds are built up block by block, which
+rounds far less often in a row than one long chain does:
+
+    strip of lanes:
+      carry[lanes] = initial
+      for each block of 16 steps:
+        prefix = neutral
+        for each step: prefix = combine(prefix, term);  result = finish(combine(carry, prefix))
+        carry = combine(carry, prefix)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import load, substitute
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, walk
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, bounded, lanes, work
+from hlo_mlc.tensor.classify import cost, stride
+from hlo_mlc.tensor.coalesce import accesses
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+
+# Steps of one block at most, and lanes of one vector: 16 rows of 16 fill half of the largest
+# register file while they are transposed.
+BLOCK = 16
+# Blocks in one chain; longer ones get a second level, so that no more roundings than about twice
+# the square root of their number follow each other.  1,024 terms then err as in XLA's trees.
+CHAIN = 16
+# Simple operations that the steps of a block may take written out: code size.
+WRITTEN_OUT = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a scan is laid out: the axis that lanes lie along, and the other ones around it."""
+
+    lane: Var
+    outer: tuple[Var, ...]
+    width: int  # lanes of one vector
+    transposes: bool  # the scanned axis, not the lanes', is the one without gaps in memory
+
+    @property
+    def block(self) -> int:
+        """Steps of one block: square ones are transposed."""
+        return self.width if self.transposes else BLOCK
+
+    @staticmethod
+    def of(stage: Stage, target: CpuTarget) -> Layout:
+        """The layout in which most accesses are to neighbours."""
+        axis, width = stage.scan.axis, min(BLOCK, lanes((stage,), target))
+        others = [v for v in stage.axes if v is not axis]
+        if not others:  # one lane
+            return Layout(Var(f"{axis.name}_one", INDEX, 1), (), width, True)
+
+        def neighbours(v: Var) -> int:
+            return sum(stride(access, v) in (1, -1) for access in accesses(stage))
+
+        best = max(others, key=neighbours)
+        transposes = neighbours(axis) >= neighbours(best)
+        if transposes:
+            best = max(others, key=lambda v: (v.extent % width == 0, v.extent))
+        return Layout(best, tuple(v for v in others if v is not best), width, transposes)
+
+
+def strips(stage: Stage, target: CpuTarget, vectors: int,
+           last: tuple[Assign, ...] = ()) -> tuple[Stmt, ...]:
+    """All strips of lanes, shared out over tasks where that is worth it; `last` is stored at the
+    end of each scan."""
+    layout = Layout.of(stage, target)
+    if layout.transposes:
+        vectors = 1
+    whole, rest = divmod(layout.lane.extent, layout.width)
+    count = -(-whole // vectors)
+    each = count + (rest > 0)
+    tasks = each * math.prod(v.extent for v in layout.outer)
+    name = stage.scan.axis.name
+
+    def task(t: Expr) -> tuple[Stmt, ...]:
+        number, others = index.floormod(t, each), index.floordiv(t, each)
+        at: dict[Var, Expr] = {}
+        for var in reversed(layout.outer):
+            at[var] = index.floormod(others, var.extent)
+            others = index.floordiv(others, var.extent)
+        short = _Strip(stage, last, layout, at, "rest", index.constant(whole), 1, 1, rest)
+        if not whole:
+            return short.loops()
+        first = index.multiply(bounded(number, count), index.constant(vectors))
+        size = index.minimum(index.constant(vectors),
+                             index.subtract(index.constant(whole), first))
+        full = _Strip(stage, last, layout, at, "full", first, size, min(vectors, whole),
+                      layout.width, whole)
+        if not rest:
+            return full.loops()
+        return (If(index.compare("lt", number, index.constant(count)), full.loops(),
+                   short.loops()),)
+
+    total = work(Nest((stage,), len(stage.axes)))
+    if total <= SERIAL_WORK or tasks == 1:
+        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+    group = max(1, TASK_WORK * tasks // total)
+
+    def run(g: Var) -> tuple[Stmt, ...]:
+        first = index.multiply(g, index.constant(group))
+        size = index.minimum(index.constant(group),
+                             index.subtract(index.constant(tasks), first))
+        return (loop(f"{name}_task", size, LoopKind.SERIAL,
+                     lambda t: task(bounded(index.add(first, t), tasks))),)
+
+    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """The loops of one strip: `count` vectors, at most `most`, of `live` lanes from vector `first`
+    on, of `whole` in all."""
+
+    stage: Stage
+    last: tuple[Assign, ...]
+    layout: Layout
+    at: dict[Var, Expr]
+    name: str
+    first: Expr
+    count: Expr | int
+    most: int
+    live: int
+    whole: int = 0
+
+    def loops(self) -> tuple[Stmt, ...]:
+        """Levels of carries around the blocks, then what is left of the axis."""
+        blocks, rest = divmod(self.stage.scan.axis.extent, self.layout.block)
+        combiner = self.stage.combiner
+        inexact = _is_inexact(combiner)
+        chained = inexact and blocks > CHAIN
+        levels = self._levels(inexact, chained)
+        carry, first = levels[-1], levels[0]
+        body: list[Stmt] = []
+        for buffers in levels:
+            initial = self.stage.initial if buffers is first else combiner.identity
+            body += self._each(lambda v, b=buffers, e=initial: self._set(b, v, e))
+        if chained:
+            group = math.isqrt(blocks)
+
+            def outer(s: Var) -> tuple[Stmt, ...]:
+                start = index.multiply(s, index.constant(group))
+                size = index.minimum(index.constant(group),
+                                     index.subtract(index.constant(blocks), start))
+                return (loop(f"{self._axis}_block", size, LoopKind.SERIAL, lambda b: self._each(
+                            lambda v: self._block(levels, v, bounded(index.add(start, b), blocks),
+                                                  self.layout.block))),
+                        *self._each(lambda v: (*self._fold(levels[-2], carry, v),
+                                               *self._set(carry, v, combiner.identity))))
+
+            body.append(loop(f"{self._axis}_chain", -(-blocks // group), LoopKind.SERIAL, outer))
+        elif blocks:
+            body.append(loop(f"{self._axis}_block", blocks, LoopKind.SERIAL, lambda b: self._each(
+                lambda v: self._block(levels, v, b, self.layout.block))))
+        if rest:
+            body += self._each(lambda v: self._block(levels, v, index.constant(blocks), rest))
+        if self.last:
+            body += self._each(lambda v: self._finish(levels, v))
+        for buffer in (b for buffers in levels for b in buffers):
+            body = [Allocate(buffer, tuple(body))]
+        return tuple(body)
+
+    def _levels(self, inexact: bool, chained: bool) -> tuple[tuple[Buffer, ...], ...]:
+        """What is accumulated before a block, outermost first: what came before the scan, where
+        that is more than a neutral value and sums are not to be added to it one by one; finished
+        chains; the blocks of this chain."""
+        given = inexact and any(loads(e) for e in self.stage.initial)
+        names = ("given",) * given + ("total",) * chained + ("carry",)
+        return tuple(map(self._buffers, names))
+
+    @property
+    def _axis(self) -> str:
+        return f"{self.stage.scan.axis.name}_{self.name}"
+
+    def _buffers(self, what: str) -> tuple[Buffer, ...]:
+        """An element for each lane of the strip and each accumulator."""
+        scope = "register" if self.most == 1 else "stack"
+        return tuple(Buffer(f"{self.stage.name}.{v.name}_{self.name}_{what}", v.dtype,
+                            (self.most * self.layout.width,), scope)
+                     for v in self.stage.accumulators)
+
+    def _registers(self, what: str) -> tuple[Buffer, ...]:
+        return tuple(replace(b, shape=(self.layout.width,), scope="register")
+                     for b in self._buffers(what))
+
+    def _each(self, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        """`body` for each vector of the strip."""
+        if self.most == 1:
+            return body(index.constant(0))
+        return (loop(f"{self._axis}_v", self.count, LoopKind.SERIAL,
+                     lambda v: body(bounded(v, self.most))),)
+
+    def _lanes(self, what: str, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        return (loop(f"{self._axis}_{what}", self.live, LoopKind.VECTORIZE, body),)
+
+    def _slot(self, v: Expr, lane: Expr) -> Expr:
+        return index.add(index.multiply(v, index.constant(self.layout.width)), lane)
+
+    def _lane(self, v: Expr, lane: Expr) -> Expr:
+        """The position along the lanes' axis."""
+        vector = index.add(self.first, v)
+        return self._slot(bounded(vector, self.whole) if self.whole else vector, lane)
+
+    def _point(self, v: Expr, lane: Expr, step: Expr) -> dict[Var, Expr]:
+        """The axes at a step of the scan, counted from where it starts."""
+        axis = self.stage.scan.axis
+        if self.stage.scan.reverse:
+            step = index.subtract(index.constant(axis.extent - 1), step)
+        return {**self.at, self.layout.lane: self._lane(v, lane), axis: step}
+
+    def _set(self, buffers: tuple[Buffer, ...], v: Expr, values: tuple[Expr, ...]
+             ) -> tuple[Stmt, ...]:
+        """An initial value, which may depend on the lane."""
+        start = index.constant(0)
+        return self._lanes("s", lambda lane: tuple(
+            Store(b, (self._slot(v, lane),), substitute(e, self._point(v, lane, start)))
+            for b, e in zip(buffers, values, strict=True)))
+
+    def _fold(self, into: tuple[Buffer, ...], terms: tuple[Buffer, ...], v: Expr
+              ) -> tuple[Stmt, ...]:
+        return self._lanes("f", lambda lane: (Accumulate(
+            into, (self._slot(v, lane),), self.stage.combiner,
+            tuple(load(b, (self._slot(v, lane),)) for b in terms)),))
+
+    def _block(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, block: Expr, steps: int
+               ) -> tuple[Stmt, ...]:
+        """Some steps of one vector of lanes."""
+        stage, width = self.stage, self.layout.width
+        carry = levels[-1]
+        inexact = _is_inexact(stage.combiner)
+        prefix = self._registers("prefix") if inexact else ()
+        base = self._registers("base") if inexact else ()
+        result = self._registers("result") if inexact and stage.assigns else ()
+        begin = index.multiply(block, index.constant(self.layout.block))
+        square = self.layout.transposes and steps == width == self.live
+        tiles = {a: Buffer(f"{stage.name}.{a.buffer.name}_tile", a.buffer.dtype, (width, width),
+                           "stack")
+                 for a in stage.assigns if square and stride(a, stage.scan.axis) == 1}
+
+        def step(c: Var) -> tuple[Stmt, ...]:
+            return self._lanes("l", lambda lane: at_lane(c, lane))
+
+        def at_lane(c: Expr, lane: Expr) -> tuple[Stmt, ...]:
+            point = self._point(v, lane, index.add(begin, c))
+            terms = tuple(substitute(t, point) for t in stage.terms)
+            if not inexact:
+                place = (self._slot(v, lane),)
+                fold: tuple[Stmt, ...] = (Accumulate(carry, place, stage.combiner, terms),)
+                return (*fold, *store(c, lane, point, tuple(load(b, place) for b in carry)))
+            fold = (Accumulate(prefix, (lane,), stage.combiner, terms),)
+            if not stage.assigns:
+                return fold
+            before, own, found = (tuple(load(b, (lane,)) for b in buffers)
+                                  for buffers in (base, prefix, result))
+            both = _combined(stage.combiner, before, own)
+            return (*fold, *(Store(b, (lane,), e) for b, e in zip(result, both, strict=True)),
+                    *store(c, lane, point, found))
+
+        def store(c: Expr, lane: Expr, point: dict[Var, Expr], found: tuple[Expr, ...]
+                  ) -> tuple[Stmt, ...]:
+            where = {**point, **dict(zip(stage.accumulators, found, strict=True))}
+            return tuple(
+                Store(tiles[a], (c, lane), substitute(a.value, where)) if a in tiles else
+                Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
+                      substitute(a.value, where)) for a in stage.assigns)
+
+        def write_out(r: Var) -> tuple[Stmt, ...]:
+            return (loop(f"{self._axis}_w", width, LoopKind.VECTORIZE, lambda w: tuple(
+                Store(a.buffer, tuple(substitute(i, self._point(v, r, index.add(begin, place)))
+                                      for i in a.indices), load(tile, (place, r)))
+                for a, tile in tiles.items()
+                for place in (index.subtract(index.constant(width - 1), w)
+                              if stage.scan.reverse else w,))),)
+
+        each = cost(*stage.expressions) + 2 * cost(*stage.combiner.results)
+        kind = LoopKind.UNROLL if steps * each <= WRITTEN_OUT else LoopKind.SERIAL
+        body: tuple[Stmt, ...] = (loop(f"{self._axis}_k", steps, kind, step),)
+        if inexact:
+            body = (*self._start(levels, base, prefix, v), *body, *self._lanes(
+                "f", lambda lane: (Accumulate(
+                    carry, (self._slot(v, lane),), stage.combiner,
+                    tuple(load(b, (lane,)) for b in prefix)),)))
+        if tiles:
+            body = (*body, loop(f"{self._axis}_r", width, LoopKind.UNROLL, write_out))
+        for buffer in (*prefix, *base, *result, *tiles.values()):
+            body = (Allocate(buffer, body),)
+        return body
+
+    def _start(self, levels: tuple[tuple[Buffer, ...], ...], base: tuple[Buffer, ...],
+               prefix: tuple[Buffer, ...], v: Expr) -> tuple[Stmt, ...]:
+        """What was accumulated before a block, and the neutral start of its own prefix."""
+        return self._lanes("b", lambda lane: tuple(
+            Store(b, (lane,), e) for b, e in zip(
+                (*base, *prefix),
+                (*self._before(levels, v, lane), *self.stage.combiner.identity), strict=True)))
+
+    def _finish(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr) -> tuple[Stmt, ...]:
+        """What is stored at the end of the scans."""
+        def finish(lane: Expr) -> tuple[Stmt, ...]:
+            where = self._point(v, lane, index.constant(0))
+            where |= zip(self.stage.accumulators, self._before(levels, v, lane), strict=True)
+            return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
+                               substitute(a.value, where)) for a in self.last)
+
+        return self._lanes("e", finish)
+
+    def _before(self, levels: tuple[tuple[Buffer, ...], ...], v: Expr, lane: Expr
+                ) -> tuple[Expr, ...]:
+        """All levels combined."""
+        place = (self._slot(v, lane),)
+        *outer, values = (tuple(load(b, place) for b in buffers) for buffers in levels)
+        for left in reversed(outer):
+            values = _combined(self.stage.combiner, left, values)
+        return values
+
+
+def _combined(combiner: Combiner, left: tuple[Expr, ...], right: tuple[Expr, ...]
+              ) -> tuple[Expr, ...]:
+    at = dict(zip((*combiner.lhs, *combiner.rhs), (*left, *right), strict=True))
+    return tuple(substitute(r, at) for r in combiner.results)
+
+
+def _is_inexact(combiner: Combiner) -> bool:
+    """Whether combining rounds, so that the order matters."""
+    return any(isinstance(node, Apply) and node.dtype.is_float
+               and node.op not in ("max", "min", "select") for node in walk(*combiner.results))

@@ -1,0 +1,213 @@
+"""Maps against the grain: transposes and what is fused with them.
+
+Some access walks through memory along one axis, the stores along another.  Squares over both axes
+are read by rows and transposed in registers, panels of squares stay within few pages:
+
+    parallel task -> outer axes, panel of rows, run of panels of columns
+      for each square: result[16 rows, 16 columns] = f(source[16 columns, 16 rows])
+    the last columns, the last rows: squares moved back to the edge
+
+Results larger than the caches are stored past them: nothing is read that is about to be
+overwritten, and nothing is driven out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.loops.core import LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import (
+    SERIAL_WORK,
+    TASK_WORK,
+    Parameters,
+    Scheduled,
+    bounded,
+    lanes,
+    work,
+)
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Simple operations that a square may take written out: code size.
+WRITTEN_OUT = 1500
+# The largest results for which malloc hands out the same pages again, that of glibc.  Fresh pages
+# are in a cache already: the system has just filled them with zeros.
+# Source: mallopt(3), M_MMAP_THRESHOLD.
+LARGEST_REUSED = 32 << 20
+# Smaller squares gain nothing over element by element.
+SMALLEST = 4
+LARGEST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TransposeTemplate:
+    """Squares transposed in registers, in panels."""
+
+    name: str = "transpose"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the nest is not a map with a transposed access; empty where it is."""
+        if len(nest.stages) != 1 or not is_map(nest.stages[0]):
+            return "not a single elementwise stage"
+        stage = nest.stages[0]
+        if _axes(coalesce(stage)) is None:
+            return "no access walks through memory along another axis than the stores"
+        if any(a.guard is not None for a in stage.assigns) \
+                or not all(is_injective(a, stage.axes) for a in stage.assigns):
+            return "not every point writes one element of its own"
+        if {load.source for e in stage.expressions for load in loads(e)} & set(stage.outputs):
+            return "it reads what it overwrites"
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Elements along a side of a square and of a panel; stores past the caches."""
+        return {"square": (4, 8, 16), "panel": (16, 64, 128), "streaming": (0, 1)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """Squares that fill vectors, as far as the axes are long enough."""
+        stage = coalesce(nest.stages[0])
+        side = min(LARGEST, lanes((stage,), target))
+        return {"square": side, "panel": 64, "streaming": int(_streams(stage, target))}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        row, column = _axes(stage)
+        side = min(parameters["square"], 1 << column.extent.bit_length() - 1)
+        high = row.extent
+        if high >= SMALLEST:
+            side = high = min(side, 1 << high.bit_length() - 1)
+        squares = _Squares(stage, row, column, high, side, parameters["streaming"] > 0)
+        return Scheduled(squares.loops(max(1, parameters["panel"] // side), work(nest)), ())
+
+
+def _streams(stage: Stage, target: CpuTarget) -> bool:
+    """Whether results are so large that storing them past the caches pays.
+
+    Source: results of 8 to 32 MB took 1.5 to 2.7 times less, and the op that read them next up to
+    1.5 times more; smaller ones came out even, larger ones, on fresh pages, took 1.4 times more.
+    """
+    largest = max(b.bytes for b in stage.outputs)
+    return target.cores * target.l2_bytes < largest <= LARGEST_REUSED
+
+
+def _axes(stage: Stage) -> tuple[Var, Var] | None:
+    """An axis along which a load walks one by one, and the one along which all stores do."""
+    for column in reversed(stage.axes):
+        if column.extent < SMALLEST or any(stride(a, column) != 1 for a in stage.assigns):
+            continue
+        found = {load for e in stage.expressions for load in loads(e)}
+        against = [load for load in found if stride(load, column) not in (0, 1, -1, None)]
+        for row in reversed(stage.axes):
+            if row is not column and any(
+                    stride(load, row) == 1 for load in against):
+                return row, column
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Squares:
+    """The loops of one stage."""
+
+    stage: Stage
+    row: Var
+    column: Var
+    high: int  # rows of one square: all of them where they are few
+    side: int  # columns of one square
+    streaming: bool
+
+    def loops(self, panel: int, total: int) -> tuple[Stmt, ...]:
+        """Panels of whole squares, then squares at the edges, which overlap those before."""
+        rows, columns = self.row.extent // self.high, self.column.extent // self.side
+        outer = [v for v in self.stage.axes if v not in (self.row, self.column)]
+        others = math.prod(v.extent for v in outer)
+        tall, wide = -(-rows // panel), -(-columns // panel)
+        tasks = others * tall * wide
+
+        def run(t: Expr) -> tuple[Stmt, ...]:
+            at = self._decoded(outer, index.floordiv(t, tall * wide))
+            down = bounded(index.floormod(index.floordiv(t, wide), tall), tall)
+            along = bounded(index.floormod(t, wide), wide)
+            return self._panel(at, down, along, panel, rows, columns)
+
+        body = self._shared(f"{self.row.name}_panel", tasks, total, run)
+        last_row = index.constant(self.row.extent - self.high)
+        last_column = index.constant(self.column.extent - self.side)
+        if self.column.extent % self.side:
+            body += self._shared(
+                f"{self.column.name}_end", others * rows, total // columns, lambda t: self._square(
+                    self._decoded(outer, index.floordiv(t, rows)),
+                    self._top(bounded(index.floormod(t, rows), rows)), last_column))
+        if self.row.extent % self.high:
+            body += self._shared(
+                f"{self.row.name}_end", others * columns, total // rows, lambda t: self._square(
+                    self._decoded(outer, index.floordiv(t, columns)), last_row,
+                    self._left(bounded(index.floormod(t, columns), columns))))
+            if self.column.extent % self.side:
+                body += self._shared(
+                    "corner", others, total // (rows * columns), lambda t: self._square(
+                        self._decoded(outer, t), last_row, last_column))
+        return body
+
+    def _top(self, square: Expr) -> Expr:
+        return index.multiply(square, index.constant(self.high))
+
+    def _left(self, square: Expr) -> Expr:
+        return index.multiply(square, index.constant(self.side))
+
+    def _decoded(self, outer: list[Var], t: Expr) -> dict[Var, Expr]:
+        at: dict[Var, Expr] = {}
+        for var in reversed(outer):
+            at[var] = index.floormod(t, var.extent)
+            t = index.floordiv(t, var.extent)
+        return at
+
+    def _shared(self, name: str, tasks: int, total: int,
+                body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        """`body` for each number below `tasks`, in groups that are worth a task of the pool."""
+        if total <= SERIAL_WORK or tasks == 1:
+            return (loop(name, tasks, LoopKind.SERIAL, body),)
+        group = max(1, min(tasks // 2, TASK_WORK * tasks // total))
+
+        def run(g: Var) -> tuple[Stmt, ...]:
+            first = index.multiply(g, index.constant(group))
+            size = index.minimum(index.constant(group),
+                                 index.subtract(index.constant(tasks), first))
+            return (loop(name, size, LoopKind.SERIAL,
+                         lambda t: body(bounded(index.add(first, t), tasks))),)
+
+        return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+    def _panel(self, at: dict[Var, Expr], down: Expr, along: Expr, panel: int, rows: int,
+               columns: int) -> tuple[Stmt, ...]:
+        def within(start: Expr, count: int) -> Expr:
+            return index.minimum(index.constant(panel),
+                                 index.subtract(index.constant(count), start))
+
+        top, left = (index.multiply(e, index.constant(panel)) for e in (down, along))
+        return (loop(f"{self.row.name}_square", within(top, rows), LoopKind.SERIAL, lambda r: (
+            loop(f"{self.column.name}_square", within(left, columns), LoopKind.SERIAL,
+                 lambda c: self._square(at, self._top(bounded(index.add(top, r), rows)),
+                                        self._left(bounded(index.add(left, c), columns)))),)),)
+
+    def _square(self, at: dict[Var, Expr], top: Expr, left: Expr) -> tuple[Stmt, ...]:
+        each = self.high * sum(cost(a.value) for a in self.stage.assigns)
+        kind = LoopKind.UNROLL if each <= WRITTEN_OUT else LoopKind.SERIAL
+
+        def element(r: Expr, c: Expr) -> tuple[Stmt, ...]:
+            where = {**at, self.row: index.add(top, r), self.column: index.add(left, c)}
+            return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
+                               substitute(a.value, where), None, self.streaming)
+                         for a in self.stage.assigns)
+
+        return (loop(f"{self.row.name}_r", self.high, kind, lambda r: (
+            loop(f"{self.column.name}_c", self.side, LoopKind.VECTORIZE,
+                 lambda c: element(r, c)),)),)

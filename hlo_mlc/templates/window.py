@@ -1,0 +1,178 @@
+"""Sliding windows: a register tile of neighbouring results, over the elements that they share.
+
+    parallel task -> outer axes, panel of lanes, tile of results
+      sums[tile, panel] in registers
+      for the reduced axes, but those that are written out:
+        if the tile's windows lie inside:    sums[t, :] = combine(sums[t, :], term)
+        else:                                the same with every guard
+      results
+
+Depthwise convolutions and those with few channels, their gradients, and pooling.  Lanes lie along
+whatever axis the loads walk through one by one: channels, space, or a reduced axis, whose lanes
+are combined at the end.
+
+Convolutions of many channels are matrix products of the same form, without a copy of the image:
+lanes are features, a tile is a part of an image row, and channels are summed inside of all
+conditions.  Only filters that lie otherwise are copied, once, into panels of features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import TRUE, apply, load, substitute
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
+from hlo_mlc.templates.columns import FEW_BLOCKS, in_chunks
+from hlo_mlc.templates.elementwise import ElementwiseTemplate
+from hlo_mlc.templates.product import is_direct
+from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
+from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
+from hlo_mlc.templates.window_roles import even, lane_of, product_roles, roles_of, windows_along
+from hlo_mlc.tensor.classify import contraction, is_map
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+
+# Neighbouring results of one tile, and vectors of each: enough sums to hide the latency of a
+# multiply-add (4 cycles, 2 per cycle), and three quarters of the registers.
+TILE = 9
+VECTORS = 4
+# Vectors of terms that may be written out for one tile: code size.
+WRITTEN_OUT = 216
+# Windows up to this long are written out along one axis, others in pieces of SLIDES_INSIDE.
+WRITTEN_WINDOW = 12
+# Rows of a matrix product that are too few for a tile by themselves.
+FEW_ROWS = 6
+# Rows from which on filters are packed into panels: where they lie in long rows, a panel of them
+# would take a page for every few terms, and a few sets of a cache (a stride of 1 KiB made the
+# convolution of 14 x 14 x 256 by 256 filters 1.9 times as slow).
+REUSED = 32
+LINE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTemplate:
+    """Register-tiled reduction over windows that overlap."""
+
+    name: str = "window"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the nest is not a reduction over sliding windows; empty where it is."""
+        if len(nest.stages) != 1 or is_map(nest.stages[0]):
+            return "not a single reduction"
+        stage = nest.stages[0]
+        if stage.along or stage.scan:
+            return "it stores on the way"
+        if any(v.extent == 0 for v in stage.reduce_axes):
+            return "an axis without elements"
+        if not stage.combiner.name:
+            return "its terms are not folded by one associative and commutative operation"
+        stage = coalesce(stage)
+        if contraction(stage) is not None and product_roles(stage) is None:
+            return "a matrix product"
+        if not any(windows_along(stage, axis) for axis in stage.axes):
+            return "no two results share the elements of a window"
+        return "" if lane_of(stage, lanes((stage,), target)) else \
+            "no axis along which elements are neighbours in memory"
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Results side by side, vectors of each, positions written out, chunks of terms, and
+        whether the filters of a matrix product are packed."""
+        return {"tile": (1, 3, 4, 6, 8, 9, 12), "vectors": (1, 2, 3, 4),
+                "unroll": (1, 2, 3, 4, 9), "chunks": (1, 4, 16), "pack": (0, 1)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """The tile that fills the registers, of a size that divides the results."""
+        stage = coalesce(nest.stages[0])
+        width = lanes((stage,), target)
+        if product_roles(stage) is not None:
+            return _product_parameters(stage, width, target)
+        budget = target.registers * 3 // 4
+        tile = min(TILE, budget)
+        roles = roles_of(stage, width, tile)
+        results = math.prod(count for _, count in roles.tile)
+        vectors = even(-(-roles.lane.extent // width), min(VECTORS, max(1, budget // results)))
+        unroll = 1
+        if roles.unrolled is not None:
+            extent, most = roles.unrolled.extent, max(1, WRITTEN_OUT // (results * vectors))
+            unroll = extent if extent <= min(WRITTEN_WINDOW, most) else min(SLIDES_INSIDE, most)
+        chunks, total = 1, work(nest)
+        panels = -(-roles.lane.extent // (width * vectors)) if roles.lane in stage.axes else 1
+        tasks = panels * math.prod(v.extent for v in roles.outer)
+        tasks *= math.prod(-(-v.extent // count) for v, count in roles.tile)
+        if total > SERIAL_WORK and tasks < FEW_BLOCKS:
+            long = stage.reduce_axes[0].extent
+            chunks = max(1, min(16, total // TASK_WORK, long // 2))
+        return {"tile": tile, "vectors": vectors, "unroll": unroll, "chunks": chunks, "pack": 0}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        chunks = parameters["chunks"]
+        if chunks <= 1 or chunks > stage.reduce_axes[0].extent:
+            return _scheduled(stage, target, parameters)
+        first, second, partial = in_chunks(stage, chunks)
+        one, other = (_scheduled(s, target, parameters) for s in (first, second))
+        return Scheduled((*one.body, *other.body), (*partial, *one.scratch, *other.scratch))
+
+
+def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Scheduled:
+    """The loops of a stage whose terms are not cut into chunks.
+
+    Of a matrix product, the right factor is brought into the order of the loops first.
+    """
+    width, scratch, before = lanes((stage,), target), (), ()
+    if parameters["pack"] and product_roles(stage) is not None:
+        move, stage, packed = _packed(stage, parameters["vectors"] * width)
+        template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
+        before = template.apply(nest, target, template.default(nest, target)).body
+        scratch = (packed,)
+    builder = WindowLoops.of(stage, width, parameters, work(Nest((stage,), 0)))
+    return Scheduled((*before, *builder.build()), scratch)
+
+
+def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Parameters:
+    """For a convolution of many channels: the register tile of a matrix product."""
+    roles = product_roles(stage)
+    lane, last = roles.columns[-1], roles.rows[-1].extent
+    rows = last if last >= FEW_ROWS else math.prod(v.extent for v in roles.rows[-2:])
+    tile, vectors = register_tile(rows, lane.extent, width, target)
+    tile = -(-rows // -(-rows // tile))
+    if last < rows <= MOST_ROWS:
+        tile, vectors = rows, min(vectors, max(1, target.registers * 3 // 4 // rows))
+    reused = math.prod(v.extent for v in roles.rows if v not in roles.rhs.free)
+    wide = lane.extent > vectors * width and reused >= REUSED
+    # What one tile reads: a row of the panel, and a line of the other factor, for every term.
+    depth = math.prod(v.extent for v in stage.reduce_axes)
+    touched = depth * (vectors * target.vector_bytes + LINE_BYTES)
+    chunks = _divisor(stage.reduce_axes[0].extent, -(-2 * touched // target.l2_bytes)) \
+        if touched > target.l2_bytes * 3 // 4 else 1
+    return {"tile": tile, "vectors": vectors, "unroll": SLIDES_INSIDE, "chunks": chunks,
+            "pack": int(wide or not is_direct(roles.rhs, lane))}
+
+
+def _divisor(extent: int, least: int) -> int:
+    """The smallest divisor of `extent` that is not below `least`, or `extent` itself."""
+    return next((n for n in range(max(1, least), extent) if extent % n == 0), extent)
+
+
+def _packed(stage: Stage, width: int) -> tuple[Stage, Stage, Buffer]:
+    """What copies the right factor into panels of `width` columns; the stage that reads them."""
+    roles = product_roles(stage)
+    lane, rhs = roles.columns[-1], roles.rhs
+    width = min(width, lane.extent)
+    panel = Var(f"{lane.name}_panel", lane.dtype, -(-lane.extent // width))
+    column = Var(f"{lane.name}_column", lane.dtype, width)
+    others = tuple(v for v in (*stage.axes, *stage.reduce_axes) if v in rhs.free and v is not lane)
+    packed = Buffer(f"{stage.name}_filters", rhs.dtype,
+                    (panel.extent, *(v.extent for v in others), width))
+    source = index.add(index.multiply(panel, index.constant(width)), column)
+    exists = index.compare("lt", source, index.constant(lane.extent))
+    move = Stage(f"{stage.name}_pack", (panel, *others, column), (Assign(
+        packed, (panel, *others, column), substitute(rhs, {lane: source}),
+        None if exists is TRUE else exists),))
+    place = (index.floordiv(lane, width), *others, index.floormod(lane, width))
+    return move, replace(stage, terms=(apply("mul", roles.lhs, load(packed, place)),)), packed

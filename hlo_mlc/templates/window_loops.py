@@ -1,0 +1,324 @@
+"""The loops of a fold over windows: tiles of results in registers, conditions around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, across, bounded
+from hlo_mlc.templates.window_roles import Roles, is_batch, roles_of, windows_along
+from hlo_mlc.tensor.classify import cost
+from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
+
+# Positions of a window that are written out inside of the results, not around them.
+SLIDES_INSIDE = 4
+# With fewer rows of tiles than this, each tile is a task of its own.
+MANY_TASKS = 64
+# Epilogues costlier than this run as a loop over a tile in L1 instead of being written out.
+EPILOGUE_INLINE = 4
+
+Place = dict[Var, Expr]
+Point = tuple[tuple[Expr, ...], Place]  # numbers in the tile, and the axes
+Body = Callable[[tuple[Expr, ...], Place], tuple[Stmt, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLoops:
+    """Builds the loops of one stage.
+
+    `asked`: conditions, the same for all lanes, without which a term is neutral; the terms that
+    are folded where they hold, and where all guards hold.
+    """
+
+    stage: Stage
+    roles: Roles
+    lanes: int
+    vectors: int
+    unroll: int
+    work: int
+    asked: tuple[Expr, ...]
+    checked_terms: tuple[Expr, ...]
+    free_terms: tuple[Expr, ...]
+
+    @staticmethod
+    def of(stage: Stage, width: int, parameters: Parameters, total: int) -> WindowLoops:
+        """The builder for given parameters; one task where `total` is not worth more."""
+        roles = roles_of(stage, width, parameters["tile"])
+        unroll = parameters["unroll"]
+        if roles.unrolled is not None:
+            unroll = min(unroll, roles.unrolled.extent)
+        conditions = dict.fromkeys(c for t in stage.terms for g in guards(t) for c in conjuncts(g))
+        asked = ()
+        if all(vanishes_outside(t, stage.combiner.name, neutral)
+               for t, neutral in zip(stage.terms, stage.combiner.identity, strict=True)):
+            asked = tuple(c for c in conditions if roles.lane not in c.free)
+        return WindowLoops(stage, roles, width, parameters["vectors"], unroll, total, asked,
+                        tuple(where_true(t, set(asked)) for t in stage.terms),
+                        tuple(where_true(t, conditions.keys()) for t in stage.terms))
+
+    @property
+    def _reduces_lanes(self) -> bool:
+        return self.roles.lane in self.stage.reduce_axes
+
+    def build(self) -> tuple[Stmt, ...]:
+        """Rows of tiles in the order of memory, panel by panel, shared out."""
+        roles, lane = self.roles, self.roles.lane
+        width = self.lanes * self.vectors
+        whole, rest = (0, 0) if self._reduces_lanes else divmod(lane.extent, width)
+        panels = max(1, whole + (rest > 0))
+        row, *others = roles.tile or ((None, 1),)
+        # Rows of an image come after its panels: what windows share stays in a small cache.
+        early = [v for v in roles.outer
+                 if is_batch(self.stage, v) or not windows_along(self.stage, v)]
+        order = [*((v, 1) for v in early), (None, 1),
+                 *((v, 1) for v in roles.outer if v not in early), *reversed(others)]
+        sizes = [panels if v is None else -(-v.extent // count) for v, count in order]
+        if math.prod(sizes) < MANY_TASKS and row[0] is not None:
+            order, sizes, row = [*order, row], [*sizes, -(-row[0].extent // row[1])], (None, 1)
+
+        def task(t: Expr) -> tuple[Stmt, ...]:
+            base, panel = {}, index.constant(0)
+            for (axis, count), size in zip(reversed(order), reversed(sizes), strict=True):
+                number = index.floormod(t, size)
+                t = index.floordiv(t, size)
+                if axis is None:
+                    panel = number
+                else:
+                    base[axis] = index.multiply(number, index.constant(count))
+            if self._reduces_lanes:
+                return self._row(row, base, index.constant(0), width)
+            short = self._row(row, base, index.constant(whole * width), rest) if rest else ()
+            if not whole:
+                return short
+            full = self._row(row, base, index.multiply(panel, index.constant(width)), width)
+            if not rest:
+                return full
+            return (If(index.compare("lt", panel, index.constant(whole)), full, short),)
+
+        return self._shared_out(math.prod(sizes), task)
+
+    def _row(self, along: tuple[Var | None, int], base: Place, start: Expr,
+             width: int) -> tuple[Stmt, ...]:
+        """All tiles along one axis."""
+        axis, count = along
+        if axis is None:
+            return self._tile(base, start, width)
+        return (loop(f"{axis.name}_tile", -(-axis.extent // count), LoopKind.SERIAL, lambda n:
+            self._tile({**base, axis: index.multiply(n, index.constant(count))}, start, width)),)
+
+    def _shared_out(self, tasks: int, task: Callable[[Expr], tuple[Stmt, ...]]
+                    ) -> tuple[Stmt, ...]:
+        """One loop over all tasks, in groups that are worth a task of the pool."""
+        name = self.roles.lane.name
+        if self.work <= SERIAL_WORK or tasks == 1:
+            return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+        group = max(1, TASK_WORK * tasks // self.work)
+
+        def run(g: Var) -> tuple[Stmt, ...]:
+            first = index.multiply(g, index.constant(group))
+            size = index.minimum(index.constant(group),
+                                 index.subtract(index.constant(tasks), first))
+            return (loop(f"{name}_task", size, LoopKind.SERIAL,
+                         lambda t: task(bounded(index.add(first, t), tasks))),)
+
+        return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+    def _tile(self, base: Place, start: Expr, width: int) -> tuple[Stmt, ...]:
+        """One tile of results at `base`, `width` lanes from `start`: begin, fold, store."""
+        stage = self.stage
+        padded = -(-width // self.lanes) * self.lanes
+        shape = (*(count for _, count in self.roles.tile), padded)
+        sums = tuple(Buffer(f"{stage.name}.{v.name}_{width}", v.dtype, shape, "register")
+                     for v in stage.accumulators)
+        first = stage.combiner.identity if self._reduces_lanes else stage.initial
+
+        def begin(at: tuple[Expr, ...], where: Place) -> tuple[Stmt, ...]:
+            return tuple(Store(b, at, substitute(e, where))
+                         for b, e in zip(sums, first, strict=True))
+
+        lane = {} if self._reduces_lanes else {self.roles.lane: start}
+        body = (*self._each("z", {**base, **lane}, width, begin),
+                *self._fold(sums, {**base, **lane}, width),
+                *self._finish(sums, {**base, **lane}, width))
+        return _allocated(sums, body)
+
+    def _each(self, prefix: str, base: Place, width: int, body: Body,
+              kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
+        """`body(place in the tile, axes)` for every element of the tile, lane by lane."""
+        lane = self.roles.lane
+
+        def within(c: Expr) -> tuple[Stmt, ...]:
+            start = {lane: index.add(base[lane], c)} if lane in base else {}
+            return self._over_tile(prefix, {**base, **start}, lambda at, where: body(
+                (*at, c), where))
+
+        return across(f"{lane.name}_{prefix}", width, self.lanes, within, kind)
+
+    def _over_tile(self, prefix: str, base: Place, body: Body) -> tuple[Stmt, ...]:
+        """`body(numbers, axes)` for the results of a tile, written out."""
+
+        def nest(level: int, at: tuple[Expr, ...], where: Place) -> tuple[Stmt, ...]:
+            if level == len(self.roles.tile):
+                return body(at, where)
+            axis, count = self.roles.tile[level]
+            return (loop(f"{axis.name}_{prefix}", count, LoopKind.UNROLL, lambda t: nest(
+                level + 1, (*at, t), {**where, axis: index.add(base[axis], t)})),)
+
+        return nest(0, (), base)
+
+    def _fold(self, sums: tuple[Buffer, ...], base: Place, width: int) -> tuple[Stmt, ...]:
+        """The loops over the reduced axes around what is written out."""
+        roles = self.roles
+        lane, written = roles.lane, roles.unrolled
+
+        def panels(where: Place) -> tuple[Stmt, ...]:
+            if not self._reduces_lanes:
+                return self._written_out(sums, where, width)
+            whole, rest = divmod(lane.extent, width)
+            body: tuple[Stmt, ...] = ()
+            if whole:
+                body = (loop(f"{lane.name}_p", whole, LoopKind.SERIAL, lambda p:
+                    self._written_out(sums, {
+                        **where, lane: index.multiply(p, index.constant(width))}, width)),)
+            if rest:
+                body += self._written_out(
+                    sums, {**where, lane: index.constant(whole * width)}, rest)
+            return body
+
+        if written is None:
+            body = panels(base)
+        else:
+            count = -(-written.extent // self.unroll)
+            body = (loop(f"{written.name}_b", count, LoopKind.SERIAL, lambda b: panels(
+                {**base, written: index.multiply(b, index.constant(self.unroll))})),)
+        for axis in reversed(roles.serial):
+            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
+        return body
+
+    def _written_out(self, sums: tuple[Buffer, ...], base: Place,
+                     width: int) -> tuple[Stmt, ...]:
+        """All terms of a tile at one position of the serial axes.
+
+            if what all terms ask for:
+              if the rest holds everywhere in the tile:   every term without conditions
+              else:                                       groups of terms that ask for the same
+        """
+        groups: dict[tuple[Expr, ...], list[Point]] = {}
+        for at, where in self._points(base):
+            asked = all_of(*(substitute(c, where) for c in self.asked), *self._ragged(where))
+            if asked is not FALSE:
+                groups.setdefault(conjuncts(asked), []).append((at, where))
+        if not groups:
+            return ()
+        common = [c for c in next(iter(groups)) if all(c in asked for asked in groups)]
+        parts: tuple[Stmt, ...] = ()
+        for asked, points in groups.items():
+            part = self._add(sums, points, width, self.checked_terms)
+            condition = all_of(*(c for c in asked if c not in common))
+            parts += part if condition is TRUE else (If(condition, part),)
+        inside = self._inside(base, width)
+        if inside is not None:
+            points = [point for group in groups.values() for point in group]
+            free = self._add(sums, points, width, self.free_terms)
+            rest = all_of(*(c for c in conjuncts(inside) if c not in common))
+            parts = free if rest is TRUE else (If(rest, free, parts),)
+        return (If(all_of(*common), parts),) if common else parts
+
+    def _points(self, base: Place) -> Iterator[Point]:
+        """The results of a tile with the positions of their windows that are written out."""
+        pieces, unrolled = [*self.roles.tile], self.roles.unrolled
+        first = len(pieces)
+        if unrolled is not None:
+            # Long windows slide outermost: then fewer of their elements wait in registers.
+            first = 0 if self.unroll > SLIDES_INSIDE else first
+            pieces.insert(first, (unrolled, self.unroll))
+        for numbers in product(*(range(count) for _, count in pieces)):
+            constants = [index.constant(n) for n in numbers]
+            where = {axis: index.add(base[axis], n)
+                     for (axis, _), n in zip(pieces, constants, strict=True)}
+            at = tuple(n for (axis, _), n in zip(pieces, constants, strict=True)
+                       if axis is not unrolled)
+            yield at, {**base, **where}
+
+    def _ragged(self, where: Place) -> tuple[Expr, ...]:
+        """That a result and a term exist, where the last pieces are short."""
+        pieces = [*self.roles.tile]
+        if self.roles.unrolled in where:
+            pieces.append((self.roles.unrolled, self.unroll))
+        return tuple(index.compare("lt", where[v], index.constant(v.extent))
+                     for v, count in pieces if v.extent % count)
+
+    def _inside(self, base: Place, width: int) -> Expr | None:
+        """When no guard fails in the whole tile; None where that cannot be told."""
+        pieces = [*self.roles.tile, (self.roles.lane, width)]
+        if self.roles.unrolled is not None:
+            pieces.append((self.roles.unrolled, self.unroll))
+        axes = {axis: Var(f"{axis.name}_any", axis.dtype, count) for axis, count in pieces}
+        where = {**base, **{v: index.add(base[v], inside) for v, inside in axes.items()}}
+        asked = all_of(*(substitute(g, where) for t in self.stage.terms for g in guards(t)),
+                       *self._ragged(where))
+        return everywhere(conjuncts(asked), frozenset(axes.values()))
+
+    def _add(self, sums: tuple[Buffer, ...], points: Sequence[Point], width: int,
+             terms: tuple[Expr, ...]) -> tuple[Stmt, ...]:
+        """Fold the terms at some points, vector by vector."""
+        lane = self.roles.lane
+
+        def at_lanes(c: Expr) -> tuple[Stmt, ...]:
+            result = []
+            for at, where in points:
+                there = {**where, lane: index.add(where[lane], c)}
+                result.append(Accumulate(sums, (*at, c), self.stage.combiner,
+                                         tuple(substitute(t, there) for t in terms)))
+            return tuple(result)
+
+        body = across(f"{lane.name}_f", width, self.lanes, at_lanes)
+        for axis in reversed(self.roles.inner):
+            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
+        return body
+
+    def _finish(self, sums: tuple[Buffer, ...], base: Place, width: int) -> tuple[Stmt, ...]:
+        """Store the results: straight from the registers, or in a loop if the epilogue is long."""
+        stage = self.stage
+
+        def store(source: tuple[Buffer, ...]) -> Body:
+            def one(at: tuple[Expr, ...], where: Place) -> tuple[Stmt, ...]:
+                values = {**where, **{v: load(b, at) for v, b in
+                                      zip(stage.accumulators, source, strict=True)}}
+                exists = all_of(*self._ragged(where))
+                return tuple(Store(a.buffer, tuple(substitute(i, values) for i in a.indices),
+                                   substitute(a.value, values),
+                                   None if exists is TRUE else exists) for a in stage.assigns)
+            return one
+
+        if self._reduces_lanes:
+            totals = tuple(Buffer(f"{b.name}_total", b.dtype, b.shape[:-1], "register")
+                           for b in sums)
+            begin = self._over_tile("y", base, lambda at, where: tuple(
+                Store(b, at, substitute(e, where))
+                for b, e in zip(totals, stage.initial, strict=True)))
+            combine = self._each("x", base, width, lambda at, where: (Accumulate(
+                totals, at[:-1], stage.combiner, tuple(load(b, at) for b in sums)),))
+            return _allocated(totals, (*begin, *combine,
+                                       *self._over_tile("s", base, store(totals))))
+        if sum(cost(a.value) for a in stage.assigns) <= EPILOGUE_INLINE:
+            return self._each("s", base, width, store(sums))
+        spilled = tuple(Buffer(f"{b.name}_out", b.dtype, b.shape, "stack") for b in sums)
+        spill = self._each("o", base, width, lambda at, where: tuple(
+            Store(new, at, load(old, at)) for new, old in zip(spilled, sums, strict=True)))
+        return _allocated(spilled, (*spill, *self._each(
+            "s", base, width, store(spilled), LoopKind.SERIAL)))
+
+
+def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    for buffer in reversed(buffers):
+        body = (Allocate(buffer, body),)
+    return body

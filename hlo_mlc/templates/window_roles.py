@@ -1,0 +1,120 @@
+"""Which axes of a fold over windows become lanes, tiles of results, and loops."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr.core import Load, Var, loads
+from hlo_mlc.tensor.classify import Contraction, contraction, sliding, stride
+from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.guards import guards
+
+# Windows up to this long need not overlap: longer ones are rows of their own.
+SIDE_BY_SIDE = 8
+# Windows of a matrix product up to this long are written out where nothing is summed inside.
+WRITTEN_ROW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """What the axes of a stage are for."""
+
+    lane: Var
+    tile: tuple[tuple[Var, int], ...]  # axes of results side by side, with how many
+    unrolled: Var | None  # the reduced axis that is written out
+    serial: tuple[Var, ...]  # the reduced axes around it
+    inner: tuple[Var, ...]  # the reduced axes inside of all conditions
+    outer: tuple[Var, ...]  # the other axes
+
+
+def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:
+    """The reduced axes of windows that slide along `axis`, or of short ones side by side."""
+    return sliding(stage, axis) or tuple(r for r in stage.reduce_axes if r.extent <= SIDE_BY_SIDE
+                                         and any(axis in i.free and r in i.free for term in
+                                                 stage.terms for one in loads(term)
+                                                 for i in one.indices))
+
+
+def is_batch(stage: Stage, axis: Var) -> bool:
+    """Whether other elements of everything are read for each value of the axis."""
+    return all(axis in one.free for term in stage.terms for one in loads(term))
+
+
+def product_roles(stage: Stage) -> Contraction | None:
+    """The roles in a matrix product whose rows, but not columns, lie in windows: a convolution of
+    many channels, or its gradients; None for other stages.
+
+    Channels are the columns whatever the layout.  Where results that are neighbours in memory lie
+    along a row instead, storing them one by one costs little beside the depth of the product.
+    """
+    roles = contraction(stage)
+    if roles is None:
+        return None
+    if any(windows_along(stage, axis) for axis in roles.columns):
+        roles = replace(roles, rows=roles.columns, columns=roles.rows, lhs=roles.rhs,
+                        rhs=roles.lhs)
+    rows, columns = (any(windows_along(stage, axis) for axis in axes)
+                     for axes in (roles.rows, roles.columns))
+    return roles if rows and not columns else None
+
+
+def lane_of(stage: Stage, width: int) -> Var | None:
+    """The axis along which most accesses go through memory one by one."""
+    scores = {}
+    for axis in (*stage.axes, *stage.reduce_axes):
+        accesses = {one for term in stage.terms for one in loads(term)}
+        if axis in stage.axes:
+            accesses.update(stage.assigns)
+        scores[axis] = min(axis.extent, width) * sum(
+            (step == 1) - (step not in (0, 1)) / 2 if isinstance(a, Load) else step == 1
+            for a in accesses for step in (stride(a, axis),))
+    best = max(scores, key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] > 0 else None
+
+
+def even(extent: int, most: int) -> int:
+    """The size of equal parts of `extent`, at most `most`: large ones that waste little."""
+    return max(range(1, min(extent, most) + 1), default=1,
+               key=lambda n: extent / (-(-extent // n) * n) * n / (n + 1))
+
+
+def roles_of(stage: Stage, width: int, tile: int) -> Roles:
+    """The roles for vectors of `width` lanes and up to `tile` results side by side."""
+    if product_roles(stage) is not None:
+        return _roles_of_product(stage, tile)
+    lane = lane_of(stage, width)
+    others = [v for v in reversed(stage.axes) if v is not lane]
+    others.sort(key=lambda v: not windows_along(stage, v))  # what shares elements comes first
+    taken: list[tuple[Var, int]] = []
+    room = tile
+    for axis in others:
+        count = axis.extent if axis.extent <= room else even(axis.extent, room)
+        if count > 1:
+            taken.append((axis, count))
+            room //= count
+    in_tile = tuple(taken)
+    inner = [r for axis, _ in in_tile for r in windows_along(stage, axis) if r is not lane]
+    unrolled = inner[0] if inner else None
+    serial = tuple(r for r in stage.reduce_axes if r is not lane and r is not unrolled)
+    outer = tuple(v for v in stage.axes if v is not lane and v not in dict(in_tile))
+    return Roles(lane, in_tile, unrolled, serial, (), outer)
+
+
+def _roles_of_product(stage: Stage, tile: int) -> Roles:
+    """A tile of rows by columns; what no window and no guard depends on is summed inside."""
+    product = product_roles(stage)
+    lane, room, taken = product.columns[-1], tile, []
+    for axis in reversed(product.rows):
+        count = min(axis.extent, room)
+        if count > 1:
+            taken.append((axis, count))
+            room //= count
+    asked = [c for t in stage.terms for c in guards(t)]
+    checked = [n for n, r in enumerate(stage.reduce_axes) if any(r in c.free for c in asked)
+               or any(r in windows_along(stage, axis) for axis in stage.axes)]
+    inside = stage.reduce_axes[max(checked) + 1:]
+    outer = tuple(v for v in stage.axes if v is not lane and v not in dict(taken))
+    serial, unrolled = stage.reduce_axes[:max(checked) + 1], None
+    if not inside and serial[-1].extent <= WRITTEN_ROW:
+        *serial, unrolled = serial
+    return Roles(lane, tuple(taken), unrolled, tuple(serial), inside, outer)

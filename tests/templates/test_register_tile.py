@@ -1,0 +1,31 @@
+"""The register tile of matrix products."""
+
+from __future__ import annotations
+
+import pytest
+
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 127, 128, 1000])
+@pytest.mark.parametrize("columns", [1, 10, 64, 100, 768, 1021])
+def test_tiles_fit_into_the_registers(level, rows, columns):
+    target = named(level)
+    lanes = target.lanes(4)
+    height, vectors = register_tile(rows, columns, lanes, target)
+    assert 1 <= height <= min(rows, MOST_ROWS)
+    assert 1 <= vectors <= -(-columns // lanes)
+    assert height * vectors + vectors + 1 <= target.registers
+
+
+def test_tiles_that_divide_evenly_are_preferred():
+    target = named("x86-64-v4")
+    assert register_tile(128, 768, 16, target) == (8, 3)  # sixteen by sixteen of them
+
+
+def test_large_products_keep_twenty_sums_in_flight():
+    target = named("x86-64-v4")
+    height, vectors = register_tile(512, 512, 16, target)
+    assert height * vectors >= 20

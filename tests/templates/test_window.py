@@ -1,0 +1,298 @@
+"""Sliding windows: depthwise and few-channel convolutions, their gradients, and pooling."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.verify import verify
+from hlo_mlc.target.cpu import host, named
+from hlo_mlc.templates.program import schedule_program
+
+NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
+LEVELS = [level for level, width in
+          (("host", 16), ("x86-64", 16), ("x86-64-v3", 32)) if host().is_x86 or level == "host"
+          if host().vector_bytes >= width]
+
+
+def depthwise(x, k, layout=NHWC, **options):
+    """A convolution of each channel with filters of its own."""
+    channels = x.shape[layout[0].index("C")]
+    options = {"window_strides": (1, 1), "padding": "SAME", **options}
+    return lax.conv_general_dilated(x, k, dimension_numbers=layout, feature_group_count=channels,
+                                    **options)
+
+
+def gradients(x, k, **options):
+    result, back = jax.vjp(functools.partial(depthwise, **options), x, k)
+    return back(result / 2 + 1)
+
+
+def pool(x, dims, strides, op=lax.max, start=-np.inf, padding="SAME", **dilation):
+    return lax.reduce_window(x, start, op, dims, strides, padding, **dilation)
+
+
+def templates(parts) -> list[str]:
+    """The templates of all nests of a function."""
+    return [d.template.name for p in parts.programs for d in schedule_program(p, host())[1]]
+
+
+def drawn(program, target, rng) -> dict[int, tuple[str, dict[str, int]]]:
+    """Random parameters for every nest of a program."""
+    return {n: (d.template.name, {key: int(rng.choice(values)) for key, values in
+                                  d.template.space(d.nest, target).items()})
+            for n, d in enumerate(schedule_program(program, target)[1])}
+
+
+# By name: (input, kernel, options).  Sizes around tiles of 8 and vectors of 16.
+DEPTHWISE = {
+    "plain": ((1, 9, 17, 33), (3, 3, 1, 33), {}),
+    "a whole tile": ((1, 8, 8, 32), (3, 3, 1, 32), {}),
+    "batch": ((2, 5, 7, 16), (3, 3, 1, 16), {}),
+    "one row": ((1, 1, 23, 20), (3, 3, 1, 20), {}),
+    "one pixel": ((2, 1, 1, 17), (3, 3, 1, 17), {}),
+    "stride": ((1, 11, 19, 18), (3, 3, 1, 18), {"window_strides": (2, 2)}),
+    "uneven": ((1, 12, 18, 5), (5, 2, 1, 5), {"window_strides": (1, 3),
+                                              "padding": ((0, 3), (2, -1))}),
+    "dilated": ((1, 13, 14, 16), (3, 3, 1, 16), {"rhs_dilation": (2, 3)}),
+    "spread input": ((1, 6, 7, 16), (3, 3, 1, 16), {"lhs_dilation": (2, 3),
+                                                    "padding": ((2, 1), (1, 2))}),
+    "long filter": ((1, 20, 21, 3), (13, 14, 1, 3), {}),
+    "multiplier": ((1, 6, 9, 4), (3, 3, 1, 12), {}),
+    "planes": ((2, 7, 12, 37), (7, 1, 3, 5), {"layout": NCHW}),
+    "planes, stride": ((1, 4, 19, 35), (4, 1, 3, 3), {"layout": NCHW, "window_strides": (2, 2)}),
+    "single channel": ((2, 25, 50, 1), (9, 9, 1, 1), {}),
+}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_depthwise(check, take_apart, arrays, name):
+    shape, kernel, options = DEPTHWISE[name]
+    x, k = arrays("float32", shape, kernel)
+
+    def function(x, k):
+        return depthwise(x, k, **options)
+
+    check(function, x, k, ulps=64)
+    expected = "columns" if name == "one pixel" else "window"
+    assert set(templates(take_apart(function, x, k))) == {expected}
+
+
+@pytest.mark.parametrize("name", DEPTHWISE)
+def test_gradients(check, arrays, name):
+    shape, kernel, options = DEPTHWISE[name]
+    x, k = arrays("float32", shape, kernel)
+    check(lambda x, k: gradients(x, k, **options), x, k, ulps=256)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int32", "int8", "uint8"])
+def test_types(check, arrays, dtype):
+    x, k, y = arrays(dtype, (1, 9, 17, 33), (3, 3, 1, 33), (2, 3, 11, 35))
+    low = np.asarray(jnp.iinfo(dtype).min if jnp.issubdtype(dtype, jnp.integer) else -np.inf, dtype)
+    zero = np.asarray(0, dtype)
+
+    def function(x, k, y):
+        return (depthwise(x, k), pool(x, (1, 3, 3, 1), (1, 2, 2, 1), start=low),
+                pool(y, (1, 1, 2, 3), (1, 1, 1, 1), lax.add, zero),
+                pool(y, (1, 1, 3, 3), (1, 1, 2, 1), start=low))
+
+    check(function, x, k, y, ulps=64)
+
+
+def test_f64(check, arrays):
+    with jax.enable_x64(True):
+        x, k = arrays("float64", (1, 9, 17, 33), (3, 3, 1, 33))
+        check(lambda x, k: (depthwise(x, k), *gradients(x, k)), x, k, ulps=64)
+
+
+@pytest.mark.parametrize("op, start", [(lax.max, -np.inf), (lax.min, np.inf), (lax.add, 0.0),
+                                       (lax.max, 0.5)])
+def test_pooling(check, arrays, op, start):
+    """Also from values that are not neutral, which padding then counts as elements."""
+    x, y = arrays("float32", (2, 9, 18, 19), (2, 3, 10, 37))
+
+    def function(x, y):
+        p = functools.partial(pool, op=op, start=start)
+        return (p(x, (1, 3, 3, 1), (1, 1, 1, 1)), p(x, (1, 2, 2, 1), (1, 2, 2, 1)),
+                p(x, (1, 3, 2, 1), (1, 1, 2, 1), padding=((0, 0), (1, 2), (3, 0), (0, 0))),
+                p(y, (1, 1, 3, 3), (1, 1, 2, 2)), p(y, (1, 1, 5, 1), (1, 1, 1, 1)),
+                p(y, (1, 1, 1, 4), (1, 1, 1, 1)),
+                p(x, (1, 2, 2, 1), (1, 1, 1, 1), base_dilation=(1, 2, 3, 1)),
+                p(x, (1, 2, 2, 1), (1, 1, 1, 1), window_dilation=(1, 2, 3, 1)))
+
+    check(function, x, y, ulps=64)
+
+
+def test_special_values(check, arrays):
+    """NaNs win, infinities stay, and a result of only -0 terms is what XLA makes of it."""
+    x, k = arrays("float32", (1, 9, 17, 20), (3, 3, 1, 20), special=True)
+    k = np.where(np.isfinite(k), k, 1).astype(k.dtype)  # times a padding of zeros: not defined
+
+    def function(x, k):
+        return (pool(x, (1, 3, 3, 1), (1, 1, 1, 1)), depthwise(x, k),
+                pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.min, np.inf),
+                pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.add, 0.0))
+
+    check(function, x, k, ulps=64)
+
+
+def test_prologues_and_epilogues(check, arrays):
+    x, k, bias = arrays("float32", (1, 9, 17, 33), (3, 3, 1, 33), (33,))
+
+    def function(x, k, bias):
+        y = depthwise(x * 2 + 1, k) + bias
+        padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+        return jnp.maximum(y, 0), jax.nn.gelu(depthwise(padded, k, padding="VALID") + bias)
+
+    check(function, x, k, bias, ulps=64)
+
+
+def test_average_pooling_and_its_gradient(check, arrays):
+    x, = arrays("float32", (2, 12, 13, 18))
+
+    def function(x):
+        def average(x):
+            return pool(x, (1, 3, 3, 1), (1, 2, 2, 1), lax.add, 0.0) / 9
+
+        return jax.vjp(average, x)[1](jnp.cos(average(x)))
+
+    check(function, x, ulps=64)
+
+
+@pytest.mark.parametrize("shape", [(1, 40, 40, 48), (2, 70, 90, 1)])
+def test_large_ones_do_not_depend_on_threads(take_apart, machine_code, arrays, shape):
+    x, k = arrays("float32", shape, (5, 5, 1, shape[-1]))
+    parts = take_apart(lambda x, k: (depthwise(x, k), *gradients(x, k)), x, k)
+    assert "window" in templates(parts)
+    results = [parts.run([x, k], machine_code.executing(threads=threads))
+               for threads in (1, 2, 8)]
+    for other in results[1:]:
+        assert [r.tobytes() for r in results[0]] == [r.tobytes() for r in other]
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(
+    ("plain", "uneven", "spread input", "planes", "single channel"))))
+def test_every_choice_of_parameters_is_right(take_apart, machine_code, arrays, number, name):
+    """Whole numbers, so that every order of summation is exact; buffers between fences."""
+    shape, kernel, options = DEPTHWISE[name]
+    x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
+
+    def function(x, k):
+        y, back = jax.vjp(functools.partial(depthwise, **options), x, k)
+        return y, *back(jnp.round(y / 4))
+
+    parts, target = take_apart(function, x, k), named(LEVELS[number % len(LEVELS)])
+    expected = jax.jit(function)(x, k)
+    rng = np.random.default_rng(len(name))
+    for fence in ("start", "end"):
+        def execute(program, operands, fence=fence):
+            return machine_code.executing(tuned=drawn(program, target, rng), target=target,
+                                          threads=2, fence_at=fence)(program, operands)
+
+        for ours, theirs in zip(parts.run([x, k], execute), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape, kernel, options", [
+    ((1, 4, 9, 3), (3, 3, 1, 3), {}), ((1, 2, 4, 18), (2, 1, 3, 3), {"layout": NCHW}),
+    ((1, 5, 6, 2), (2, 3, 1, 2), {"window_strides": (2, 2)}),
+    ((1, 3, 3, 2), (2, 2, 1, 2), {"lhs_dilation": (2, 2), "padding": ((1, 0), (0, 2))})])
+def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, shape, kernel,
+                                              options):
+    """The loops pass the verifier, and the interpreter gets the same."""
+    x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
+    parts = take_apart(lambda x, k: (depthwise(x, k, **options), *gradients(x, k, **options)), x, k)
+    ran = []
+
+    def interpreted(program, operands):
+        loops, _ = schedule_program(program, host())
+        verify(loops)
+        ran.append(loops)
+        return interpret(loops, operands, seed=len(ran))
+
+    expected = parts.run([x, k], interpreted)
+    for ours, theirs in zip(parts.run([x, k], machine_code.executing()), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-6, 1e-6)
+
+
+# By name: (input, kernel, layout, options) of convolutions of many channels.
+DENSE = {
+    "plain": ((1, 7, 13, 5), (3, 3, 5, 33), NHWC, {}),
+    "batch": ((2, 6, 9, 17), (2, 3, 17, 16), NHWC, {}),
+    "one row": ((1, 1, 20, 4), (3, 3, 4, 20), NHWC, {}),
+    "small image": ((2, 2, 2, 9), (3, 3, 9, 70), NHWC, {}),
+    "stride": ((1, 9, 15, 6), (3, 3, 6, 18), NHWC, {"window_strides": (2, 2)}),
+    "uneven": ((1, 8, 14, 3), (4, 2, 3, 18), NHWC, {"window_strides": (1, 3),
+                                                    "padding": ((0, 3), (2, -1))}),
+    "dilated": ((1, 11, 12, 4), (3, 3, 4, 16), NHWC, {"rhs_dilation": (2, 3)}),
+    "spread input": ((1, 5, 6, 4), (3, 3, 4, 17), NHWC, {"lhs_dilation": (2, 3),
+                                                        "padding": ((2, 1), (1, 2))}),
+    "groups": ((1, 6, 7, 12), (3, 3, 4, 15), NHWC, {"feature_group_count": 3}),
+    "one by one": ((1, 6, 7, 12), (1, 1, 12, 15), NHWC, {"window_strides": (2, 2)}),
+    "planes": ((2, 5, 7, 18), (33, 5, 3, 3), NCHW, {}),
+    "planes, stride": ((1, 4, 9, 35), (8, 4, 3, 3), NCHW, {"window_strides": (2, 2)}),
+    "filters first": ((1, 7, 13, 5), (33, 3, 3, 5), ("NHWC", "OHWI", "NHWC"), {}),
+    "one axis": ((2, 25, 6), (5, 6, 18), ("NWC", "WIO", "NWC"), {"window_strides": (1,)}),
+    "three axes": ((1, 4, 5, 6, 3), (2, 3, 3, 3, 17), ("NDHWC", "DHWIO", "NDHWC"),
+                   {"window_strides": (1, 1, 1)}),
+}
+
+
+def dense(x, k, layout, **options):
+    options = {"window_strides": (1, 1), "padding": "SAME", **options}
+    return lax.conv_general_dilated(x, k, dimension_numbers=layout, **options)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_many_channels_and_gradients(check, arrays, name):
+    shape, kernel, layout, options = DENSE[name]
+    x, k = arrays("float32", shape, kernel)
+
+    def function(x, k):
+        y, back = jax.vjp(functools.partial(dense, layout=layout, **options), x, k)
+        return jnp.maximum(y, 0), *back(y / 2 + 1)
+
+    check(function, x, k, ulps=256)
+
+
+@pytest.mark.parametrize("number, name", list(enumerate(
+    ("plain", "small image", "uneven", "spread input", "planes"))))
+def test_many_channels_with_every_choice_of_parameters(take_apart, machine_code, arrays, number,
+                                                       name):
+    shape, kernel, layout, options = DENSE[name]
+    x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
+    parts = take_apart(lambda x, k: dense(x, k, layout, **options), x, k)
+    target = named(LEVELS[number % len(LEVELS)])
+    expected = dense(x, k, layout, **options)
+    rng = np.random.default_rng(len(name))
+    tuned = drawn(parts.programs[0], target, rng)
+    for fence in ("start", "end"):
+        result, = parts.run([x, k], machine_code.executing(
+            tuned=tuned, target=target, threads=2, fence_at=fence))
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_max_pooling_gradients(check, arrays):
+    """The first of equal elements is selected, and what XLA makes of NaNs."""
+    x, y = arrays("float32", (2, 9, 10, 19), (2, 3, 10, 37), special=True)
+    z, = arrays("bfloat16", (1, 8, 8, 17))
+    x, y = np.round(x), np.round(y)
+
+    def function(x, y, z):
+        def pooled(x, *window, **options):
+            result, back = jax.vjp(lambda x: pool(x, *window, **options), x)
+            return back(jnp.ones_like(result) / 4)
+
+        return (pooled(x, (1, 3, 3, 1), (1, 2, 2, 1)), pooled(x, (1, 2, 2, 1), (1, 2, 2, 1)),
+                pooled(x, (1, 3, 2, 1), (1, 1, 3, 1), padding="VALID"),
+                pooled(y, (1, 1, 3, 3), (1, 1, 2, 2)), pooled(y, (1, 1, 2, 2), (1, 1, 1, 1)),
+                pooled(z, (1, 3, 3, 1), (1, 2, 2, 1)),
+                pooled(y, (1, 1, 2, 2), (1, 1, 2, 2), op=lax.min, start=np.inf))
+
+    check(function, x, y, z)
