@@ -1,70 +1,56 @@
 """What a cluster costs, in our kernels and in XLA's: the numbers behind `choose="auto"`.
 
-Both follow from what the stages of a kernel do: operations, products, bytes.  What differs is
-recorded here, by kind of stage, from paired runs on one machine (bench/results; single operations
-at sizes from 1k to 4M elements).  Absolute times are rough; the ratios between both sides decide.
+Both follow from what the stages of a kernel do (work.py), from the rates of the machine
+(target/rates.py), and from how XLA compares with us by kind of stage (baseline.py).  Absolute times
+are rough; the ratios between both sides decide.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from collections.abc import Set
+from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Apply, Expr, loads, walk
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.partition.baseline import OurTime, xla_us
+from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Verdict
+from hlo_mlc.partition.plan import Cluster, Plan, Verdict
+from hlo_mlc.partition.work import Work
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.program import choose_template
-from hlo_mlc.tensor.classify import contraction, cost, is_map, stride
+from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import Loop, Stage, Step, TensorProgram
 
-# Rates of our kernels on one core, per microsecond.
-VECTOR_OPERATIONS = 2_500  # on one vector each: exp, tanh, log, 256k to 1M elements
-VECTOR_PRODUCTS = 3_500  # fused multiply-adds of one vector: products of 256 and 512 square
-SCALAR_OPERATIONS = 10_000  # where nothing is vectorized: scatters, recurrences
-# Bytes read and written per microsecond, all cores (`hlo-mlc doctor`).
-CACHE_BYTES = 90_000
-MEMORY_BYTES = 30_000
-
-# A call of ours in an XLA program costs a little more than one of XLA's own thunks, and those cost
-# less in loops with small bodies, which XLA compiles as one, and nothing for scalars there.
-CALL_US = 0.17
-THUNK_US = 0.1
-LOOP_THUNK_US = 0.04
+# Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
+# one on vectors, whose rate counts what really waits for memory and other operations.
+_SCALAR_OPERATIONS = 4
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
 
 # XLA hands a program of so many operations to another thread; one that is all ours it runs at once.
 # Source: 64 x 64 and 1,000 elements of anything: 12 to 30 us against 6.
 START_OPERATIONS = 1_000
-START_US = 5.0
+# It uses several threads from so many operations on, a byte counting as ten.
+# Source: xla/service/cpu/parallel_task_assignment.cc, two threads' worth.
+PARALLEL_OPERATIONS = 200_000
+BYTE_OPERATIONS = 10
 
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
 BORDER_BYTES = 200_000
 
+MARGIN = 1.02  # less of an advantage is none: nobody could measure it
 UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Predicted cost of a kernel, and the kind of stage that takes most of our time."""
-
-    ours_us: float
-    xla_us: float
-    operations: int
-    bytes: int
-    contraction_flops: int  # two for each multiply-add, four where it is in 64 bits
-    kind: str
-
-
 def estimate(kernel: Kernel, target: CpuTarget) -> Estimate:
     """Predict both sides from the kernel's stages."""
-    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, THUNK_US)]
+    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, False)]
     largest = max(parts, key=lambda part: part.ours_us, default=None)
     return Estimate(
-        sum(part.ours_us for part in parts) + CALL_US,
+        sum(part.ours_us for part in parts) + target.rates.call_us,
         sum(part.xla_us for part in parts),
         sum(part.operations for part in parts),
         _border_bytes(kernel.program),
@@ -83,167 +69,54 @@ class _Part:
     contraction_flops: int
 
 
-def _parts(step: Step, target: CpuTarget, trips: int, thunk_us: float) -> list[_Part]:
+def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool) -> list[_Part]:
     if isinstance(step, Loop):
         inner = trips * _trips(step)
         return [part for s in (*step.body, *step.test)
-                for part in _parts(s, target, inner, LOOP_THUNK_US)]
+                for part in _parts(s, target, inner, True)]
     template = choose_template(step, target)[0].name
-    return [_part(stage, template, target, trips, thunk_us) for stage in step.stages]
+    parts = []
+    near = set(step.private)  # and what an earlier stage of the nest has touched
+    for stage in step.stages:
+        parts.append(_part(stage, template, target, trips, in_loop, near))
+        near |= {*stage.inputs, *stage.outputs}
+    return parts
 
 
 def _trips(loop: Loop) -> int:
     return UNKNOWN_TRIPS if loop.trip_count is None else loop.trip_count
 
 
-def _part(stage: Stage, template: str, target: CpuTarget, trips: int, thunk_us: float) -> _Part:
-    serial = template == "plain"
-    operations = _operations(stage)
-    products = points(stage) if _multiplies(stage) else 0
+def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: bool,
+          near: Set[Buffer]) -> _Part:
+    """`near`: what our code finds in the first cache."""
+    rates = target.rates
+    work = Work.of(stage)
     vector = lanes((stage,), target)
-    if serial:
-        accesses = points(stage) * (1 + len(stage.inputs))
-        work = max((operations + accesses) / SCALAR_OPERATIONS, SERIAL_STAGE_US)
+    accesses = points(stage) * (1 + len(stage.inputs))
+    scalar_us = (work.operations + accesses) / (_SCALAR_OPERATIONS * rates.vector_operations)
+    if template == "plain":
+        ours = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
     else:
-        work = operations / (vector * VECTOR_OPERATIONS) + products / (vector * VECTOR_PRODUCTS)
-        work /= max(1, min(target.cores, 2 * (operations + products) // SERIAL_WORK))
-    memory = _memory_us(stage, target)
-    kind, xla = _compare(stage, serial, work, memory, target)
-    if thunk_us == THUNK_US or points(stage) > 1:
-        xla += thunk_us
+        threads = max(1, min(target.cores, 2 * (work.operations + work.products) // SERIAL_WORK))
+        ours = OurTime(work, False, _vector_us(work, rates) / vector, threads, scalar_us)
+    kind, xla = xla_us(stage, ours, target)
+    computing = ours.computing_us
+    memory = rates.pass_us(sum(size for b, size in work.moved.items() if b not in near))
+    if not in_loop:
+        xla += rates.thunk_us
+    elif points(stage) > 1:  # for scalars XLA has no thunks there
+        xla += rates.loop_thunk_us
     if template == "reduction" and not is_map(stage):
-        work *= max(1.0, vector / stage.reduce_axes[-1].extent)  # lanes that stay empty
-    flops = 2 * products * max(1, stage.terms[0].dtype.bytes // 4) if products else 0
-    return _Part(kind, trips * max(work, memory), trips * xla, trips * operations, trips * flops)
+        computing *= max(1.0, vector / stage.reduce_axes[-1].extent)  # lanes that stay empty
+    flops = 2 * work.products * max(1, stage.terms[0].dtype.bytes // 4) if work.products else 0
+    return _Part(kind, trips * max(computing, memory), trips * xla, trips * work.operations,
+                 trips * flops)
 
 
-def _multiplies(stage: Stage) -> bool:
-    """A sum of products, be there several rows and columns or not."""
-    return stage.combiner is not None and stage.combiner.name == "add" and \
-        isinstance(stage.terms[0], Apply) and stage.terms[0].op == "mul"
-
-
-def _operations(stage: Stage) -> int:
-    """Simple operations besides the multiply-adds of a product; none where values only move."""
-    outer = math.prod(v.extent for v in stage.axes)
-    values = [a.value for a in (*stage.along, *stage.assigns)]
-    guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    folded = cost(*stage.terms)
-    if stage.combiner is not None:
-        folded += -1 if _multiplies(stage) else cost(*stage.combiner.results)
-    return points(stage) * folded + outer * cost(*values, *guards)
-
-
-def _memory_us(stage: Stage, target: CpuTarget) -> float:
-    moved = _moved_bytes(stage)
-    return moved / (CACHE_BYTES if moved <= _cache_bytes(target) else MEMORY_BYTES)
-
-
-def _moved_bytes(stage: Stage) -> int:
-    count = points(stage)
-    return sum(min(b.bytes, count * b.dtype.bytes) for b in {*stage.inputs, *stage.outputs})
-
-
-def _cache_bytes(target: CpuTarget) -> int:
-    return max(target.l3_bytes * 3 // 4, target.l2_bytes)  # others use the last level, too
-
-
-# What one op costs more in XLA's code than in ours, in the unit of `cost`; floats only.
-_EXTRA_OF_OP = {
-    "exp": 9, "log": 17, "logistic": 8, "tanh": 3, "erf": -6, "expm1": 36, "log1p": 27, "sin": 54,
-    "cos": 54, "tan": 54, "sinh": 45, "cosh": 45, "rsqrt": 31, "pow": 90, "rem": 350, "atan": 130,
-    "atan2": 840, "asin": 410, "acos": 410, "asinh": 200, "acosh": 200, "atanh": 60, "cbrt": 450,
-    "erfc": 10,
-}
-
-# XLA's time / ours, by what limits a stage.
-_ARITHMETIC = 1.1
-_MAP_IN_CACHE = 1.2
-_MAP_IN_MEMORY = 0.95  # it writes more than the caches hold, and both wait for the same pages
-_MOVE = 1.0
-_ACROSS = 1.3  # neighbours are far from each other in memory: transposes
-_FAR = 8  # elements
-_REDUCTION = 1.3
-_FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
-_SEVERAL = 15.0  # reductions with several results (argmax) run scalar there
-_SCATTER = 0.3  # ours go element by element; XLA's rows are vectors
-_SERIAL = 0.95
-_SMALL_PRODUCT = 2.0
-_MEDIUM_PRODUCT = 1.2
-_LARGE_PRODUCT = 1.02
-_MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
-# Convolutions: the multiple of the time that their products would take at our rate, and the terms
-# of one result from which on XLA is that fast (depthwise ones are not).
-_CONVOLUTION, _CONVOLUTION_TERMS = 2.5, 64
-# Windows that overlap: nanoseconds of XLA per element of the window, and at most per result, which
-# is what its cumulative sums take, however long.
-_WINDOW_NS, _LONGEST_WINDOW_NS = 0.15, 2.2
-
-
-def _compare(stage: Stage, serial: bool, work: float, memory: float,
-             target: CpuTarget) -> tuple[str, float]:
-    """The kind of a stage, and what XLA needs where we compute for `work` us or wait for memory
-    for `memory` us."""
-    if serial:
-        scatters = any(loads(i) for a in stage.assigns for i in a.indices)
-        return ("scatter", work * _SCATTER) if scatters else ("serial", work * _SERIAL)
-    if stage.combiner is not None and len(stage.accumulators) > 1:
-        return "reduction with several results", max(work, memory) * _SEVERAL
-    if contraction(stage) is not None:
-        size = points(stage)
-        ratio = _LARGE_PRODUCT if size > _LARGE else _MEDIUM_PRODUCT if size > _MEDIUM \
-            else _SMALL_PRODUCT
-        return "product", max(work * ratio, memory * ratio)
-    if _is_convolution(stage):
-        vectors = points(stage) / lanes((stage,), target)
-        return "convolution", max(vectors / VECTOR_PRODUCTS / target.cores * _CONVOLUTION, memory)
-    work *= _extra(stage) * _ARITHMETIC
-    if not is_map(stage):
-        if window := _window(stage):
-            results = math.prod(v.extent for v in stage.axes)
-            each = min(window * _WINDOW_NS, _LONGEST_WINDOW_NS)
-            return "window", max(results * each / 1e3, memory)
-        return "reduction", max(work * _FOLD, memory * _REDUCTION)
-    return ("map" if _operations(stage) else "move"), max(work, memory * _map_ratio(stage, target))
-
-
-def _map_ratio(stage: Stage, target: CpuTarget) -> float:
-    last = stage.axes[-1]
-    for load in {load for e in stage.expressions for load in loads(e)}:
-        if abs(stride(load, last) or 0) >= _FAR:
-            return _ACROSS
-    written = sum(b.bytes for b in stage.outputs)
-    if max(2 * written, _moved_bytes(stage)) > _cache_bytes(target):
-        return _MAP_IN_MEMORY
-    return _MAP_IN_CACHE if _operations(stage) else _MOVE
-
-
-def _extra(stage: Stage) -> float:
-    """XLA's operations / ours."""
-    each = cost(*stage.expressions)
-    more = sum(_EXTRA_OF_OP.get(node.op, 0) for node in walk(*stage.expressions)
-               if isinstance(node, Apply) and node.dtype.is_float)
-    return (each + more) / each if each else 1.0
-
-
-def _is_convolution(stage: Stage) -> bool:
-    """A sum over windows of products, of enough terms that XLA makes a matrix product of it."""
-    if stage.combiner is None or stage.combiner.name != "add":
-        return False
-    term = stage.terms[0]
-    return isinstance(term, Apply) and term.op == "mul" and _window(stage) >= _CONVOLUTION_TERMS
-
-
-def _window(stage: Stage) -> int:
-    """How many neighbours a result folds, where neighbouring results share them; else 0."""
-    return math.prod(v.extent for v in stage.reduce_axes) if any(
-        _mixes(i, stage) for term in stage.terms for load in loads(term) for i in load.indices
-    ) else 0
-
-
-def _mixes(index: Expr, stage: Stage) -> bool:
-    return any(v in index.free for v in stage.axes) and \
-        any(v in index.free for v in stage.reduce_axes)
+def _vector_us(work: Work, rates: Rates) -> float:
+    """Computing on one thread, if vectors had one lane."""
+    return work.operations / rates.vector_operations + work.products / rates.vector_products
 
 
 def _border_bytes(program: TensorProgram) -> int:
@@ -266,35 +139,58 @@ def _border_bytes(program: TensorProgram) -> int:
 
 def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="ours": take whatever can be compiled."""
-    predicted = estimate(cluster.kernel, target)
-    return Verdict(True, 'choose="ours"', predicted.ours_us, predicted.xla_us)
+    return replace(choose_predicted(cluster, target), take=True, reason='choose="ours"')
 
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
     predicted = estimate(cluster.kernel, target)
     ours, xla = predicted.ours_us, predicted.xla_us
-    if cluster.is_whole and _starts_a_thread(cluster, predicted):
-        xla += START_US
+    if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
+        # XLA counts the body of a loop once, and does not expect more of it.
+        alone_ours, alone_xla = _alone(predicted, target)
+        ours, xla = ours + alone_ours, xla + alone_xla
+    if copied := 2 * cluster.copied_bytes:  # read and written
+        ours += target.rates.pass_us(copied)
     border = cluster.border_bytes / BORDER_BYTES
-    take = ours + border < xla
+    take = MARGIN * (ours + border) < xla
     reason = f"{predicted.kind}: predicted {'faster' if take else 'no faster than by XLA'}"
-    if ours < xla and not take:
+    if MARGIN * ours < xla and not take:
         reason += f" with {border:.1f} us for passing values to and from it"
-    return Verdict(take, reason, ours, xla)
+    return Verdict(take, reason, predicted, ours, xla)
 
 
-def _starts_a_thread(cluster: Cluster, predicted: Estimate) -> bool:
-    loops = any(isinstance(step, Loop) for step in cluster.kernel.program.steps)
-    # XLA counts the body of a loop once, and does not expect more of it.
-    return not loops and predicted.operations + predicted.contraction_flops >= START_OPERATIONS
+def _alone(predicted: Estimate, target: CpuTarget) -> tuple[float, float]:
+    """What both sides pay for a program that is nothing else: for threads that sleep till then."""
+    rates = target.rates
+    work = predicted.operations + predicted.contraction_flops
+    several = target.cores > 1
+    ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
+    xla = rates.start_us if work >= START_OPERATIONS else 0.0
+    if several and work + BYTE_OPERATIONS * predicted.bytes >= PARALLEL_OPERATIONS:
+        xla += rates.xla_fork_us
+    return ours, xla
+
+
+def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
+    """The time of a whole program; None where a part of it is something that we do not model."""
+    if plan.left:
+        return None
+    verdicts = [verdict for _, verdict in (*plan.taken, *plan.rejected)]
+    ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
+    xla = sum(v.xla_us for v in verdicts)
+    return Prediction(target.rates.dispatch_us + ours, target.rates.dispatch_us + xla)
 
 
 def is_small(step: Step, target: CpuTarget) -> bool:
     """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
     if isinstance(step, Loop):
         return False
-    us = sum(max(_operations(stage) / (lanes((stage,), target) * VECTOR_OPERATIONS),
-                 points(stage) / (lanes((stage,), target) * VECTOR_PRODUCTS),
-                 _memory_us(stage, target)) for stage in step.stages)
-    return us < SMALL_US
+    return sum(_short_us(stage, target) for stage in step.stages) < SMALL_US
+
+
+def _short_us(stage: Stage, target: CpuTarget) -> float:
+    work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
+    return max(work.operations / (vector * rates.vector_operations),
+               points(stage) / (vector * rates.vector_products),
+               rates.pass_us(work.moved_bytes))

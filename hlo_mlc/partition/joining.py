@@ -8,8 +8,18 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.tensor.classify import contraction, cost, is_map, is_plain, reads, walks_columns
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
+from hlo_mlc.tensor.chain import chain, linked
+from hlo_mlc.tensor.classify import (
+    contraction,
+    cost,
+    is_map,
+    is_plain,
+    reads,
+    slides,
+    walks_columns,
+)
+from hlo_mlc.tensor.combine import side_by_side
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 from hlo_mlc.tensor.rewrite import map_expressions, rename_axes, replace_loads
 
@@ -20,36 +30,79 @@ ROW_LIMIT = 8192
 COST_LIMIT = 400
 # Distinct buffers of one nest; each takes an address register in the inner loop.
 BUFFER_LIMIT = 24
+# Depth of the first product of a chain, and columns of the second, that leave room in L1 for a
+# block of rows; longer ones gain nothing from being computed row by row.
+HEAD_LIMIT = 256
+# Rows of a chain from which on vectors across them are not mostly empty.
+ROWS_LEAST = 8
+# Elements between two products that only maps lie between: with fewer, they stay in the caches.
+WIDE = 1 << 18
+# Folds that share a pass: each has up to eight vectors of partial results in registers.
+FOLDS_LIMIT = 3
 # A map cheaper than this is computed again by each of its readers in the nest.
 CHEAP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The stages of a nest after a successful join."""
+    """The stages of a nest after a successful join.
+
+    `handed`: what has passed from stage to stage in registers; most of it never gets memory.
+    """
 
     stages: tuple[Stage, ...]
     shared: int
+    handed: frozenset[Buffer] = frozenset()
 
 
 def join(nest: Joined, stage: Stage) -> Joined | str:
     """Compute `stage` in the same nest, after the others; or the reason why not."""
     stage = _follow(nest, stage)
+    both = _side_by_side(nest, stage)
+    if both is not None:
+        return Joined((both,), len(both.axes), nest.handed)
     shared = _shared_axes(nest, stage)
     if shared == 0:
         return "no common leading axes on which the data match point by point"
-    reason = _refusal(nest, stage, shared)
+    reason = _scan_refusal(nest, stage, shared) or _refusal(nest, stage, shared)
     if reason:
         return reason
     leader = nest.stages[0]
     stage = rename_axes(stage, dict(zip(stage.axes[:shared], leader.axes[:shared], strict=True)))
+    wanted = frozenset(stage.inputs)
     stages = _append(nest.stages, stage, shared)
+    handed = nest.handed | (wanted - {b for s in stages for b in s.inputs})
     if sum(cost(*s.expressions) for s in stages) > COST_LIMIT:
         return "the fused expressions would need more registers than there are"
-    buffers = {b for s in stages for b in (*s.inputs, *s.outputs)}
+    buffers = {b for s in stages for b in (*s.inputs, *s.outputs)} - handed
     if len(buffers) > BUFFER_LIMIT:
         return "the fused loop would walk through too many buffers at once"
-    return Joined(stages, shared)
+    return Joined(stages, shared, handed)
+
+
+def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
+    """sum over k of f(k), max over k of g(k)   ->   sum, max over k of f(k), g(k)
+
+    Several folds of one tensor take one pass over it.  Folds along rows need no such thing: they
+    share a row in L1.
+    """
+    first, count = nest.stages[0], len(nest.stages[0].accumulators) + len(stage.accumulators)
+    for fold in (first, stage):
+        if fold.combiner is None or fold.combiner.identity is None or fold.along or fold.scan \
+                or contraction(fold) is not None or (fold.axes and not walks_columns(fold)):
+            return None
+    extents = [[v.extent for v in (*s.axes, *s.reduce_axes)] for s in (first, stage)]
+    if len(nest.stages) > 1 or count > FOLDS_LIMIT or len(first.axes) != len(stage.axes) \
+            or extents[0] != extents[1] or {*first.outputs} & {*stage.inputs} \
+            or not {*first.inputs} & {*stage.inputs}:
+        return None
+    stage = rename_axes(stage, dict(zip((*stage.axes, *stage.reduce_axes),
+                                        (*first.axes, *first.reduce_axes), strict=True)))
+    return replace(
+        first, assigns=first.assigns + stage.assigns, terms=first.terms + stage.terms,
+        combiner=side_by_side(first.combiner, stage.combiner),
+        initial=first.initial + stage.initial,
+        accumulators=first.accumulators + stage.accumulators)
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
@@ -76,8 +129,12 @@ def _follow(nest: Joined, stage: Stage) -> Stage:
 def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Expr] | None:
     """The reader's axes as functions of the writer's, where the read is one to one."""
     result: dict[Var, Expr] = {}
+    halves: dict[Apply, Var] = {}
     for written, read in zip(assign.indices, load.indices, strict=True):
         if not isinstance(written, Var):
+            continue
+        if isinstance(read, Apply) and read.op in ("floordiv", "floormod"):
+            halves[read] = written
             continue
         terms, offset = index.affine(read)
         step = 1
@@ -88,6 +145,15 @@ def _inverted(assign: Assign, load: Load, axes: tuple[Var, ...]) -> dict[Var, Ex
             step *= axis.extent
         if offset or step != written.extent:
             return None
+    for quotient, high in halves.items():
+        axis, by = quotient.args
+        if quotient.op == "floormod":
+            continue
+        low = halves.get(index.floormod(axis, by.value))
+        if low is None or axis not in axes or axis in result \
+                or (low.extent, high.extent * by.value) != (by.value, axis.extent):
+            return None
+        result[axis] = index.add(index.multiply(high, by), low)
     return result if len(result) == len(axes) and load.guard is None else None
 
 
@@ -123,6 +189,16 @@ def _matching(writer: Stage, assign: Assign, load: Load, stage: Stage) -> int:
     return count
 
 
+def _scan_refusal(nest: Joined, stage: Stage, shared: int) -> str:
+    """A scan takes in what is computed from its results at the same points, and nothing else."""
+    first = nest.stages[0]
+    if stage.scan is None and first.scan is None:
+        return ""
+    if first.scan is None or not is_map(stage) or not shared == len(first.axes) == len(stage.axes):
+        return "only elementwise consumers join a scan"
+    return ""
+
+
 def _refusal(nest: Joined, stage: Stage, shared: int) -> str:
     """Why joining on this many axes would not pay; empty where it does."""
     everything = (*nest.stages, stage)
@@ -132,12 +208,13 @@ def _refusal(nest: Joined, stage: Stage, shared: int) -> str:
         return "a matrix product starts its own kernel"
     first = nest.stages[0]
     pointwise = is_map(stage) and len(stage.axes) == shared
-    if contraction(first) is not None or walks_columns(first):
+    if contraction(first) is not None or walks_columns(first) or slides(first):
         if pointwise and shared == len(first.axes) and len(nest.stages) == 1:
             return ""
-        return "only elementwise consumers join a matrix product or a reduction over leading axes"
-    if walks_columns(stage):
-        return "it reduces over a leading axis"
+        return "only elementwise consumers join a matrix product, windows or a reduction over " \
+            "leading axes"
+    if walks_columns(stage) or slides(stage):
+        return "it reduces over a leading axis or over windows"
     if any(_row_elements(s, shared) > ROW_LIMIT for s in everything):
         return f"a row has more than {ROW_LIMIT} elements"
     if not any(not is_map(s) for s in everything) and not pointwise:
@@ -154,10 +231,11 @@ def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage
     stage = _inline_cheap(stages, stage)
     last = stages[-1]
     if is_map(stage) and stage.axes == last.axes:
-        forwarded = stage
+        forwarded, wanted = stage, set(stage.inputs)
         for assign in last.assigns:
-            forwarded = replace_loads(forwarded, assign.buffer,
-                                      lambda load, a=assign: _forward(a, load))
+            if assign.buffer in wanted:
+                forwarded = replace_loads(forwarded, assign.buffer,
+                                          lambda load, a=assign: _forward(a, load))
         return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
     if not is_map(stage) and is_map(last) and not stage.along:
         merged = _store_along(last, stage)
@@ -178,8 +256,10 @@ def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
     for writer in reversed(stages):
         if not is_map(writer):
             continue
+        wanted = set(stage.inputs)
         for assign in writer.assigns:
-            if cost(assign.value) <= CHEAP and is_plain(assign, writer.axes):
+            if assign.buffer in wanted and cost(assign.value) <= CHEAP \
+                    and is_plain(assign, writer.axes):
                 stage = replace_loads(stage, assign.buffer,
                                       lambda load, a=assign: _value_at(a, load))
     return stage
@@ -210,6 +290,32 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
         fold = replace_loads(fold, assign.buffer,
                              lambda load, a=assign: _forward(a, load))
     return replace(fold, along=moved.assigns)
+
+
+def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | str:
+    """One nest of a matrix product, what is computed row by row from it, and the product that sums
+    over the rows; or the reason why not.  What is in between exists for a few rows at a time."""
+    if len(first.stages) > 1 or len(last.stages) > 1:
+        return "a product with other stages in its nest"
+    (result,) = last.stages
+    stages = linked(first.stages[0], [s for j in between for s in j.stages], result)
+    if isinstance(stages, str):
+        return stages
+    joined = Joined(stages, len(stages[0].axes) - 1)
+    found = chain(finish(joined, frozenset(result.outputs)))
+    if isinstance(found, str):
+        return found
+    if math.prod(v.extent for v in found.first.reduce_axes) > HEAD_LIMIT \
+            or found.column.extent > HEAD_LIMIT:
+        return f"more than {HEAD_LIMIT} terms or columns in a product"
+    if found.row.extent < ROWS_LEAST:
+        return f"fewer than {ROWS_LEAST} rows with the same keys"
+    folds = any(s.combiner is not None for s in found.between)
+    if not folds and math.prod(v.extent for v in stages[0].axes) < WIDE:
+        return "two products whose rows stay in the caches"
+    if sum(cost(*s.expressions) for s in stages) > COST_LIMIT:
+        return "the fused expressions would need more registers than there are"
+    return joined
 
 
 def finish(joined: Joined, needed: frozenset[Buffer]) -> Nest:

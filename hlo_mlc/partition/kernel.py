@@ -22,9 +22,12 @@ class Kernel:
     outputs: tuple[Buffer, ...]
 
 
-def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer],
-                outputs: Sequence[Buffer]) -> Kernel:
-    """The kernel that runs `steps` on the graph's buffers."""
-    program = canonical("kernel", steps, inputs, outputs)
+def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequence[Buffer],
+                aliases: Sequence[tuple[Buffer, Buffer]] = ()) -> Kernel:
+    """The kernel that runs `steps` on the graph's buffers.
+
+    `aliases`: results and the operands whose memory they may take over (partition/donation.py).
+    """
+    program = canonical("kernel", steps, inputs, outputs, aliases=aliases)
     digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]
     return Kernel(replace(program, name=f"k_{digest}"), digest, tuple(inputs), tuple(outputs))

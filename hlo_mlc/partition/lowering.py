@@ -6,6 +6,9 @@ computing it again would cost more than storing it once.  Everything else gets a
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,8 +16,10 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Update
+from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
+from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
+from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.extremum import split_extremum
 
@@ -24,6 +29,14 @@ RECOMPUTE_LIMIT = 2
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile.
 EXPRESSION_LIMIT = 160
+# Bytes of joined arrays that are put together before they go into a product: it reads each element
+# many times, and choosing the part each time costs more than a copy in the cache.
+JOINED_LIMIT = 256 * 1024
+# Ops that are read through one another; each takes a few calls on the stack of the interpreter.
+DEPTH_LIMIT = 64
+# Terms of a reduction that is written out: lanes along so short a row would stay empty, while
+# those along its results are full.
+SHORT_FOLD = 4
 
 _COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
 _TRANSCENDENTAL = 12
@@ -55,6 +68,7 @@ class Item:
     node: Node
     update: bool = False  # writes parts of a buffer that an earlier stage filled
     closed: bool = False  # overwrites what earlier stages read: nothing moves across it
+    inner: bool = False  # writes what only later stages of its node read
 
 
 def uses_of(graph: Graph) -> dict[Value, tuple[Node, ...]]:
@@ -87,6 +101,7 @@ class StageLowering:
     _lowered: dict[Node, Lowered] = field(default_factory=dict)
     _reads: dict[tuple[Value, Indices], Expr] = field(default_factory=dict)
     _costs: dict[Value, int] = field(default_factory=dict)
+    _depths: dict[Value, int] = field(default_factory=dict)
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
@@ -148,17 +163,28 @@ class StageLowering:
         for position, value in enumerate(node.results):
             self._producers[value] = (node, position)
         lowered = self.lowered(node)
+        terms = 1
+        if isinstance(lowered, Fold) and 0 < math.prod(lowered.extents) <= _most_terms(node):
+            terms = math.prod(lowered.extents)
+            lowered = self._lowered[node] = written_out(lowered)
         if isinstance(lowered, Pointwise):
             if node.op == "stablehlo.constant":
                 return
             for position, value in enumerate(node.results):
-                cost = operation_cost(node) + sum(self._costs.get(v, 0) for v in node.operands)
-                if self._needs_buffer(node, value, cost, uses):
+                cost = terms * sum(self._costs.get(v, 0) for v in node.operands)
+                cost += operation_cost(node) if terms == 1 else terms
+                depth = 1 + max((self._depths.get(v, 0) for v in node.operands), default=0)
+                if depth > DEPTH_LIMIT or self._needs_buffer(node, value, cost, uses):
                     self.store(node, value, lowered.elements[position])
                 else:
                     self._costs[value] = cost
+                    self._depths[value] = depth
         elif isinstance(lowered, Fold):
             self._fold(node, lowered)
+        elif isinstance(lowered, Scan):
+            self._scan(node, lowered)
+        elif isinstance(lowered, Staged):
+            self._staged(node, lowered)
         else:
             self._update(node, lowered)
 
@@ -171,6 +197,8 @@ class StageLowering:
             return False
         if cost > EXPRESSION_LIMIT or (len(users) > 1 and cost > RECOMPUTE_LIMIT):
             return True
+        if node.op == "stablehlo.concatenate" and value.type.bytes <= JOINED_LIMIT:
+            return any(user.op == "stablehlo.dot_general" for user in users)
         if cost == 0 or node.op.partition(".")[2] in _MOVEMENT:
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
@@ -198,26 +226,43 @@ class StageLowering:
         self.items.append(Item(Stage(self.fresh("s"), axes, (assign,)), node, closed=closed))
 
     def _fold(self, node: Node, fold: Fold) -> None:
-        axes, indices = self._axes(node.results[0].type.shape)
+        self._fold_into(node, fold, tuple(self.define(value) for value in node.results))
+
+    def _fold_into(self, node: Node, fold: Fold, buffers: tuple[Buffer, ...],
+                   inner: bool = False) -> None:
+        axes, indices = self._axes(buffers[0].shape)
         reduce_axes, reduce_indices = self._axes(fold.extents)
+        if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
+            assigns = tuple(Assign(buffer, indices, element(indices)) for buffer, element in
+                            zip(buffers, written_out(fold).elements, strict=True))
+            self._emit(node, Stage(self.fresh("s"), axes, assigns), inner=inner)
+            return
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
         finished = fold.finish(accumulators) if fold.finish else accumulators
         terms = fold.terms(indices, reduce_indices)
-        if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
-            both = fold.combiner.lhs + fold.combiner.rhs
-            pair = dict(zip(both, fold.initial + terms, strict=True))
-            combined = [substitute(e, pair) for e in fold.combiner.results]
-            values = dict(zip(accumulators, combined, strict=True))
-            assigns = tuple(Assign(self.define(value), indices, substitute(e, values))
-                            for value, e in zip(node.results, finished, strict=True))
-            self._emit(node, Stage(self.fresh("s"), axes, assigns))
-            return
-        assigns = tuple(Assign(self.define(value), indices, e)
-                        for value, e in zip(node.results, finished, strict=True))
+        assigns = tuple(Assign(buffer, indices, e)
+                        for buffer, e in zip(buffers, finished, strict=True))
         stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,
                       fold.initial, accumulators)
         for part in split_extremum(stage, self.fresh) or (stage,):
-            self._emit(node, part)
+            self._emit(node, part, inner=inner)
+
+    def _staged(self, node: Node, staged: Staged) -> None:
+        """The tensor in between, then the results."""
+        dtypes = (e.dtype for e in staged.first.finish(staged.first.initial))
+        between = tuple(Buffer(self.fresh("b"), dtype, staged.shape) for dtype in dtypes)
+        self._fold_into(node, staged.first, between, inner=True)
+        self._fold(node, staged.then(lambda indices: load(between[0], indices)))
+
+    def _scan(self, node: Node, scan: Scan) -> None:
+        axes, indices = self._axes(node.results[0].type.shape)
+        accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in scan.initial)
+        finished = scan.finish(accumulators) if scan.finish else accumulators
+        assigns = tuple(Assign(self.define(value), indices, e)
+                        for value, e in zip(node.results, finished, strict=True))
+        self._emit(node, Stage(
+            self.fresh("s"), axes, assigns, (), scan.combiner, scan.terms(indices), scan.initial,
+            accumulators, scan=tensor.Scan(indices[scan.axis], scan.reverse)))
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]
@@ -254,8 +299,29 @@ class StageLowering:
                 indices.append(axes[-1])
         return tuple(axes), tuple(indices)
 
-    def _emit(self, node: Node, stage: Stage, update: bool = False) -> None:
-        self.items.append(Item(stage, node, update))
+    def _emit(self, node: Node, stage: Stage, update: bool = False, inner: bool = False) -> None:
+        self.items.append(Item(stage, node, update, inner=inner))
+
+
+def written_out(fold: Fold) -> Pointwise:
+    """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
+
+    def element(position: int, indices: Indices) -> Expr:
+        values = fold.initial
+        for point in itertools.product(*map(range, fold.extents)):
+            at = tuple(index.constant(i) for i in point)
+            both = zip(fold.combiner.lhs + fold.combiner.rhs,
+                       values + fold.terms(indices, at), strict=True)
+            pair = dict(both)
+            values = tuple(substitute(e, pair) for e in fold.combiner.results)
+        return (fold.finish(values) if fold.finish else values)[position]
+
+    return Pointwise(tuple(functools.partial(element, k) for k in range(len(fold.initial))))
+
+
+def _most_terms(node: Node) -> int:
+    """How many terms a fold may have to be computed wherever it is read."""
+    return SHORT_FOLD if node.op == "stablehlo.reduce" else 1
 
 
 def _rereads(user: Node, value: Value, cost: int) -> bool:
@@ -265,6 +331,6 @@ def _rereads(user: Node, value: Value, cost: int) -> bool:
         return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size
     if name == "scatter":
         return value is not user.operands[-1]  # the updates are read once, the indices are not
-    if user.regions and name not in ("reduce", "sort"):
-        return True  # control flow, windows
+    if user.regions and name not in ("reduce", "sort"):  # control flow, windows
+        return name != "reduce_window" or scanned_axis(user) is None
     return name in ("dot_general", "convolution", "gather")

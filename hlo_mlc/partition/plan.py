@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr
@@ -11,6 +11,8 @@ from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.control import loop_refusal, lower_while
+from hlo_mlc.partition.donation import in_place
+from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering, uses_of
 from hlo_mlc.partition.units import (
@@ -20,9 +22,9 @@ from hlo_mlc.partition.units import (
     in_order,
     merge_runs,
     readers,
-    step_reads,
     step_writes,
 )
+from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Nest, Step
 
 TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
@@ -32,7 +34,9 @@ TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iot
 class Cluster:
     """A kernel in its place: the nodes that it computes and the values that it connects.
 
-    `border_bytes` are those of values that pass between it and other nodes of its graph;
+    `aliases` are the positions of results and of the operands whose memory they take over.
+    `border_bytes` are those of values that pass between it and other nodes of its graph,
+    `copied_bytes` those of results that XLA has to copy into memory that is read for them;
     `is_whole` says that there is nothing else in the graph.
     """
 
@@ -40,18 +44,24 @@ class Cluster:
     nodes: tuple[Node, ...]
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
+    aliases: tuple[tuple[int, int], ...]
     border_bytes: int
+    copied_bytes: int
     is_whole: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
-    """Whether a cluster is taken, why, and what both sides are expected to need."""
+    """Whether a cluster is taken, why, and what both sides are expected to need.
+
+    `ours_us` and `xla_us` are those of the cluster in its place: more than its kernel's.
+    """
 
     take: bool
     reason: str
-    ours_us: float = 0.0
-    xla_us: float = 0.0
+    estimate: Estimate
+    ours_us: float
+    xla_us: float
 
 
 Chooser = Callable[[Cluster], Verdict]
@@ -65,6 +75,7 @@ class Plan:
     taken: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     rejected: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     left: dict[Node, str] = field(default_factory=dict)  # why a node stays with XLA
+    apart: dict[Node, str] = field(default_factory=dict)  # why it did not join those before it
     nodes: int = 0  # non-trivial nodes before
     remaining: int = 0  # and after
 
@@ -74,27 +85,34 @@ class Plan:
         return 1.0 - self.remaining / self.nodes if self.nodes else 1.0
 
 
-def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool]) -> Plan:
+def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
+              donated: Sequence[tuple[int, int]] = ()) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
-    become one kernel.
+    become one kernel.  `donated` are the numbers of parameters and of the results that their
+    memory is for.
     """
     plan = Plan(graph)
     reasons = {node: _refusal(node) for node in graph.nodes}
     graph = _rewrite_regions(graph, reasons, choose, small, plan)
     fuser, values = _lower(graph, reasons)
+    results = frozenset(graph.results)
+    fuser.join_chains(frozenset(b for b, v in values.items() if v in results))
+    plan.apart.update(fuser.refusals)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
     read_by = readers(fuser.units)
-    results = frozenset(graph.results)
     produced: dict[Value, Cluster] = {}
-    computed = frozenset(v for n in graph.nodes if _counts(n) for v in n.results)
+    makers = {v: n for n in graph.nodes for v in n.results}
+    heirs = {graph.results[r]: graph.parameters[p] for p, r in donated
+             if graph.parameters[p] not in results
+             and graph.parameters[p].type == graph.results[r].type}
     whole = len(runs) == 1
     for run in runs:
         if run[0].is_outside:
             continue
-        cluster = _cluster(run, read_by, results, values, computed, whole)
+        cluster = _cluster(run, read_by, results, values, makers, heirs, whole)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
         if verdict.take:
@@ -122,7 +140,8 @@ def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
     nodes, changed = [], False
     for node in graph.nodes:
         if reasons[node] and node.op in CONTROL_FLOW:
-            inner = [partition(region, choose, small) for region in node.regions]
+            inner = [partition(region, choose, small, _carried(node, region))
+                     for region in node.regions]
             if any(p.taken for p in inner):
                 new = Node(node.op, node.operands, node.results, node.attributes,
                            tuple(p.graph for p in inner), node.literal, node.location,
@@ -133,10 +152,18 @@ def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
                 plan.taken += p.taken
                 plan.rejected += p.rejected
                 plan.left.update(p.left)
+                plan.apart.update(p.apart)
                 plan.nodes += p.nodes
                 plan.remaining += p.remaining
         nodes.append(node)
     return Graph(graph.parameters, tuple(nodes), graph.results) if changed else graph
+
+
+def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
+    """The parameters of the body of a loop whose memory is for what takes their place."""
+    if node.op != "stablehlo.while" or region is not node.regions[1]:
+        return []
+    return [(k, k) for k in range(len(region.results))]
 
 
 CONTROL_FLOW = frozenset(("stablehlo.while", "stablehlo.if", "stablehlo.case",
@@ -175,7 +202,7 @@ def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, 
             fuser.add_steps(node, steps)
         else:
             lowering.add(node, uses)
-        if lowering.items and any(item.update for item in lowering.items):
+        if lowering.items and any(item.update or item.inner for item in lowering.items):
             steps = [Nest((i.stage,), len(i.stage.axes)) for i in lowering.items]
             fuser.add_steps(node, list(steps))
         else:
@@ -191,28 +218,50 @@ def _is_table(node: Node) -> bool:
 
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
-             values: dict[Buffer, Value], computed: frozenset[Value], is_whole: bool
-             ) -> Cluster:
+             values: dict[Buffer, Value], makers: Mapping[Value, Node],
+             heirs: Mapping[Value, Value], is_whole: bool) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
     steps: list[Step] = [s for unit in run for s in finished(unit, read_by, needed)]
     written = {b for s in steps for b in step_writes(s)}
-    inputs = dict.fromkeys(b for u in run for b in _ordered_reads(u) if b not in written)
-    used = {b for s in steps for b in step_reads(s)}
-    operands = tuple(b for b in inputs if b in used)
+    operands = tuple(dict.fromkeys(b for s in steps for stage in stages(s) for b in stage.inputs
+                                   if b not in written))
     outputs = tuple(b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s))
                     if b in needed)
-    kernel = make_kernel(steps, operands, outputs)
-    nodes = tuple(dict.fromkeys(n for u in run for n in u.nodes))
-    border = [b for b in operands if values[b] in computed]
+    at = {values[o]: o for o in operands}
+    wanted = [(r, o) for r in outputs
+              if (o := at.get(heirs.get(values[r]))) is not None and read_by[o] <= members]
+    steps, aliases = in_place(steps, wanted)
+    kernel = make_kernel(steps, operands, outputs, aliases)
+    border = [b for b in operands if values[b] in makers and _counts(makers[values[b]])]
     border += [b for b in outputs if values[b] not in results]
-    return Cluster(kernel, nodes, tuple(values[b] for b in operands),
-                   tuple(values[b] for b in outputs), sum(b.bytes for b in border), is_whole)
+    sources, targets = (tuple(values[b] for b in group) for group in (operands, outputs))
+    moved = dict(aliases)
+    copied = [b for b in outputs if heirs.get(values[b]) in at and b not in moved]
+    return Cluster(kernel, _between(sources, targets, makers), sources, targets,
+                   tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
+                   sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole)
 
 
-def _ordered_reads(unit: Unit) -> list[Buffer]:
-    return sorted(unit.reads, key=lambda b: int(b.name[1:]))
+def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],
+             makers: Mapping[Value, Node]) -> tuple[Node, ...]:
+    """The operations that lead from some values to others, each after those that it needs."""
+    done: set[Node] = set()
+    given = set(sources)
+    ordered: list[Node] = []
+    stack = [(makers[v], False) for v in reversed(targets) if v in makers]
+    while stack:
+        node, ready = stack.pop()
+        if ready:
+            ordered.append(node)
+        elif node not in done:
+            done.add(node)
+            stack.append((node, True))
+            captured = (v for region in node.regions for v in region.captures)
+            stack += [(makers[v], False) for v in (*node.operands, *captured)
+                      if v in makers and v not in given]
+    return tuple(n for n in ordered if _counts(n)) or tuple(ordered)
 
 
 def _ordered_writes(step: Step) -> list[Buffer]:
@@ -227,7 +276,7 @@ def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
         if id(cluster) not in call_of:
             call_of[id(cluster)] = Node(
                 "hlo_mlc.kernel", cluster.operands, cluster.results,
-                {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()},
+                {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
                 location=cluster.nodes[-1].location)
 
     def producer(value: Value) -> Node | None:

@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.joining import Joined, finish, join
+from hlo_mlc.partition.joining import Joined, chained, finish, join
+from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Loop, Stage, Step
 
 # Candidate nests that a stage is tried against; more never changed a result on the demo models.
 CANDIDATE_LIMIT = 8
+# Units looked at on the way back from a product to the one whose rows it sums over: a softmax is
+# one to three.
+CHAIN_LIMIT = 8
 
 
 @dataclass(slots=True)
@@ -32,6 +36,12 @@ class Unit:
     parents: set[int] = field(default_factory=set)  # the nearest of them
 
     @property
+    def product(self) -> Stage | None:
+        """The matrix product that this unit is."""
+        alone = self.joined is not None and len(self.joined.stages) == 1
+        return self.joined.stages[0] if alone and contraction(self.joined.stages[0]) else None
+
+    @property
     def is_outside(self) -> bool:
         return self.joined is None and not self.steps
 
@@ -41,7 +51,7 @@ class Fuser:
     """Collects units in program order, joining each stage to an earlier unit where that pays."""
 
     units: list[Unit] = field(default_factory=list)
-    refusals: dict[Stage, str] = field(default_factory=dict)
+    refusals: dict[Node, str] = field(default_factory=dict)  # why an operation joined nothing
     _producer: dict[Buffer, Unit] = field(default_factory=dict)
     _readers: dict[Buffer, list[Unit]] = field(default_factory=dict)
 
@@ -75,7 +85,7 @@ class Fuser:
             self._merge(unit, reads, writes)
             return
         if reason:
-            self.refusals[stage] = reason
+            self.refusals[node] = reason
         fresh = Unit(len(self.units), [node], Joined((stage,), len(stage.axes)))
         self._new(fresh, reads, writes)
 
@@ -117,6 +127,96 @@ class Fuser:
             for later in self.units:
                 if later.ancestors & bit:
                     later.ancestors |= unit.ancestors
+
+
+    def join_chains(self, needed: frozenset[Buffer]) -> None:
+        """Make one unit of a matrix product, of what is computed row by row from its results, and
+        of the product that sums over these rows, where nothing else reads what is in between."""
+        read_by = readers(self.units)
+        merged: dict[int, int] = {}  # numbers of units that are part of another one now
+        chains: list[tuple[Unit, int]] = []
+        for last in self.units:
+            if last.product is None:
+                continue
+            reasons = []
+            for first in self._leaders(last):
+                parts = self._between(first, last, read_by, needed, merged)
+                result = parts if isinstance(parts, str) else chained(
+                    first.joined, [part.joined for part in parts], last.joined)
+                if isinstance(result, str):
+                    reasons.append(result)
+                    continue
+                last.joined = result
+                bits = 0
+                for part in (first, *parts):
+                    bits |= 1 << part.number
+                    merged[part.number] = last.number
+                    last.reads |= part.reads
+                    last.writes |= part.writes
+                    last.parents |= part.parents
+                last.nodes = [n for part in (first, *parts, last) for n in part.nodes]
+                chains.append((last, bits))
+                for node in last.nodes:
+                    self.refusals.pop(node, None)
+                break
+            else:
+                self.refusals.update((last.nodes[0], reason) for reason in reasons[:1])
+        if chains:
+            self._replace(merged, chains)
+
+    def _leaders(self, last: Unit) -> list[Unit]:
+        """The products whose results `last` sums over, as far as only row-wise units are between;
+        those with the most results first."""
+        found: dict[int, Unit] = {}
+        seen = {last.number}
+        waiting = [last]
+        while waiting and len(seen) < CHAIN_LIMIT:
+            unit = waiting.pop(0)
+            for number in sorted(unit.parents - seen, reverse=True):
+                seen.add(number)
+                parent = self.units[number]
+                if parent.product is not None:
+                    found[number] = parent
+                elif parent.joined is not None:
+                    waiting.append(parent)
+        return sorted(found.values(), key=lambda u: -max(b.size for b in u.writes))
+
+    def _between(self, first: Unit, last: Unit, read_by: Mapping[Buffer, set[int]],
+                 needed: frozenset[Buffer], merged: Mapping[int, int]) -> list[Unit] | str:
+        """The units that run after `first` and before `last`, or why they cannot become one."""
+        bit = 1 << first.number
+        numbers: set[int] = set()
+        waiting = [last]
+        while waiting:
+            for number in waiting.pop().parents - numbers:
+                if self.units[number].ancestors & bit:
+                    numbers.add(number)
+                    waiting.append(self.units[number])
+            if len(numbers) > CHAIN_LIMIT:
+                return "too much is computed between the two products"
+        parts = [self.units[n] for n in sorted(numbers)]
+        inside = {first.number, *numbers, last.number}
+        if any(part.joined is None for part in parts):
+            return "another operation runs between the two products"
+        if any(number in merged for number in inside):
+            return "a part of it belongs to another chain of products"
+        if any(b in needed or not read_by.get(b, inside) <= inside
+               for part in (first, *parts) for b in part.writes):
+            return "what is between the two products is needed elsewhere"
+        return parts
+
+    def _replace(self, merged: Mapping[int, int], chains: list[tuple[Unit, int]]) -> None:
+        """Take out units that have become part of others, which take their place in the order."""
+        gone = sum(1 << number for number in merged)
+        for unit in self.units:
+            unit.parents = {merged.get(n, n) for n in unit.parents} - {unit.number}
+            for last, bits in chains:
+                if unit.ancestors & bits and unit is not last:
+                    unit.ancestors |= last.ancestors | 1 << last.number
+            unit.ancestors &= ~gone
+        self._producer = {b: self.units[merged.get(u.number, u.number)]
+                          for b, u in self._producer.items()}
+        self.units = [u for u in self.units if u.number not in merged]
 
 
 def step_reads(step: Step) -> set[Buffer]:

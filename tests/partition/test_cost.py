@@ -10,12 +10,16 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.cost import choose_predicted, estimate, is_small
+from hlo_mlc.partition import cost
+from hlo_mlc.partition.cost import choose_predicted, estimate, is_small, predict
+from hlo_mlc.partition.estimate import Estimate
+from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, partition
 from hlo_mlc.passes.simplify import simplify
-from hlo_mlc.target.cpu import named
+from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.tensor.core import Loop
 
 TARGET = named("x86-64-v4")
@@ -52,6 +56,9 @@ def indices(*shape: int) -> jax.ShapeDtypeStruct:
     (jnp.matmul, [(128, 768), (768, 3072)]),
     (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (2, 2), "VALID"), [(512, 512)]),
     (lambda x: lax.fori_loop(0, 100, lambda _, v: jnp.roll(v, 1) + jnp.sum(v), x), [(100,)]),
+    (lambda x: jnp.cumsum(x, 1), [(2048, 2048)]),
+    (lambda x: lax.cumlogsumexp(x, 0), [(64, 64)]),
+    (lambda x: x.transpose(0, 3, 1, 2), [(16, 224, 224, 3)]),
 ])
 def test_takes_what_was_measured_faster(function: Callable, shapes: list) -> None:
     plan = plan_of(function, *shapes)
@@ -59,13 +66,18 @@ def test_takes_what_was_measured_faster(function: Callable, shapes: list) -> Non
     assert all(verdict.ours_us < verdict.xla_us for _, verdict in plan.taken)
 
 
+def test_takes_rows_that_are_looked_up() -> None:
+    """The rows, not what makes places of the numbers given."""
+    plan = plan_of(lambda x, i: jnp.take(x, i, axis=0, mode="wrap"), (50_000, 64), indices(1 << 14))
+    assert "move" in {verdict.reason.partition(":")[0] for _, verdict in plan.taken}
+
+
 @pytest.mark.parametrize(("function", "shapes", "kind"), [
     (lambda x: x + 1, [(8,)], "map"),
     (lambda x: x[::-1], [(2048, 2048)], "move"),
     (lambda x: x + 1, [(4096, 4096)], "map"),
-    (lambda x: jnp.cumsum(x, 1), [(2048, 2048)], "window"),
-    (lambda x, i: jax.ops.segment_sum(x, i, 64), [(1024, 1024), indices(1024)], "scatter"),
-    (lax.erf, [(MILLION,)], "map"),
+    (lambda x, i: jax.ops.segment_sum(x, i, 64), [(MILLION,), indices(MILLION)], "scatter"),
+    (lambda x, i: jax.ops.segment_sum(x, i, 64), [(1 << 16, 64), indices(1 << 16)], "scatter"),
 ])
 def test_leaves_what_was_measured_slower(function: Callable, shapes: list, kind: str) -> None:
     plan = plan_of(function, *shapes)
@@ -116,6 +128,92 @@ def test_small_steps() -> None:
                     for n in (100, MILLION))
     assert is_small(small, TARGET)
     assert not is_small(large, TARGET)
-    loop = cluster_of(lambda x: lax.fori_loop(0, 3, lambda _, v: v * 2, x), (4,))
+    loop = cluster_of(lambda x: lax.fori_loop(0, 1000, lambda _, v: v * 2, x), (4,))
     (step,) = [s for s in loop.kernel.program.steps if isinstance(s, Loop)]
     assert not is_small(step, TARGET)
+
+
+def times(function: Callable, *shapes: tuple[int, ...], target: CpuTarget = TARGET) -> Estimate:
+    return estimate(cluster_of(function, *shapes).kernel, target)
+
+
+def test_products_of_many_small_matrices_take_xla_longer() -> None:
+    one = times(jnp.matmul, (128, 64), (64, 128))
+    many = times(jnp.matmul, (12, 128, 64), (12, 64, 128))
+    assert many.xla_us / many.ours_us > 1.5 * one.xla_us / one.ours_us
+    tiny = times(jnp.matmul, (512, 8, 8), (512, 8, 8))
+    assert tiny.xla_us > 50
+
+
+def test_what_is_computed_for_a_factor_serves_many_products() -> None:
+    narrow = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    plan = plan_of(jnp.matmul, narrow, narrow)
+    ((_, verdict),) = [*plan.taken, *plan.rejected]
+    assert verdict.estimate.operations < 256**3 / 4
+
+
+def test_positions_of_maxima_are_found_one_by_one_there() -> None:
+    few, many = (times(lambda x: jnp.argmax(x, -1), (n, 1024)) for n in (512, 4096))
+    assert many.xla_us == pytest.approx(8 * few.xla_us, rel=0.1)
+    assert many.xla_us > 2_000
+
+
+def test_what_overwrites_a_part_is_computed_one_by_one_there() -> None:
+    def whole(x: jax.Array) -> jax.Array:
+        return x * 0.5 + 1
+
+    def inner(x: jax.Array) -> jax.Array:
+        return x.at[1:-1, 1:-1].set(whole(x[1:-1, 1:-1]))
+
+    def repeated(step: Callable) -> Callable:
+        return lambda x: lax.fori_loop(0, 100, lambda _, v: step(v), x)
+
+    assert times(repeated(inner), (512, 512)).xla_us > 3 * times(repeated(whole), (512, 512)).xla_us
+
+
+def test_a_program_of_its_own_pays_for_waking_threads() -> None:
+    cluster = cluster_of(lambda x: x * 2 + 1, (512, 512))
+    asleep = replace(TARGET, rates=replace(TARGET.rates, fork_us=7.0, xla_fork_us=90.0))
+    before, after = (choose_predicted(cluster, target) for target in (TARGET, asleep))
+    assert after.ours_us - before.ours_us == pytest.approx(7.0 - TARGET.rates.fork_us)
+    assert after.xla_us - before.xla_us == pytest.approx(90.0 - TARGET.rates.xla_fork_us)
+    inside = replace(cluster, is_whole=False)
+    before, after = (choose_predicted(inside, target) for target in (TARGET, asleep))
+    assert (before.ours_us, before.xla_us) == (after.ours_us, after.xla_us)
+    alone = replace(asleep, cores=1)
+    assert choose_predicted(cluster, alone).xla_us == pytest.approx(
+        choose_predicted(inside, alone).xla_us + TARGET.rates.start_us)
+
+
+def test_rates_decide() -> None:
+    cluster = cluster_of(jnp.exp, (MILLION,))
+    for xla_exp, take in ((4.0, True), (0.5, False)):
+        rates = replace(TARGET.rates, xla_exp=xla_exp, xla_far=0.5)
+        assert choose_predicted(cluster, replace(TARGET, rates=rates)).take is take
+
+
+def test_the_prediction_for_a_program() -> None:
+    def around_a_sort(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.sort(jnp.sin(x)))
+
+    assert predict(plan_of(around_a_sort, (1 << 16,)), TARGET) is None
+    plan = plan_of(lambda x: jnp.sin(x), (1 << 16,))
+    ((_, verdict),) = plan.taken
+    predicted = predict(plan, TARGET)
+    assert predicted.ours_us == TARGET.rates.dispatch_us + verdict.ours_us
+    assert predicted.xla_us == TARGET.rates.dispatch_us + verdict.xla_us
+    left = predict(plan_of(lambda x: x[::-1], (2048, 2048)), TARGET)
+    assert left.ours_us == left.xla_us
+
+
+def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    estimated = []
+
+    def counting(kernel: Kernel, target: CpuTarget) -> Estimate:
+        estimated.append(kernel.fingerprint)
+        return estimate(kernel, target)
+
+    monkeypatch.setattr(cost, "estimate", counting)
+    report = mlc_jit(lambda x: jnp.sort(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))
+    assert report.kernels
+    assert len(estimated) == len(set(estimated)) >= 2

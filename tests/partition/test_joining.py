@@ -80,6 +80,80 @@ def test_rows_and_columns_do_not_share_a_nest(nests_of):
     assert len(nests_of(lambda x: x.sum(0) + x.sum(1), (50, 50))) > 1
 
 
+@pytest.mark.parametrize(("function", "shape"), [
+    (lambda x: (x.sum(), (x * x).sum(), x.max()), (9, 50)),
+    (lambda x: (x.min(0), x.max(0), x.sum(0) / 9), (9, 50)),
+    (lambda x: (x.sum((0, 1)), (x > 0).any((0, 1))), (5, 9, 7)),
+])
+def test_several_folds_of_one_tensor_take_one_pass(nests_of, check, arrays, function, shape):
+    nest, = nests_of(function, shape)
+    stage, = nest.stages
+    assert len(stage.accumulators) == len(function(jnp.zeros(shape)))
+    check(function, *arrays("float32", shape, special=True), ulps=64)
+
+
+def test_what_does_not_share_a_pass(nests_of):
+    """Too many partial results, sums of other tensors, and a fold that needs the other's result."""
+    assert len(nests_of(lambda x: (x.sum(), x.max(), x.min(), jnp.abs(x).max()), (9, 50))) == 2
+    assert len(nests_of(lambda x, y: (x.sum(), y.sum()), (9, 50), (9, 50))) == 2
+    assert len(nests_of(lambda x: (x.mean(0), x.var(0)), (9, 50))) == 2
+
+
+def attention(q, k, v):
+    return jax.nn.softmax(q @ k.T * 0.125) @ v
+
+
+def test_attention_is_one_nest_and_its_scores_are_private(nests_of):
+    nest, = nests_of(attention, (20, 8), (30, 8), (30, 5))
+    assert nest.shared == 1
+    assert {b.shape for b in nest.private} == {(20, 30), (20,)}
+    assert nest.stages[-1].axes[-1].extent == 5
+
+
+@pytest.mark.parametrize(("function", "shapes", "reason"), [
+    (attention, ((20, 300), (30, 300), (30, 5)), "more than 256 terms or columns in a product"),
+    (attention, ((7, 8), (30, 8), (30, 5)), "fewer than 8 rows with the same keys"),
+    (lambda q, k, v: jnp.tanh(q @ k.T) @ v, ((20, 8), (30, 8), (30, 5)),
+     "two products whose rows stay in the caches"),
+    (lambda q, k, v: (p := jax.nn.softmax(q @ k.T), p @ v), ((20, 8), (30, 8), (30, 5)),
+     "what is between the two products is needed elsewhere"),
+    (lambda q, k, v: jnp.cumsum(q @ k.T, 1) @ v, ((20, 8), (30, 8), (30, 5)),
+     "a stage in between walks over something else than the rows and their columns"),
+    (lambda q, k, v: (s := q @ k.T, (s / s.sum(0)) @ v)[1], ((30, 8), (30, 8), (30, 5)),
+     "a stage does not walk over the rows of the first product"),
+    (lambda q, k, v: (s := q @ k.T, (s @ s.T) @ v)[1], ((20, 8), (30, 8), (20, 5)),
+     "it reads the rows at other places than they are computed"),
+])
+def test_chains_that_stay_apart_say_why(check, arrays, function, shapes, reason):
+    report = check(function, *arrays("float32", *shapes), ulps=64)
+    item, = (item for item in report.apart if item.reason == reason)
+    assert f"stablehlo.dot_general at {item.location}: {reason}" in report.explain()
+
+
+def test_an_operation_of_xla_between_two_products(check, arrays):
+    def function(q, k, v):
+        scores = q @ k.T
+        return (jnp.exp(scores) * jnp.sort(scores, 1)) @ v
+
+    report = check(function, *arrays("float32", (20, 8), (30, 8), (30, 5)), coverage=0.5)
+    assert "another operation runs between the two products" in {r.reason for r in report.apart}
+
+
+def test_chains_after_each_other_keep_their_order(check, arrays):
+    """Two layers and what is computed beside them; the chains take the places of their ends."""
+    q, k, v = arrays("float32", (20, 8), (30, 8), (30, 8))
+
+    def function(q, k, v):
+        beside = jnp.sort(q, 0)
+        first = attention(q, k, v) + beside
+        second = attention(first, v, k)
+        return second, jnp.cumsum(first, 0), attention(second * beside, k, jnp.tanh(v)).sum(1)
+
+    report = check(function, q, k, v, coverage=0.9, ulps=64)
+    templates = [nest.template for kernel in report.kernels for nest in kernel.nests]
+    assert sum(t == "attention" for t in templates) >= 2
+
+
 def test_rows_that_do_not_fit_the_cache_are_walked_several_times(take_apart, arrays):
     def count(extent):
         x, = arrays("float32", (2, extent))

@@ -1,0 +1,184 @@
+"""What XLA needs for a stage: recorded ratios to our time, by kind of stage.
+
+They come from paired runs (bench/results; single operations at sizes from 1k to 4M elements); those
+that differ most between machines are measured on each (target/rates.py).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Apply, loads, walk
+from hlo_mlc.partition.work import Work, multiplies, window
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import Rates
+from hlo_mlc.templates.base import points
+from hlo_mlc.tensor.classify import (
+    contraction,
+    cost,
+    cost_of,
+    is_injective,
+    is_map,
+    is_plain,
+    slides,
+    stride,
+)
+from hlo_mlc.tensor.combine import is_several
+from hlo_mlc.tensor.core import Stage
+
+# What one op costs more in XLA's code than in ours, in the unit of `cost`; floats only.  Measured
+# on Zen 4 and Emerald Rapids with 128k and 256k normally distributed values, in f32.
+_EXTRA_OF_OP = {
+    "exp": 9, "log": 17, "logistic": 10, "tanh": 4, "erf": 2, "expm1": 15, "log1p": 15, "sin": 250,
+    "cos": 250, "tan": 600, "sinh": 60, "cosh": 40, "rsqrt": 45, "pow": 110, "rem": 370,
+    "atan": 180, "atan2": 500, "asin": 300, "acos": 400, "asinh": 100, "acosh": 80, "atanh": 65,
+    "cbrt": 550, "erfc": 50, "erf_inv": 67, "lgamma": 235, "digamma": 340,
+}
+
+# XLA's time / ours, where nobody measures it on the machine itself.
+_MOVE = 1.0
+_ACROSS = 1.5  # transposes: 1.3 for those in a cache, 2 to 4 for 12 to 32 MB
+_FAR = 8  # elements between what neighbours read, so that it counts as one
+_LOOKED_UP = 1.2  # rows of 64 and 251 elements 2 to 3.9, of 256 and single elements 1.0 to 1.2
+_FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
+_SCATTER = 0.3  # ours go element by element; XLA's rows are vectors
+_SCATTER_ROWS = 0.95  # both sides add vectors, one row after the other, on one thread
+_SERIAL = 0.95
+_MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
+# Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to
+# 1.15 times as long as us, 1024 cubed 1.01 to 1.05.
+_FEW_ROWS = 256
+# Products of many small matrices: 12 of 128 x 64 x 128 took 1.7 times as long as one by one, and
+# one of 512 of 8 x 8 x 8 a tenth of a microsecond.
+_BATCHED, _EACH_PRODUCT_US = 1.7, 0.1
+# Reductions with several results (argmax) run scalar and on one thread there: nanoseconds per
+# element, which are more where each is widened first.
+_SEVERAL_NS, _SEVERAL_NARROW_NS = 2.2, 3.9
+# Convolutions: the multiple of our time with many channels (1.15 to 3.5, ResNet's layers and their
+# gradients); nanoseconds per term, on one thread, of depthwise and single-channel ones (2.5 to 9).
+_CONVOLUTION, _DEPTHWISE_NS = 1.5, 2.5
+# Windows: nanoseconds of XLA per element of the window, where they overlap (pooling of 3 x 3, in
+# both layouts: 0.5 to 0.75) and where they lie side by side, and then at most per result.
+_OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
+# Scans: nanoseconds of XLA per result and operation of the combiner, at least.  It took 5 to 15 for
+# sums and maxima of any layout, 480 for cumulative logsumexp.
+_SCAN_NS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class OurTime:
+    """What our kernel does for a stage, and what computing it takes.
+
+    `scalar_us` is what its operations and accesses would take one after the other.
+    """
+
+    work: Work
+    is_serial: bool  # nothing is vectorized, and one thread does it all
+    alone_us: float  # on one thread
+    threads: int
+    scalar_us: float
+
+    @property
+    def computing_us(self) -> float:
+        """On all threads."""
+        return self.alone_us / self.threads
+
+
+def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
+    """The kind of a stage, and what XLA needs for it."""
+    rates = target.rates
+    work, memory = ours.computing_us, rates.pass_us(ours.work.moved_bytes)
+    if stage.scan is not None:
+        each = _SCAN_NS * max(1, cost(*stage.combiner.results))
+        return "scan", max(points(stage) * each / 1e3, memory)
+    if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
+        return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
+    if ours.is_serial:
+        return "serial", work * _SERIAL
+    if stage.combiner is not None and len(stage.accumulators) > 1 \
+            and not is_several(stage.combiner):
+        narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
+        each = _SEVERAL_NARROW_NS if narrow else _SEVERAL_NS
+        return "reduction with several results", max(points(stage) * each / 1e3, memory)
+    if multiplies(stage) and slides(stage):
+        return "convolution", _convolution_us(stage, work, memory)
+    if contraction(stage) is not None:
+        return "product", _product_us(stage, work, memory, rates)
+    if is_map(stage):
+        return _map_us(stage, ours, memory, rates)
+    if terms := window(stage):
+        results = math.prod(v.extent for v in stage.axes)
+        each = terms * _OVERLAP_NS if slides(stage) else min(
+            terms * _WINDOW_NS, _LONGEST_WINDOW_NS)
+        return "window", max(results * each / 1e3, memory)
+    memory *= max(1, len(stage.accumulators))  # a pass each
+    if multiplies(stage):  # by a vector: on one thread there
+        return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
+    return "reduction", max(work * _computing_ratio(stage, rates) * _FOLD,
+                            memory * rates.xla_reduction)
+
+
+def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
+    roles = contraction(stage)
+    batch, rows, columns = (math.prod(v.extent for v in axes)
+                            for axes in (roles.batch, roles.rows, roles.columns))
+    size = points(stage) // max(batch, 1)
+    is_large = size > _LARGE and min(rows, columns) > _FEW_ROWS
+    ratio = rates.xla_large_product if is_large else rates.xla_medium_product \
+        if size > _MEDIUM else rates.xla_small_product
+    if batch > 1:
+        ratio *= _BATCHED
+    return max(work * ratio, memory * ratio, batch * _EACH_PRODUCT_US)
+
+
+def _map_us(stage: Stage, ours: OurTime, memory: float, rates: Rates) -> tuple[str, float]:
+    ratio = _ACROSS if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
+        if ours.work.operations else _LOOKED_UP if _looks_up(stage) else _MOVE
+    if not ours.work.operations:
+        return "move", memory * ratio
+    us = max(ours.computing_us * _computing_ratio(stage, rates), memory * ratio)
+    if not all(is_plain(a, stage.axes) for a in stage.assigns):
+        us = max(us, ours.scalar_us)  # it computes what overwrites a part of a value so
+    return "map", us
+
+
+def _walks_across(stage: Stage) -> bool:
+    """Some of what neighbours read lies far apart, or side by side along another axis."""
+    read = {load for e in stage.expressions for load in loads(e)}
+    last = stage.axes[-1]
+    apart = {load: abs(stride(load, last) or 0) for load in read}
+    return any(step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))
+               for load, step in apart.items())
+
+
+def _looks_up(stage: Stage) -> bool:
+    """Where it reads is itself read, for each point anew."""
+    places = {i for e in stage.expressions for load in loads(e) for i in load.indices}
+    return any(not found.free.isdisjoint(stage.axes) for i in places for found in loads(i))
+
+
+def _computing_ratio(stage: Stage, rates: Rates) -> float:
+    """XLA's time / ours for what a stage computes."""
+    each = cost(*stage.expressions)
+    ours = theirs = 0  # for functions that XLA computes in another way
+    for node in walk(*stage.expressions):
+        if isinstance(node, Apply) and node.dtype.is_float and node.op in _EXTRA_OF_OP:
+            ours += cost_of(node.op)
+            theirs += cost_of(node.op) + _EXTRA_OF_OP[node.op]
+    if not each:
+        return rates.xla_arithmetic
+    exp = cost_of("exp") + _EXTRA_OF_OP["exp"]
+    special = theirs * rates.xla_exp * cost_of("exp") / exp
+    return ((each - ours) * rates.xla_arithmetic + special) / each
+
+
+def _convolution_us(stage: Stage, work: float, memory: float) -> float:
+    """Of many channels, as a matrix product; else term by term."""
+    read = {load for term in stage.terms for load in loads(term)}
+    grouped = any(isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] in stage.axes
+                  for load in read for i in load.indices for atom in index.affine(i)[0])
+    if contraction(stage) is not None or grouped:
+        return max(work, memory) * _CONVOLUTION
+    return max(points(stage) * _DEPTHWISE_NS / 1e3, memory)

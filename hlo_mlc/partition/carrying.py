@@ -1,0 +1,254 @@
+"""What a loop carries: written in place where nothing is lost, else by turns or by copies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import load
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.partition.lowering import Item, StageLowering
+from hlo_mlc.tensor.classify import is_map, reads
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
+from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable
+
+# The lowered body: lists of items, with the steps of inner loops between them.
+Segment = list[Item] | Step
+
+
+@dataclass(slots=True)
+class Carried:
+    """The carried buffers of one loop, by position, and the buffers of the body's results."""
+
+    loop: Node
+    inner: StageLowering  # of the body
+    buffers: dict[int, Buffer]
+    twins: dict[Buffer, Buffer] = field(default_factory=dict)
+
+    def own_sources(self) -> dict[int, Buffer]:
+        """By position, the buffers of results that are nothing but this one result."""
+        body = self.loop.regions[1]
+        counts = Counter(body.results)
+        carried = set(self.buffers.values())
+        found = {}
+        for k in self.buffers:
+            source = self.inner.buffers.get(body.results[k])
+            if source is not None and source not in carried and counts[body.results[k]] == 1 \
+                    and self.inner.definition(body.results[k]) is not None \
+                    and not counts[body.parameters[k]]:
+                found[k] = source
+        return found
+
+
+@dataclass(slots=True)
+class _Run:
+    """The items of a body without inner loops, in order, and which of them touch a buffer."""
+
+    slots: list[list[Item]]
+    touching: dict[Buffer, set[int]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(segments: Iterable[list[Item]]) -> _Run:
+        run = _Run([[item] for segment in segments for item in segment])
+        for place, (item,) in enumerate(run.slots):
+            run._note(place, item)
+        return run
+
+    def _note(self, place: int, item: Item) -> None:
+        for buffer in (*item.stage.inputs, *item.stage.outputs):
+            self.touching.setdefault(buffer, set()).add(place)
+
+    def items(self) -> list[Item]:
+        """What is left of them, in order."""
+        return [item for slot in self.slots for item in slot]
+
+    def around(self, *buffers: Buffer) -> list[tuple[int, Item]]:
+        """The items that may touch one of these buffers, with their places."""
+        places = sorted(set().union(*(self.touching.get(b, ()) for b in buffers)))
+        return [(place, item) for place in places for item in self.slots[place]]
+
+    def put(self, edits: dict[int, list[Item]]) -> None:
+        """Other items in place of those that were there."""
+        for place, items in edits.items():
+            self.slots[place] = items
+            for item in items:
+                self._note(place, item)
+
+
+def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
+    """Carried buffers whose new values depend on old neighbours: two buffers, taking turns.
+
+        repeat: t = f(c); c = t        ->    repeat half as often: t = f(c); c = f(t)
+
+    Returns the body that writes the second buffer, and notes the pairs.  Where the body updates
+    part of a copy, the rest of the second buffer is filled once, before the loop.
+    """
+    if not all(isinstance(s, list) for s in segments):
+        return segments
+    run = _Run.of(segments)
+    changing = {*carried.buffers.values(), *(b for i in run.items() for b in i.stage.outputs)}
+    for k, source in carried.own_sources().items():
+        target = carried.buffers[k]
+        writers = [(place, i) for place, i in run.around(source) if source in i.stage.outputs]
+        (place, filler), updates = writers[0], [i.stage for _, i in writers[1:]]
+        if _in_place(run, source, target, carried.inner.fresh) is not None \
+                and not any(reads(u, target) for u in updates):
+            continue
+        if updates:
+            (own,) = filler.stage.assigns
+            if own.value is not load(target, own.indices) \
+                    or not all(_is_steady(u, source, changing) for u in updates):
+                continue
+            run.put({place: []})
+        elif filler.update or not filler.stage.axes:
+            continue
+        carried.twins[target] = source
+    return [run.items()]
+
+
+def _is_steady(update: Stage, target: Buffer, changing: set[Buffer]) -> bool:
+    """True where every iteration overwrites the same elements of `target`, whatever they hold."""
+    if reads(update, target):
+        return False
+    places = [i for a in update.assigns for i in a.indices]
+    return all(a.guard is None for a in update.assigns) and all(
+        i.free <= set(update.axes) and changing.isdisjoint(e.source for e in loads(i))
+        for i in places)
+
+
+def alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[Buffer, Buffer],
+                 outer: StageLowering) -> list[Step]:
+    """A loop over pairs of iterations, the first writing the twins and the second reading them."""
+    pairs = Var(outer.fresh("n"), INDEX, trip_count // 2)
+    swap = {**twins, **{second: first for first, second in twins.items()}}
+    even = index.multiply(pairs, index.constant(2))
+    odd = index.add(even, index.constant(1))
+    first = [replace_variable(s, iteration, even) for s in body]
+    second = [replace_variable(replace_buffers(s, swap), iteration, odd) for s in body]
+    fill = [_copy(source, target, outer.fresh) for target, source in
+            ((second_, first_) for first_, second_ in twins.items())]
+    steps: list[Step] = [*fill, Loop((*first, *second), pairs, trip_count // 2)]
+    if trip_count % 2:
+        last = index.constant(trip_count - 1)
+        steps += [replace_variable(s, iteration, last) for s in body]
+        steps += [_copy(second_, first_, outer.fresh) for first_, second_ in twins.items()]
+    return steps
+
+
+def _copy(source: Buffer, target: Buffer, fresh: Callable[[str], str]) -> Nest:
+    axes = tuple(Var(fresh("i"), INDEX, extent) for extent in target.shape)
+    return Nest((Stage(fresh("s"), axes, (Assign(target, axes, load(source, axes)),)),), len(axes))
+
+
+def write_back(carried: Carried, segments: list[Segment]) -> list[Segment]:
+    """Make the body's results the next iteration's carried values: in place, else by copies."""
+    body, inner = carried.loop.regions[1], carried.inner
+    sources: dict[int, Buffer] = {}
+    if all(isinstance(s, list) for s in segments):
+        sources = carried.own_sources()
+        run = _Run.of(segments)
+    copies: list[tuple[int, Value]] = []
+    for k, target in carried.buffers.items():
+        if target in carried.twins:
+            continue
+        source = sources.get(k)
+        edits = None if source is None else _in_place(run, source, target, inner.fresh)
+        if edits is None:
+            copies.append((k, body.results[k]))
+        else:
+            run.put(edits)
+            inner.buffers[body.results[k]] = target
+    if sources:
+        segments = [run.items()]
+    # Values that are about to be overwritten are copied out of the way first.
+    inner.items.clear()
+    overwritten = set(carried.buffers.values())
+    staged: list[tuple[Buffer, Buffer]] = []
+    for k, value in copies:
+        source, target = inner.buffers.get(value), carried.buffers[k]
+        if source is None or source in overwritten:
+            source = Buffer(inner.fresh("b"), target.dtype, target.shape)
+            inner.store_into(carried.loop, source, inner.reader(value))
+        staged.append((source, target))
+    for source, target in staged:
+        inner.store_into(carried.loop, target, lambda i, b=source: load(b, i), closed=True)
+    result = [*segments, list(inner.items)]
+    inner.items.clear()
+    return result
+
+
+def _in_place(run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], str]
+              ) -> dict[int, list[Item]] | None:
+    """What to put in which places so that all write into `target` instead of `source`; None where
+    some old value is read too late."""
+    touching = run.around(source, target)
+    writers = [place for place, item in touching if source in item.stage.outputs]
+    if not writers:
+        return None
+    first = writers[0]
+    edits: dict[int, list[Item]] = {}
+    for place, item in touching:
+        if place < first:
+            continue
+        old = reads(item.stage, target)
+        if place == first:
+            own = item.stage.assigns[0]
+            if not is_map(item.stage) or item.stage.outputs != (source,) or item.update \
+                    or any(r.indices != own.indices or r.guard is not None for r in old):
+                return None
+            is_copy = own.value is load(target, own.indices)
+            edits[place] = [] if is_copy else [
+                replace(item, stage=_retarget(item.stage, source, target), closed=True)]
+        elif place not in writers:
+            if old:
+                return None
+            edits.setdefault(place, []).append(
+                replace(item, stage=_read_from(item.stage, source, target)))
+        elif old and not (is_copy and _is_separable(item.stage, source, target)):
+            return None
+        else:
+            edits.setdefault(place, []).extend(
+                _update_in_place(item, source, target, bool(old), fresh))
+    return edits
+
+
+def _retarget(stage: Stage, source: Buffer, target: Buffer) -> Stage:
+    stage = _read_from(stage, source, target)
+    return replace(stage, assigns=tuple(
+        replace(a, buffer=target if a.buffer == source else a.buffer) for a in stage.assigns))
+
+
+def _read_from(stage: Stage, source: Buffer, target: Buffer) -> Stage:
+    def moved(access: Load) -> Expr:
+        return load(target, access.indices, access.guard, access.default)
+
+    return replace_loads(stage, source, moved)
+
+
+def _is_separable(update: Stage, source: Buffer, target: Buffer) -> bool:
+    """True where all new values can be computed before the first is written: they do not depend
+    on each other, and where they go does not depend on `target`."""
+    places = [e for a in update.assigns for e in (*a.indices, a.guard) if e is not None]
+    return not reads(update, source) and all(
+        access.source != target for e in places for access in loads(e))
+
+
+def _update_in_place(item: Item, source: Buffer, target: Buffer, reads_old: bool,
+                     fresh: Callable[[str], str]) -> list[Item]:
+    """An update of `target`; if its new values depend on old ones, all are computed first."""
+    (assign,) = item.stage.assigns
+    if not reads_old:
+        return [replace(item, stage=_retarget(item.stage, source, target), closed=True)]
+    shape = tuple(v.extent for v in item.stage.axes)
+    fetched = Buffer(fresh("b"), target.dtype, shape)
+    point = item.stage.axes
+    compute = Stage(fresh("s"), point, (Assign(fetched, point, assign.value),))
+    other = tuple(Var(fresh("i"), INDEX, v.extent) for v in point)
+    assigns = (replace(assign, buffer=target, value=load(fetched, point)),)
+    writing = rename_axes(replace(item.stage, assigns=assigns),
+                          dict(zip(point, other, strict=True)))
+    return [Item(compute, item.node), Item(writing, item.node, update=True, closed=True)]
