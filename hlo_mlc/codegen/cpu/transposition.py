@@ -28,11 +28,12 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
             or node.guard is not None or place.varying or abs(place.stride) < 2 \
             or place.dtype is BOOL or not is_inside(node):
         return None
-    across = _unrolled_across(writer, node, lane.width)
-    if across is None:
+    found = _unrolled_across(writer, node, lane.width)
+    if found is None:
         return None
+    across, backwards = found
     constants, storage, width = function.constants, place.storage, lane.width
-    column = constants[across]
+    column = width - 1 - constants[across] if backwards else constants[across]
     depth = max(place.depth, function.load_depth(storage.writable))
     block, whole = function.at(depth), types.vector(place.element, width)
     base, size = pointer(writer, place).text, place.dtype.bytes
@@ -46,20 +47,22 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     register = types.register_type(place.dtype)
     values = [Value(text, register, width, depth, reads)
               for text in _transposed(block, whole, width, rows)]
-    for number, value in enumerate(values):
+    before = constants[across]
+    for number, value in enumerate(reversed(values) if backwards else values):
         constants[across] = number
         function.remember(writer.key(node), value)
-    constants[across] = column
+    constants[across] = before
     return values[column]
 
 
-def _unrolled_across(writer: Writer, node: Load, width: int) -> Var | None:
-    """The unrolled variable along which the block is `width` neighbours wide."""
+def _unrolled_across(writer: Writer, node: Load, width: int) -> tuple[Var, bool] | None:
+    """The unrolled variable along which the block is `width` neighbours wide, and whether it
+    walks through them from the last to the first."""
     terms, _ = writer.module.linear(node.source, node.indices)
     for atom, coefficient in terms:
-        if coefficient == 1 and isinstance(atom, Var) and atom.extent == width \
+        if coefficient in (1, -1) and isinstance(atom, Var) and atom.extent == width \
                 and atom in writer.function.constants:
-            return atom
+            return atom, coefficient < 0
     return None
 
 

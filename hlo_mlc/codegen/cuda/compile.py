@@ -1,0 +1,107 @@
+"""CUDA C++ -> machine code, through the NVRTC binding of CuPy: no GPU, no driver, no toolkit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import re
+import struct
+from dataclasses import asdict, dataclass
+from types import ModuleType
+
+from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target.cuda import CudaTarget
+
+# Fused multiply-add is ours to form, and subnormals are numbers.
+OPTIONS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true")
+_USED = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, "
+                   r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
+                   r"Used (\d+) registers(?:[^\n]* (\d+) bytes smem)?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a function needs: of a thread, but for the shared memory of a block."""
+
+    registers: int
+    spilled_bytes: int  # stored in memory because registers did not suffice
+    stack_bytes: int
+    shared_bytes: int
+
+
+_LENGTH = struct.Struct("<Q")  # of the description in front of machine code
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Machine code of a source's functions, and what each of them needs."""
+
+    cubin: bytes
+    usage: dict[str, Usage]
+
+    def pack(self) -> bytes:
+        """Both as bytes."""
+        about = json.dumps({name: asdict(usage) for name, usage in self.usage.items()}).encode()
+        return _LENGTH.pack(len(about)) + about + self.cubin
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Compiled:
+        """What `pack` made bytes of."""
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        about = json.loads(data[_LENGTH.size:end])
+        return cls(data[end:], {name: Usage(**usage) for name, usage in about.items()})
+
+
+@functools.cache
+def _nvrtc() -> ModuleType | str:
+    """CuPy's binding, or why there is none; at first use, since CPU programs need none."""
+    try:
+        nvrtc = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+        nvrtc.getVersion()  # loads the library
+    except Exception as error:  # whatever CuPy or the dynamic linker raise
+        return f"NVRTC cannot be used ({error}); pip install 'hlo-mlc[cuda]'"
+    return nvrtc
+
+
+def why_not() -> str:
+    """Why nothing can be compiled for GPUs here; empty if it can."""
+    found = _nvrtc()
+    return found if isinstance(found, str) else ""
+
+
+def version() -> str:
+    """That of the compiler: part of the key under which machine code is kept."""
+    return ".".join(map(str, _required().getVersion()))
+
+
+def _required() -> ModuleType:
+    found = _nvrtc()
+    if isinstance(found, str):
+        raise CodegenError(f"CUDA C++ cannot be compiled: {found}")
+    return found
+
+
+def compile_source(source: Source, target: CudaTarget) -> Compiled:
+    """The machine code of all functions of a source.
+
+    Raises: CodegenError where the compiler is missing or rejects the source.
+    """
+    nvrtc = _required()
+    program = nvrtc.createProgram(source.text, "kernel.cu", (), ())
+    try:
+        nvrtc.compileProgram(program, (f"-arch={target.name}", *OPTIONS,
+                                       "--ptxas-options=-v"))
+        log = nvrtc.getProgramLog(program)
+        # The binding drops the last byte, which is a zero.
+        cubin = bytes(nvrtc.getCUBIN(program)) + b"\0"
+    except nvrtc.NVRTCError as error:
+        raise CodegenError(f"NVRTC rejects a kernel for {target.name}: {error}",
+                           context=nvrtc.getProgramLog(program)) from error
+    finally:
+        nvrtc.destroyProgram(program)
+    usage = {m[1]: Usage(int(m[5]), int(m[3]) + int(m[4]), int(m[2]), int(m[6] or 0))
+             for m in _USED.finditer(log)}
+    return Compiled(cubin, usage)

@@ -1,0 +1,209 @@
+"""Writing expressions: what is used several times, or is long, gets a name; the rest nests."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cuda import scalar, types
+from hlo_mlc.codegen.cuda.spelling import Binding, binding, choice
+from hlo_mlc.codegen.legalize import legalize
+from hlo_mlc.expr import core, index
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var
+from hlo_mlc.expr.dtypes import INDEX
+
+# Characters of an expression that is still written in the place where it is used.
+_SHORT = 56
+
+
+class Place(NamedTuple):
+    """Where a buffer lies: the C++ name of its first element's pointer, or of the variable that
+    holds its only element; `owned` first axes are those of the threads, and not in memory."""
+
+    name: str
+    is_scalar: bool = False
+    owned: int = 0
+
+
+class Memory:
+    """The buffers that code can reach, and the legal forms of expressions, for one kernel."""
+
+    def __init__(self, places: Mapping[Buffer, Place]) -> None:
+        self.places = dict(places)
+        self._legal: dict[Expr, Expr] = {}
+
+    def legalized(self, node: Expr) -> Expr:
+        """`node` in terms of ops that GPUs have."""
+        if node.dtype is INDEX and not core.loads(node):
+            return node
+        return legalize(node, memo=self._legal)
+
+
+def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
+    """Elements from the start of a buffer's memory."""
+    total: Expr = index.constant(0)
+    for i, stride in list(zip(indices, buffer.element_strides, strict=True))[place.owned:]:
+        total = index.add(total, index.multiply(i, index.constant(stride)))
+    return total
+
+
+class Lines:
+    """Indented lines of C++, and names that are not taken yet."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.text: list[str] = []
+        self.depth = depth
+        self._taken: set[str] = set()
+        self._temporaries = itertools.count()
+
+    def emit(self, line: str) -> None:
+        self.text.append("  " * self.depth + line)
+
+    def fresh(self, prefix: str) -> str:
+        """`prefix`, with a number if that was given out before."""
+        numbered = (f"{prefix}_{n}" for n in itertools.count(1))
+        return self._first_free(itertools.chain((prefix,), numbered))
+
+    def temporary(self) -> str:
+        """v0, v1, …"""
+        return self._first_free(f"v{n}" for n in self._temporaries)
+
+    def _first_free(self, names: Iterable[str]) -> str:
+        name = next(name for name in names if name not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+class Values:
+    """Writes the expressions of one statement.
+
+    `variables` are the C++ texts of variables; `given` those of other expressions that stand
+    somewhere already (elements of loaded vectors).
+    """
+
+    def __init__(self, memory: Memory, lines: Lines, variables: Mapping[Var, str],
+                 given: Mapping[Expr, str] | None = None) -> None:
+        self.memory, self.lines, self.variables = memory, lines, variables
+        self.texts: dict[Expr, str] = dict(given or {})
+
+    def write(self, *roots: Expr) -> list[str]:
+        """The texts of the roots, after the lines that they need."""
+        legal = [self.memory.legalized(root) for root in roots]
+        uses = _uses(legal)
+        for root in legal:
+            self._node(root, uses)
+        return [self.texts[root] for root in legal]
+
+    def _node(self, root: Expr, uses: Mapping[Expr, int]) -> None:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            pending = [c for c in _eager(node) if c not in self.texts]
+            if pending:
+                stack += reversed(pending)
+                continue
+            stack.pop()
+            if node not in self.texts:
+                self.texts[node] = self._spell(node, uses)
+
+    def _spell(self, node: Expr, uses: Mapping[Expr, int]) -> str:
+        match node:
+            case Const():
+                return types.literal(node)
+            case Var():
+                return self.variables[node]
+            case Load():
+                return self._name(node, self._load(node, uses), uses)
+            case Apply() if node.op == "select_unlikely" and _is_long(node.args[1]):
+                return self._branch(node, uses)
+        return self._name(node, scalar.spell(node, [self.texts[a] for a in node.args]), uses)
+
+    def _name(self, node: Expr, text: str, uses: Mapping[Expr, int]) -> str:
+        used = uses.get(node, 1)
+        if "(" not in text and binding(text) is Binding.ATOM:
+            return text
+        if len(text) <= _SHORT and used == 1:
+            return text
+        if node.dtype is INDEX and used == 1 and isinstance(node, Apply):
+            return text
+        name = self.lines.temporary()
+        self.lines.emit(f"const {types.type_of(node)} {name} = {text};")
+        return name
+
+    def _load(self, node: Load, uses: Mapping[Expr, int]) -> str:
+        text = self.element(node.source, node.indices)
+        if node.guard is None:
+            return text
+        return choice(self.texts[node.guard], text, self.texts[node.default])
+
+    def element(self, buffer: Buffer, indices: Sequence[Expr]) -> str:
+        """An element of a buffer, to be read or written; the indices are legal and simple."""
+        place = self.memory.places[buffer]
+        if place.is_scalar:
+            return place.name
+        position = offset(buffer, place, [self.memory.legalized(i) for i in indices])
+        inner = Values(self.memory, self.lines, self.variables, self.texts)
+        text, = inner.write(position)
+        return f"{place.name}[{text}]"
+
+    def _branch(self, node: Apply, uses: Mapping[Expr, int]) -> str:
+        """select_unlikely: the rare side is computed only where it is needed."""
+        condition, slow, fast = node.args
+        name = self.lines.temporary()
+        self.lines.emit(f"{types.type_of(node)} {name} = {self.texts[fast]};")
+        self.lines.emit(f"if ({self.texts[condition]}) {{")
+        self.lines.depth += 1
+        inner = Values(self.memory, self.lines, self.variables, self.texts)
+        inner._node(slow, uses)
+        self.lines.emit(f"{name} = {inner.texts[slow]};")
+        self.lines.depth -= 1
+        self.lines.emit("}")
+        return name
+
+
+def identifier(name: str) -> str:
+    """A name of ours as one of C++'s."""
+    return re.sub(r"\W", "_", name)
+
+
+def _eager(node: Expr) -> tuple[Expr, ...]:
+    """What is computed in any case before `node`."""
+    if isinstance(node, Apply):
+        if node.op == "select_unlikely" and _is_long(node.args[1]):
+            return node.args[0], node.args[2]
+        return node.args
+    if isinstance(node, Load):
+        guard = () if node.guard is None else (node.guard, node.default)
+        # Index arithmetic is written with the access; the loads in it come before.
+        return (*guard, *(inner for i in node.indices for inner in _outermost_loads(i)))
+    return ()
+
+
+def _outermost_loads(root: Expr) -> list[Load]:
+    found, stack = [], [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Load):
+            found.append(node)
+        else:
+            stack += core.children(node)
+    return found
+
+
+def _is_long(node: Expr) -> bool:
+    return not isinstance(node, Const | Var)
+
+
+def _uses(roots: Sequence[Expr]) -> dict[Expr, int]:
+    """How often each node is used by others, or is a root."""
+    uses: dict[Expr, int] = {}
+    for root in roots:
+        uses[root] = uses.get(root, 0) + 1
+    for node in core.walk(*roots):
+        for child in core.children(node):
+            uses[child] = uses.get(child, 0) + 1
+    return uses
+
+

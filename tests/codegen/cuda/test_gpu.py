@@ -1,0 +1,75 @@
+"""On a machine with a GPU: kernels launched by hand through CuPy, and by XLA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.codegen.cuda.raw import raw_kernel
+
+pytestmark = pytest.mark.cuda
+
+FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
+    "map": (lambda x: jnp.tanh(x) * 2 + 1, (1003,)),
+    "softmax": (jax.nn.softmax, (37, 1000)),
+    "sum of all": (lambda x: x.sum(), (1000, 1000)),
+    "sums of columns": (lambda x: x.sum(0), (3000, 50)),
+    "places of the largest": (lambda x: jnp.argmax(x, -1), (64, 777)),
+    "transpose": (lambda x: x.T + 1, (333, 130)),
+    "loop": (lambda x: lax.fori_loop(
+        0, 20, lambda i, c: c * 0.5 + jnp.roll(c, 1) * i, x), (300,)),
+}
+
+
+@pytest.fixture(scope="module")
+def cupy() -> ModuleType:
+    """CuPy with a GPU; skips where there is none."""
+    found = pytest.importorskip("cupy")
+    if not any(d.platform == "gpu" for d in jax.devices()):
+        pytest.skip("JAX has no GPU here")
+    return found
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_raw_kernels(cupy, take_apart, cuda_source, name: str) -> None:
+    function, shape = FUNCTIONS[name]
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    parts = take_apart(function, x)
+
+    def execute(program, operands):
+        source = cuda_source(program)
+        buffers = [cupy.asarray(np.asarray(a).reshape(b.shape))
+                   for a, b in zip(operands, program.operands, strict=True)]
+        buffers += [cupy.zeros(b.shape, b.dtype.numpy) for b in program.results]
+        scratch = cupy.zeros(max(1, source.scratch_bytes), cupy.uint8)
+        for launch in source.launches:
+            arguments = [buffers[n] for n in launch.buffers]
+            arguments += [scratch] * launch.takes_scratch
+            arguments += [np.int32(n) for n in launch.counters]
+            raw = raw_kernel(source, launch.function)
+            raw((launch.blocks,), (launch.threads,), tuple(arguments))
+        return [cupy.asnumpy(b) for b in buffers[len(program.operands):]]
+
+    for ours, theirs in zip(parts.run([x], execute), jax.tree.leaves(function(x)),
+                            strict=True):
+        np.testing.assert_allclose(ours, np.asarray(theirs), 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_programs(cupy, name: str) -> None:
+    function, shape = FUNCTIONS[name]
+    compiled = mlc_jit(function, choose="ours")
+    for device in jax.devices("gpu"):
+        x = jax.device_put(np.random.default_rng(1).standard_normal(shape).astype(np.float32),
+                           device)
+        actual, expected = compiled(x), jax.jit(function)(x)
+        assert compiled.report(x).coverage == 1, compiled.report(x).explain()
+        for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), 1e-4, 1e-4)

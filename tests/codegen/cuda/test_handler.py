@@ -1,0 +1,109 @@
+"""The custom call for GPUs under `jax.jit`: the real handler, on a stand-in for the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.runtime import cuda, library
+
+TARGET = "hlo_mlc_kernel_on_stand_in"
+DRIVER = Path(__file__).parent / "fake_driver.cc"
+
+
+@pytest.fixture(scope="module")
+def driver(emulator) -> ctypes.CDLL:
+    """The stand-in in the driver's place, and the handler registered for the CPU."""
+    path = emulator.build(DRIVER.read_text(), "-std=c++17", "-O1", "-fPIC", "-shared")
+    own = library.load()
+    own.mlc_cuda_use_driver(str(path).encode())
+    jax.local_devices(backend="cpu")
+    jax.ffi.register_ffi_type(
+        f"{TARGET}_state", {
+            "type_id": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_id()),
+            "type_info": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_info())}, platform="cpu")
+    jax.ffi.register_ffi_target(
+        TARGET, {"instantiate": jax.ffi.pycapsule(own.mlc_cuda_ffi_instantiate),
+                 "initialize": jax.ffi.pycapsule(own.mlc_cuda_ffi_initialize),
+                 "execute": jax.ffi.pycapsule(own.mlc_cuda_ffi_execute_on_host)}, platform="cpu")
+    return ctypes.CDLL(str(path))
+
+
+def call(kernel_id, results, *operands):
+    """A program around the custom call, run."""
+    shapes = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in results]
+
+    def program(*args):
+        doubled = [a + a for a in args]
+        outs = jax.ffi.ffi_call(TARGET, shapes)(*doubled, id=kernel_id, dims=np.zeros(0, np.int64))
+        return [out - 0 for out in outs]
+
+    return [np.asarray(r) for r in jax.block_until_ready(jax.jit(program)(*operands))]
+
+
+FUNCTIONS = {
+    "softmax": lambda x: jax.nn.softmax(x),
+    "several launches with scratch": lambda x: x.reshape(-1).sum(),
+    "a loop": lambda x: lax.fori_loop(0, 4, lambda i, c: c * 0.5 + jnp.roll(c, 1), x),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_run_in_programs(driver, emulator, cuda_source, take_apart, arrays, name):
+    x, = arrays("float32", (20, 2600))
+    parts = take_apart(FUNCTIONS[name], x)
+    (program,) = parts.programs
+    source = cuda_source(program)
+    cuda.publish(f"test {name}", emulator.image(source), source.functions, source.plan)
+    results = [(b.shape, b.dtype.numpy) for b in program.results]
+    if source.scratch_bytes:
+        results.append(((source.scratch_bytes,), np.uint8))
+    assert source.scratch_bytes or not name.endswith("scratch")
+    actual, *_ = call(f"test {name}", results, x)
+    expected = np.asarray(jax.jit(FUNCTIONS[name])(x + x))
+    np.testing.assert_allclose(actual, expected, 1e-4, 1e-4)
+    loads = driver.fake_loads()
+    again, *_ = call(f"test {name}", results, x + 1)
+    assert driver.fake_loads() == loads, "machine code is loaded once for a device"
+    np.testing.assert_allclose(again, np.asarray(jax.jit(FUNCTIONS[name])(2 * x + 2)), 1e-4, 1e-4)
+
+
+def test_unknown_kernels_are_named(driver):
+    with pytest.raises(Exception, match="kernel 'never published', which was not compiled"):
+        call("never published", [((4,), np.float32)], np.ones(4, np.float32))
+
+
+def test_faults_of_the_driver_are_named(driver):
+    cuda.publish("broken", b"no machine code\0", ("function",), (0, 1, 32, 1, 0, 0, 0))
+    with pytest.raises(Exception, match=r"CUDA_ERROR_INVALID_IMAGE.*for kernel broken"):
+        call("broken", [((4,), np.float32)], np.ones(4, np.float32))
+
+
+def test_missing_functions_are_named(driver, emulator, cuda_source, take_apart, arrays):
+    x, = arrays("float32", (40,))
+    source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
+    cuda.publish("incomplete", emulator.image(source), ("absent",), (0, 1, 32, 1, 0, 0, 0))
+    with pytest.raises(Exception, match=r"CUDA_ERROR_NOT_FOUND.* for absent"):
+        call("incomplete", [((4,), np.float32)], np.ones(4, np.float32))
+
+
+def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
+    x, = arrays("float32", (40,))
+    source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
+    plan = (0, 1, 32, 2, 0, 7, 0, 0)
+    cuda.publish("too few", emulator.image(source), source.functions, plan)
+    with pytest.raises(Exception, match="kernel too few expects more operands and results"):
+        call("too few", [((4,), np.float32)], np.ones(4, np.float32))
+
+
+@pytest.mark.parametrize("plan", [(1, 1, 32, 0, 0, 0), (0, 0, 32, 0, 0, 0), (0, 1, 4096, 0, 0, 0),
+                                  (0, 1, 32, 2, 0), (0, 1, 32, 0, 2, 0), (0, 1, 32, 0, 0, 0, 0)])
+def test_malformed_plans_are_refused(plan):
+    with pytest.raises(Exception, match="were refused"):
+        cuda.publish("malformed", b"\0", ("function",), plan)

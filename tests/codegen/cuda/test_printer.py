@@ -1,0 +1,156 @@
+"""What the printer writes: a kernel word by word, where threads wait, launches, and refusals."""
+
+from __future__ import annotations
+
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.printer import print_program
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import const, load, variable
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.target import cuda
+from hlo_mlc.tensor.combine import named_combiner
+
+SM90 = cuda.named("sm_90")
+X, Y = Buffer("x", F32, (1024,), "operand"), Buffer("y", F32, (1024,), "result")
+ONE = const(1.0, F32)
+
+
+def loop(var: Var, kind: LoopKind, *body: Stmt) -> For:
+    return For(var, index.constant(var.extent), kind, body)
+
+
+def printed(*body: Stmt) -> Source:
+    return print_program(LoopProgram("k", (X,), (Y,), body), SM90)
+
+
+def kernel(source: Source) -> str:
+    """The source without the functions of the prelude."""
+    return source.text[source.text.index('extern "C"'):]
+
+
+def test_a_kernel_word_by_word(take_apart, cuda_source, arrays) -> None:
+    x, = arrays("float32", (2048,))
+    (program,) = take_apart(lambda x: jnp.abs(x) + 1, x).programs
+    source = cuda_source(program)
+    assert kernel(source).replace(program.name, "k") == textwrap.dedent("""\
+        extern "C" __global__ void __launch_bounds__(256)
+        k_0(const float* __restrict__ a0, float* __restrict__ r0) {
+          const int i0_b = blockIdx.x;
+          const int i0_t = threadIdx.x;
+          const auto v0 = mlc_load<4>(a0 + (i0_b * 1024 + i0_t * 4));
+          Vector<float, 4> v1;
+          #pragma unroll
+          for (int i0_v = 0; i0_v < 4; ++i0_v) {
+            v1.at[i0_v] = fabsf(v0.at[i0_v]) + 1.0f;
+          }
+          mlc_store<4>(r0 + (i0_b * 1024 + i0_t * 4), v1);
+        }
+        """)
+    (launch,) = source.launches
+    assert (launch.blocks, launch.threads, launch.buffers) == (2, 256, (0, 1))
+    assert source.plan == (0, 2, 256, 2, 0, 1, 0, 0)
+
+
+def exchange(first_kind: LoopKind, threads: int, rows: int) -> Source:
+    """Threads write a shared value each, and read that of their neighbour in the same row."""
+    b = variable("b", 1)
+    r, lane = variable("r", rows), variable("l", threads // rows)
+    shared = Buffer("s", F32, (rows, threads // rows), "shared")
+    other = index.subtract(index.constant(threads // rows - 1), lane)
+    place = index.add(index.multiply(r, index.constant(threads // rows)), lane)
+    write = loop(r, LoopKind.THREAD, loop(lane, LoopKind.THREAD,
+                                          Store(shared, (r, lane), load(X, (place,)))))
+    read = loop(r, LoopKind.THREAD, loop(lane, LoopKind.THREAD,
+                                         Store(Y, (place,), load(shared, (r, other)))))
+    return printed(loop(b, first_kind, Allocate(shared, (write, read))))
+
+
+@pytest.mark.parametrize(("rows", "barrier"), [(4, "__syncthreads();"), (8, "__syncwarp();")])
+def test_threads_wait_for_what_they_read(rows: int, barrier: str, emulator) -> None:
+    """256 threads: in rows of 64 the block waits, in rows of 32 the warp."""
+    source = exchange(LoopKind.BLOCK, 256, rows)
+    assert [line.strip() for line in source.text.splitlines() if "__sync" in line] == [barrier]
+    x = np.arange(1024, dtype=np.float32)
+    expected = x[:256].reshape(rows, -1)[:, ::-1].reshape(-1)
+    for order in (0, 1, 7):
+        y, = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
+        np.testing.assert_array_equal(y[:256], expected)
+
+
+def test_without_the_barrier_the_emulator_shows_it(emulator) -> None:
+    source = exchange(LoopKind.BLOCK, 256, 4)
+    broken = Source(source.text.replace("  __syncthreads();\n", ""), source.launches, 0)
+    assert broken.text != source.text
+    x = np.arange(1024, dtype=np.float32)
+    y, = emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [x])
+    assert np.isnan(y[:256]).any()
+
+
+def test_threads_that_nobody_joins_are_reported(emulator) -> None:
+    source = exchange(LoopKind.BLOCK, 256, 4)
+    broken = Source(source.text.replace("__syncthreads();",
+                                        "if (threadIdx.x < 100) __syncwarp();"),
+                    source.launches, 0)
+    with pytest.raises(AssertionError, match="4 for their warp"):
+        emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [np.zeros(1024, np.float32)])
+
+
+def test_threads_of_a_loop_wait_in_every_round(take_apart, cuda_source, arrays) -> None:
+    x, = arrays("float32", (40,))
+    (program,) = take_apart(lambda x: lax.fori_loop(
+        0, 5, lambda i, c: c * 0.5 + jnp.roll(c, 1), x), x).programs
+    text = kernel(cuda_source(program))
+    inside = text[text.index("for (int i"):]
+    assert inside.index("{") < inside.index("__syncthreads();")
+
+
+def test_rounds_with_much_work_are_launches(take_apart, cuda_source, arrays) -> None:
+    x, = arrays("float32", (600, 700))
+
+    def function(x: jax.Array) -> jax.Array:
+        return lax.fori_loop(0, 7, lambda i, c: jnp.sin(c) + jnp.roll(c, 1, 0) * i, x)
+
+    (program,) = take_apart(function, x).programs
+    source = cuda_source(program)
+    counters = [launch.counters for launch in source.launches if launch.counters]
+    assert {c[0] for c in counters} >= {0, 1, 2}
+    assert len(source.functions) < len(source.launches)
+
+
+THREAD, BLOCK, SERIAL = LoopKind.THREAD, LoopKind.BLOCK, LoopKind.SERIAL
+A, B, T = variable("a", 8), variable("b", 8), variable("t", 2048)
+LARGE = Buffer("large", F32, (100_000,), "shared")
+COPY = Store(Y, (A,), load(X, (A,)))
+SUM = Buffer("sum", F32, (), "shared")
+REFUSED = {
+    "Expected a loop over blocks": (COPY,),
+    "Expected at most 1024 threads, got 2048": (loop(B, BLOCK, loop(T, THREAD, Store(
+        Y, (index.floordiv(T, 2),), ONE))),),
+    "Expected at most 49152 bytes of shared memory, got 400000": (loop(B, BLOCK, Allocate(
+        LARGE, (loop(A, THREAD, Store(LARGE, (A,), ONE)),))),),
+    "Expected at most 4096 launches": (loop(variable("n", 5000), SERIAL, loop(B, BLOCK, loop(
+        A, THREAD, COPY))),),
+    "Expected a loop that a block can run": (loop(B, BLOCK, loop(A, LoopKind.PARALLEL, COPY)),),
+    "Expected stores and updates in a vector": (loop(B, BLOCK, loop(
+        A, LoopKind.VECTORIZE, loop(variable("c", 2), SERIAL, COPY))),),
+    "Expected up to 32 threads": (loop(B, BLOCK, Allocate(SUM, (loop(
+        variable("w", 64), THREAD, Accumulate((SUM,), (), named_combiner("add", F32),
+                                              (ONE,))),))),),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refusals(reason: str) -> None:
+    with pytest.raises(CodegenError, match=reason):
+        printed(*REFUSED[reason])
