@@ -71,6 +71,19 @@ MLC_EXPORT void mlc_profile_reset(void);
 MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
                        int64_t thread_count);
 
+/* ---- Kernels for NVIDIA GPUs ------------------------------------------------------------- */
+
+/* Makes machine code (a cubin) with these functions, and a sequence of launches of them, what runs
+ * for `id` on GPUs. `plan` has for each launch: the function's number, blocks, threads, the number
+ * of buffers and their positions among the call's operands and results, 1 if it takes scratch (the
+ * call's last result) or 0, the number of counters and their values. 0 if the plan is malformed. */
+MLC_EXPORT int mlc_cuda_set(const char* id, const char* image, int64_t image_bytes,
+                            const char* const* functions, int64_t function_count,
+                            const int64_t* plan, int64_t plan_size);
+
+/* Puts another library in the place of NVIDIA's driver, for tests; only before its first use. */
+MLC_EXPORT void mlc_cuda_use_driver(const char* path);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -26,8 +27,10 @@ _KEY = re.compile(r"[0-9a-f]{16,128}")
 _TEMPORARY_PREFIX = ".writing-"
 # A writer needs milliseconds: what is this old was left behind by one that was killed.
 _TEMPORARY_LIFETIME_S = 3600
-# Evicting down to less than the limit lets many entries come before the next look at the folder.
+# Evicting down to less than the limit lets many entries come before the next eviction.
 _KEPT_SHARE = 0.9
+# A process knows what it wrote itself, and looks at what others did after this share of the limit.
+_UNSEEN_SHARE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +49,55 @@ class ObjectCache:
     damaged one is removed and counts as absent. When the files take more than `limit_bytes`, those
     that were used least recently go. Any number of threads and processes may share a folder.
 
-    Raises: CacheError when the folder cannot be created or written.
+    A folder that cannot be created or written is a warning: what can be read there is read, and
+    nothing is kept.
     """
 
     def __init__(self, folder: Path | str, limit_bytes: int = DEFAULT_LIMIT_BYTES) -> None:
         self._folder = Path(folder)
         self._limit_bytes = limit_bytes
         self._lock = threading.Lock()
-        self._size_bytes: int | None = None  # known after the first write; others' writes are not
+        self._size_bytes = 0  # when the folder was last looked at, and what was written since
+        self._unseen_bytes: int | None = None  # written since; None before the first look
+        self._problem = ""
         try:
             # Objects are code that will be run: nobody else may put any here.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryFile(prefix=_TEMPORARY_PREFIX, dir=self._folder):
                 pass
         except OSError as error:
-            raise CacheError(
+            self._problem = (
                 f"The cache folder {self._folder} cannot be written: {error.strerror or error}. "
                 f"Set HLO_MLC_CACHE (or the option cache_dir) to a folder that can."
-            ) from error
+            )
 
     @property
     def folder(self) -> Path:
         """Where the objects lie."""
         return self._folder
 
+    def check_writable(self) -> None:
+        """Makes sure that the folder could be written when it was opened.
+
+        Raises: CacheError when it could not.
+        """
+        if self._problem:
+            raise CacheError(self._problem)
+
     def get(self, key: str) -> bytes | None:
         """The object that was put under `key`, or None if it is absent or damaged."""
         path = self._path(key)
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             self._warn(f"cannot read {path} ({error}); compiling again")
             return None
         data = _unpack(key, content)
         if data is None:
-            self._warn(f"{path} is damaged; removed it, compiling again")
-            _remove(path)
+            done = "removed it" if _remove(path) else "cannot remove it"
+            self._warn(f"{path} is damaged; {done}, compiling again")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)
@@ -92,9 +106,12 @@ class ObjectCache:
     def put(self, key: str, data: bytes) -> None:
         """Keeps `data` under `key`; only warns if it cannot, since a cache is no condition."""
         path = self._path(key)
+        if self._problem:
+            self._warn(f"{self._problem} Until then each process compiles its kernels again.")
+            return
         header = _HEADER.pack(_MAGIC, len(data), _digest(key, data))
         try:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
             try:
                 with os.fdopen(descriptor, "wb") as file:
@@ -105,13 +122,17 @@ class ObjectCache:
                 _remove(Path(temporary))
                 raise
         except OSError as error:
-            self._warn(f"cannot write {path} ({error}); going on without")
+            # Without the file's name, so that Python shows one warning and not one for each kernel.
+            self._warn(f"cannot write in {self._folder} ({error.strerror or error}); "
+                       "going on without")
             return
         self._account(len(header) + len(data))
 
     def entries(self) -> list[CacheEntry]:
         """Every object in the folder, the least recently used first."""
         found = []
+        if not self._folder.is_dir():
+            return found
         for path in self._files():
             with contextlib.suppress(FileNotFoundError):
                 status = path.stat()
@@ -133,8 +154,8 @@ class ObjectCache:
     def clear(self) -> int:
         """Removes every object; returns how many there were."""
         with self._lock:
-            self._size_bytes = 0
-        return sum(_remove(path) for path in list(self._files()))
+            self._unseen_bytes = None
+        return sum(_remove(self._path(entry.key)) for entry in self.entries())
 
     def _path(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
@@ -154,9 +175,11 @@ class ObjectCache:
     def _account(self, written_bytes: int) -> None:
         """Adds to the known size, and makes room when that passes the limit."""
         with self._lock:
-            if self._size_bytes is not None:
+            if self._unseen_bytes is not None:
                 self._size_bytes += written_bytes
-                if self._size_bytes <= self._limit_bytes:
+                self._unseen_bytes += written_bytes
+                seen = self._unseen_bytes <= self._limit_bytes * _UNSEEN_SHARE
+                if seen and self._size_bytes <= self._limit_bytes:
                     return
             entries = self.entries()
             size = sum(entry.size_bytes for entry in entries)
@@ -166,7 +189,7 @@ class ObjectCache:
                     size -= entry.size_bytes
                     if size <= self._limit_bytes * _KEPT_SHARE:
                         break
-            self._size_bytes = size
+            self._size_bytes, self._unseen_bytes = size, 0
             self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
@@ -181,11 +204,12 @@ class ObjectCache:
 
 
 def object_cache(options: Options) -> ObjectCache:
-    """The cache of compiled kernels that these options ask for.
+    """The cache of compiled kernels that these options ask for: one per folder and process, so that
+    not every compilation has to look at the whole folder."""
+    return _opened(options.cache_dir / "objects", options.cache_limit_mib << 20)
 
-    Raises: CacheError when its folder cannot be created or written.
-    """
-    return ObjectCache(options.cache_dir / "objects", options.cache_limit_mib << 20)
+
+_opened = functools.cache(ObjectCache)
 
 
 def _digest(key: str, data: bytes) -> bytes:

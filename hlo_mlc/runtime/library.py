@@ -11,8 +11,6 @@ import functools
 import importlib.util
 import threading
 
-import jax
-
 from hlo_mlc.support.errors import RuntimeLibraryError
 
 TARGET_NAME = "hlo_mlc_kernel"
@@ -38,6 +36,12 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlc_profile_read": (ctypes.c_int, [ctypes.c_char_p, _int64_pointer, _int64_pointer]),
     "mlc_profile_reset": (None, []),
     "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
+    "mlc_cuda_set": (ctypes.c_int, [
+        ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p),
+        ctypes.c_int64, _int64_pointer, ctypes.c_int64]),
+    "mlc_cuda_use_driver": (None, [ctypes.c_char_p]),
+    "mlc_cuda_ffi_state_type_id": (_pointer, []),
+    "mlc_cuda_ffi_state_type_info": (_pointer, []),
     "mlc_ffi_state_type_id": (_pointer, []),
     "mlc_ffi_state_type_info": (_pointer, []),
 }
@@ -81,6 +85,8 @@ def register_with_jax() -> None:
     global _registered
     if _registered:
         return
+    import jax  # processes that only run kernels (tuning/worker.py) start without it
+
     library = load()
     with _registration_lock:
         if _registered:

@@ -10,9 +10,11 @@ import contextlib
 import json
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from hlo_mlc.support.errors import CacheError
 
 Note = Mapping[str, Any]
 """What JSON can hold, by name."""
@@ -25,6 +27,28 @@ def read_note(path: Path) -> Note | None:
     except (OSError, ValueError):
         return None
     return content if isinstance(content, dict) else None
+
+
+def note_paths(folder: Path, kind: str = "") -> list[Path]:
+    """The notes in a folder whose names begin with `kind`."""
+    return sorted(folder.glob(f"{kind}*.json"))
+
+
+def forget_notes(paths: Iterable[Path]) -> int:
+    """Removes notes; returns how many there were.
+
+    Raises: CacheError for one that cannot be removed.
+    """
+    count = 0
+    for path in paths:
+        try:
+            path.unlink()
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CacheError(f"{path} cannot be removed: {error.strerror or error}") from error
+        count += 1
+    return count
 
 
 def write_note(path: Path, content: Note) -> None:

@@ -37,6 +37,8 @@ class Profile:
 _published: set[KernelCode] = set()
 """Code that XLA's threads may be running at any time, hence never unmapped."""
 
+_MACHINE = slice(18, 20)  # where an ELF header says what machine it is for; System V ABI
+
 _jit_lock = threading.Lock()
 _library_numbers = itertools.count()
 
@@ -47,6 +49,13 @@ def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> Ker
     Raises: CodegenError when the object is damaged, is for another machine, lacks the symbol or
     refers to one that this process does not have.
     """
+    machine = object_bytes[_MACHINE]
+    if object_bytes[:4] == b"\x7fELF" and machine != _machine_code():
+        # LLVM would link it all the same.
+        raise CodegenError(
+            f"The object file of kernel {symbol!r} is for another machine "
+            f"(ELF machine {int.from_bytes(machine, 'little')})"
+        )
     with _jit_lock:
         builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
         try:
@@ -109,6 +118,13 @@ def _encode(kernel_id: str) -> bytes:
     if not kernel_id or "\0" in kernel_id:
         raise UsageError(f"A kernel id is a non-empty string without NUL, not {kernel_id!r}")
     return kernel_id.encode()
+
+
+@functools.cache
+def _machine_code() -> bytes:
+    """What the ELF header of this process's own program says."""
+    with open("/proc/self/exe", "rb") as program:
+        return program.read(_MACHINE.stop)[_MACHINE]
 
 
 @functools.cache

@@ -86,6 +86,13 @@ class Recorder:
         self.stages.append(StageTime(name, seconds, changed))
         self._start = time.perf_counter()
 
+    def attach(self, file: str, content: Callable[[], str]) -> None:
+        """Writes one file more for the stage that is under way, without counting the time."""
+        if self.folder is not None:
+            start = time.perf_counter()
+            self._write(file, content())
+            self._start += time.perf_counter() - start
+
     def seconds_by_stage(self) -> dict[str, float]:
         """The time of every stage, those of one kind added up ("print k_1", "print k_2")."""
         total: dict[str, float] = {}

@@ -86,5 +86,13 @@ class CacheError(MlcError):
     """The on-disk cache cannot be created, read or written where it was asked to be."""
 
 
+class TuningError(MlcError):
+    """A kernel cannot be tuned: there is nothing to compare candidates with."""
+
+
+class ArchiveError(MlcError):
+    """A file of exported functions is damaged, or is not for this machine or these versions."""
+
+
 class UnknownTargetError(MlcError):
     """A target name does not stand for any device that code can be generated for."""

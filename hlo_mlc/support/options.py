@@ -52,6 +52,12 @@ def _integer(lowest: int, highest: int | None = None) -> Callable[[object], int]
     return convert
 
 
+def _switch(value: object) -> bool:
+    if value not in ("0", "1", False, True):
+        raise ValueError("expected 0 or 1")
+    return value in ("1", True)
+
+
 def _default_cache_dir() -> Path:
     """The user's cache folder. Source: XDG Base Directory Specification, `$XDG_CACHE_HOME`."""
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -96,6 +102,10 @@ class Options:
 
     threads: int | None = field(default=None, metadata=_from("HLO_MLC_THREADS", _integer(1)))
     """For how many threads to plan kernels; None takes all CPUs this process may use."""
+
+    calibrate: bool = field(default=True, metadata=_from("HLO_MLC_CALIBRATE", _switch))
+    """Whether to predict with what was measured on this machine (`hlo-mlc doctor`, `demo` and
+    `bench` do that), if it was; else with typical figures."""
 
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):

@@ -67,3 +67,12 @@ def test_a_folder_that_goes_away(tmp_path: Path) -> None:
     record.folder.rmdir()
     with pytest.raises(ConfigurationError, match="cannot be written"):
         record.stage("import", "10-graph.txt", lambda: "a")
+
+
+def test_a_file_is_attached_to_the_stage_under_way(tmp_path: Path) -> None:
+    with Recorder.open(tmp_path, "f") as record:
+        record.attach("50-steps.txt", lambda: "naive")
+        record.stage("schedule", "60-loops.txt", lambda: "loops")
+    assert (record.folder / "50-steps.txt").read_text() == "naive"
+    assert [stage.name for stage in record.stages] == ["schedule"]
+    Recorder.open(None, "f").attach("50-steps.txt", lambda: pytest.fail("nobody reads this"))

@@ -41,6 +41,8 @@ def test_defaults():
         ("HLO_MLC_DUMP", "/dumps", "dump_dir", Path("/dumps")),
         ("HLO_MLC_DEBUG", "3", "debug", 3),
         ("HLO_MLC_THREADS", "2", "threads", 2),
+        ("HLO_MLC_CALIBRATE", "0", "calibrate", False),
+        ("HLO_MLC_CALIBRATE", "1", "calibrate", True),
         ("HLO_MLC_CHOOSE", "", "choose", "auto"),
         ("XDG_CACHE_HOME", "/xdg", "cache_dir", Path("/xdg/hlo_mlc")),
         ("XDG_CACHE_HOME", "relative", "cache_dir", Path("/home/someone/.cache/hlo_mlc")),
@@ -72,6 +74,8 @@ def test_unknown_override():
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("calibrate", "yes", r"calibrate='yes': expected 0 or 1"),
+        ("calibrate", None, r"calibrate=None: expected 0 or 1"),
         ("choose", "messure", r"choose='messure': .*auto, measure, ours, xla .*'measure'\?"),
         ("choose", 1, "choose=1: expected one of"),
         ("target", "", "name of a target"),

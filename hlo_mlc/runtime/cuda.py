@@ -1,0 +1,67 @@
+"""Kernels for NVIDIA GPUs: what runs for which logical id, and the custom call that runs it."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+import jax
+
+from hlo_mlc.runtime import library
+from hlo_mlc.support.errors import RuntimeLibraryError
+
+PLATFORM = "CUDA"
+"""What XLA calls it."""
+
+_STATE_TYPE_NAME = "hlo_mlc_cuda_kernel_state"
+_registration_lock = threading.Lock()
+_registered = False
+
+
+def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequence[int]) -> None:
+    """Makes machine code and the launches of its functions what runs for `kernel_id` on GPUs.
+
+    `plan` is as `mlc_cuda_set` of custom_calls/mlc_abi.h describes.
+
+    Raises: RuntimeLibraryError for a malformed plan, or when memory ran out.
+    """
+    names = (ctypes.c_char_p * len(functions))(*[name.encode() for name in functions])
+    numbers = (ctypes.c_int64 * len(plan))(*plan)
+    done = library.load().mlc_cuda_set(kernel_id.encode(), cubin, len(cubin), names,
+                                       len(functions), numbers, len(plan))
+    if done <= 0:
+        raise RuntimeLibraryError(
+            f"The launches of kernel {kernel_id!r} were refused" if done == 0 else
+            f"No memory to publish kernel {kernel_id!r}")
+
+
+def register_with_jax() -> None:
+    """Makes the custom call known to XLA's CUDA backend; does nothing the second time.
+
+    Where there is a GPU, its backend has to run by then, as it does when a program is lowered for
+    arguments on it.
+    """
+    global _registered
+    with _registration_lock:
+        if _registered:
+            return
+        own = library.load()
+        jax.ffi.register_ffi_type(
+            _STATE_TYPE_NAME,
+            {
+                "type_id": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_id()),
+                "type_info": jax.ffi.pycapsule(own.mlc_cuda_ffi_state_type_info()),
+            },
+            platform=PLATFORM,
+        )
+        jax.ffi.register_ffi_target(
+            library.TARGET_NAME,
+            {
+                "instantiate": jax.ffi.pycapsule(own.mlc_cuda_ffi_instantiate),
+                "initialize": jax.ffi.pycapsule(own.mlc_cuda_ffi_initialize),
+                "execute": jax.ffi.pycapsule(own.mlc_cuda_ffi_execute),
+            },
+            platform=PLATFORM,
+        )
+        _registered = True

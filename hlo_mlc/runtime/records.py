@@ -1,0 +1,256 @@
+"""Records: the best known schedule of each kernel on each target, kept for the compiler.
+
+A record says what a tuner found out: for each nest of a kernel the template and its parameters,
+which are applied again by whatever generators there are when it is read, and whether our kernel or
+XLA's code is the faster one. It is a small JSON file of its own, so that writers of different
+kernels never meet, damage costs one kernel's tuning, and a person can read it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hlo_mlc.support.errors import CacheError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import Parameters
+
+OURS, XLA = "ours", "xla"
+
+_EXPORT_FORMAT = "hlo_mlc records 1"
+_NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
+_TEMPORARY_PREFIX = ".writing-"
+
+Schedules = Mapping[int, tuple[str, Parameters]]
+"""For the position of a nest in its kernel: the template and the parameters that it was tuned to.
+Nests that are not named take what analysis says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one call took when the schedule was found, in microseconds, and `speedup`: the time of
+    the default schedule / that of this one, run in turns. XLA's side is 0 where it is unknown;
+    `xla_ratio` is its time / ours, run in turns."""
+
+    default_us: float
+    ours_us: float
+    speedup: float
+    xla_us: float = 0.0
+    xla_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of one kernel on one target.
+
+    `choice` is "ours" or "xla" where measuring told one to be faster; else it is "", and predicted.
+    """
+
+    kernel: str  # its fingerprint
+    target: str  # see target_key
+    schedules: Schedules
+    measured: Measured
+    choice: str = ""
+    made: Mapping[str, str] = field(default_factory=dict)  # date and versions
+
+    def __str__(self) -> str:
+        nests = "; ".join(
+            f"{position} {template}({', '.join(f'{k}={v}' for k, v in parameters.items())})"
+            for position, (template, parameters) in sorted(self.schedules.items()))
+        best = self.measured
+        xla = f", {best.xla_ratio:.2f}x of XLA" if best.xla_ratio else ""
+        return (f"{self.kernel}  {self.target}  {best.ours_us:.1f} us, {best.speedup:.2f}x of the "
+                f"default{xla}{f', {self.choice}' if self.choice else ''}  {nests or 'default'}")
+
+
+def target_key(target: CpuTarget) -> str:
+    """The name of a target in records: equal for targets on which schedules mean the same."""
+    identity = (target.triple, target.cpu, target.features, target.cores, target.l1_bytes,
+                target.l2_bytes, target.l3_bytes)
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()
+    return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', target.cpu)}-{target.cores}-{digest[:12]}"
+
+
+class Records:
+    """The records in a folder, which any number of threads and processes may share.
+
+    A record appears whole or not at all, and is checked when it is read. A damaged one is reported,
+    set aside under another name and counts as absent: tuning makes it again, from the study, which
+    remembers its measurements.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @property
+    def folder(self) -> Path:
+        """Where the records lie: a file `<target>/<kernel>.json` for each."""
+        return self._folder
+
+    def get(self, kernel: str, target: str) -> Record | None:
+        """What is known of a kernel; None if nothing is, or only a damaged record."""
+        path = self._path(kernel, target)
+        try:
+            text = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            _warn(f"cannot read {path} ({error.strerror or error}); going on without")
+            return None
+        try:
+            record = _from_json(json.loads(text))
+            if (record.kernel, record.target) != (kernel, target):
+                raise ValueError("it is about another kernel or target")
+        except ValueError as error:
+            aside = path.with_suffix(".damaged")
+            _warn(f"{path} is damaged ({error}); it is set aside as {aside.name}, and the kernel "
+                  "gets its default schedule until it is tuned again")
+            with contextlib.suppress(OSError):
+                path.replace(aside)
+            return None
+        return record
+
+    def put(self, record: Record, replaces: Record | None = None) -> Record:
+        """Keeps a record unless a faster one is there; returns the one that is there then.
+
+        `replaces` is a known record that was measured again and lost against this one: it gives
+        way even if it once claimed more.
+
+        Raises: CacheError when the folder cannot be written.
+        """
+        path = self._path(record.kernel, record.target)
+        try:
+            with self._locked(path.parent):
+                there = self.get(record.kernel, record.target)
+                if there is not None and there != replaces and _rank(there) >= _rank(record):
+                    return there
+                _write(path, json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n")
+        except OSError as error:
+            raise CacheError(f"The records in {self._folder} cannot be written: "
+                             f"{error.strerror or error}") from error
+        return record
+
+    def all(self) -> list[Record]:
+        """Every record, by target and kernel."""
+        found = (self.get(path.stem, path.parent.name)
+                 for path in sorted(self._folder.glob("*/*.json")))
+        return [record for record in found if record is not None]
+
+    def export_text(self) -> str:
+        """All records as one text, which `import_text` takes, here or elsewhere."""
+        content = {"format": _EXPORT_FORMAT, "records": [_to_json(r) for r in self.all()]}
+        return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+    def import_text(self, text: str) -> tuple[int, int]:
+        """Merges exported records; the faster one of two stays. Says how many there were, and how
+        many of them are kept.
+
+        Raises: CacheError, before anything is written, for a text that is not whole.
+        """
+        try:
+            content = json.loads(text)
+            if not isinstance(content, dict) or content.get("format") != _EXPORT_FORMAT:
+                raise ValueError(f'expected the format "{_EXPORT_FORMAT}"')
+            records = [_from_json(item) for item in content["records"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CacheError(f"These are no exported records, or damaged ones: {error}") from error
+        kept = sum(self.put(record) == record for record in records)
+        return len(records), kept
+
+    def _path(self, kernel: str, target: str) -> Path:
+        if not _NAME.fullmatch(kernel) or not _NAME.fullmatch(target):
+            raise CacheError(f"There is no record of a kernel {kernel!r} on a target {target!r}")
+        return self._folder / target / f"{kernel}.json"
+
+    @contextlib.contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """One writer at a time; the lock of a process that dies is released by the system."""
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+def open_records(options: Options) -> Records:
+    """The records that these options ask for."""
+    return Records(options.cache_dir / "records")
+
+
+def today(versions: Mapping[str, str]) -> dict[str, str]:
+    """What a record says about where it comes from."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"date": now, **versions}
+
+
+def _rank(record: Record) -> tuple[float, str, str]:
+    """An order that every process agrees on: the faster, else the later, else by its text."""
+    text = json.dumps(_to_json(record), sort_keys=True)
+    return record.measured.speedup, record.made.get("date", ""), text
+
+
+def _to_json(record: Record) -> dict[str, Any]:
+    content = {
+        "kernel": record.kernel,
+        "target": record.target,
+        "schedules": {
+            str(position): {"template": template, "parameters": dict(parameters)}
+            for position, (template, parameters) in sorted(record.schedules.items())},
+        "measured": asdict(record.measured),
+        "choice": record.choice,
+        "made": dict(record.made),
+    }
+    return content | {"digest": _digest(content)}
+
+
+def _from_json(content: Any) -> Record:
+    """Raises: ValueError for what is not exactly what `_to_json` wrote."""
+    try:
+        rest = {name: value for name, value in content.items() if name != "digest"}
+        if content["digest"] != _digest(rest):
+            raise ValueError("its digest does not match")
+        schedules = {
+            int(position): (str(s["template"]), {str(k): int(v)
+                                                 for k, v in s["parameters"].items()})
+            for position, s in content["schedules"].items()}
+        measured = Measured(**{str(k): float(v) for k, v in content["measured"].items()})
+        record = Record(str(content["kernel"]), str(content["target"]), schedules, measured,
+                        str(content["choice"]), {str(k): str(v)
+                                                 for k, v in content["made"].items()})
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(f"it is no record: {type(error).__name__}: {error}") from error
+    if record.choice not in ("", OURS, XLA) or not math.isfinite(measured.speedup):
+        raise ValueError("it says what no record says")
+    return record
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _write(path: Path, text: str) -> None:
+    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"hlo_mlc records: {message}", RuntimeWarning, stacklevel=4)
