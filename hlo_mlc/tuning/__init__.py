@@ -1,0 +1,1 @@
+"""Finding the fastest schedule of a kernel by measuring: spaces, studies, workers."""

@@ -1,0 +1,104 @@
+"""The studies in a browser, by optuna-dashboard, with a note of ours on each.
+
+There is no authentication: who can reach the address can change the studies.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import optuna
+from optuna.storages import BaseStorage
+
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.study import quiet
+
+_REFRESH_S = 10.0  # how old a note may be while somebody looks
+_OWN_NOTE = "note"  # the attribute with the note as we wrote it: one that was edited is left alone
+
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A page makes several requests at once."""
+
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """Requests are of no interest to who started the server."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def make_dashboard(journal: Path, host: str, port: int) -> WSGIServer:
+    """A server of the studies in a journal, to be run with `serve_forever`; its port is
+    `server_port`, any free one if `port` is 0.
+
+    Raises: UsageError without optuna-dashboard, or for an address that cannot be had.
+    """
+    try:
+        import optuna_dashboard
+    except ImportError as error:
+        raise UsageError("The dashboard takes the package `optuna-dashboard`: "
+                         "pip install 'hlo-mlc[dashboard]'") from error
+    with quiet():
+        storage = open_storage(journal)
+        application = _Noted(optuna_dashboard.wsgi(storage), storage,
+                             optuna_dashboard.get_note, optuna_dashboard.save_note)
+    try:
+        return make_server(host, port, application, _Server, _SilentHandler)
+    except OSError as error:
+        raise UsageError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+class _Noted:
+    """The dashboard's application, which keeps the notes up to date while it is looked at."""
+
+    def __init__(self, application: Application, storage: BaseStorage,
+                 get_note: Callable[[optuna.Study], str],
+                 save_note: Callable[[optuna.Study, str], None]) -> None:
+        self._application, self._storage = application, storage
+        self._get, self._save = get_note, save_note
+        self._lock = threading.Lock()
+        self._refreshed = -_REFRESH_S
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]
+                 ) -> Iterable[bytes]:
+        with self._lock:
+            if time.monotonic() - self._refreshed >= _REFRESH_S:
+                self._refresh()
+                self._refreshed = time.monotonic()
+        return self._application(environ, start_response)
+
+    def _refresh(self) -> None:
+        with quiet():
+            for name in optuna.get_all_study_names(self._storage):
+                study = optuna.load_study(study_name=name, storage=self._storage)
+                known = study.user_attrs
+                text, there = note_text(known), self._get(study)
+                if "kernel" in known and text != there and there == known.get(_OWN_NOTE, ""):
+                    self._save(study, text)
+                    study.set_user_attr(_OWN_NOTE, text)
+
+
+def note_text(known: dict[str, Any]) -> str:
+    """What is known of a kernel, in Markdown."""
+    lines = [f"**{known.get('ops', 'a kernel')}**", ""]
+    if "best" in known:
+        xla = known["speedup over XLA"]
+        lines += [
+            f"- speed-up over the default: {known['speedup over the default']:.2f}",
+            f"- speed-up over XLA: {xla:.2f}" if xla else "- speed-up over XLA: not measured",
+            f"- record: `{known['best']}`", ""]
+    else:
+        lines += ["There is no winner yet.", ""]
+    return "\n".join([*lines, "```", known.get("kernel", "").rstrip(), "```", ""])

@@ -1,0 +1,61 @@
+"""What makes candidates: the space of a kernel, and the code of each configuration in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from hlo_mlc.codegen.cpu.assemble import compile_ir
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.space import Space, space_of
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A candidate before it is assembled. Equal text is equal code."""
+
+    text: str
+    symbol: str
+    scratch_bytes: int
+
+
+class Generator(Protocol):
+    """The code of the candidates; it is sent to worker processes, so its class is importable."""
+
+    def space(self, program: TensorProgram, target: CpuTarget) -> Space:
+        """What there is to choose for this kernel."""
+
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+        """The kernel with these schedules.
+
+        Raises: MlcError for schedules that cannot be followed.
+        """
+
+    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+        """The object file of a candidate.
+
+        Raises: MlcError.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateGenerator:
+    """Candidates from the templates, by the compiler's own path."""
+
+    def space(self, program: TensorProgram, target: CpuTarget) -> Space:
+        """The parameters of the templates that the compiler chooses."""
+        _, decisions = schedule_program(program, target)
+        return space_of(program, decisions, target)
+
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+        """LLVM IR."""
+        loops, _ = schedule_program(program, target, schedules)
+        return Source(print_program(loops, target), loops.name, loops.scratch_bytes)
+
+    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+        """An object file, by LLVM."""
+        return compile_ir(source.text, target)

@@ -1,0 +1,70 @@
+"""What the tuner and its worker processes say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.generator import Generator
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A kernel to tune: what to run it on, and what it has to compute from that."""
+
+    program: TensorProgram
+    target: CpuTarget
+    generator: Generator
+    operands: tuple[np.ndarray, ...]
+    expected: tuple[np.ndarray, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Asks for the code with these schedules; the answer is `Built` or `Failed`."""
+
+    schedules: Schedules
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Asks for the time of what was built last; the answer is `Timed` or `Failed`."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has built, checked and timed the default schedule."""
+
+    default_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A candidate was built; equal digests are equal code."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A candidate computes what it should, and is `speedup` times as fast as the default that ran
+    in turns with it. `noise` is the default's median time / its shortest: far above 1 where others
+    use the machine, too."""
+
+    default_us: float
+    us: float
+    speedup: float
+    noise: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A candidate cannot be built, or computes something else; or the worker died of it."""
+
+    reason: str

@@ -1,0 +1,121 @@
+"""Where studies are kept: one Optuna journal, which survives what may happen to it.
+
+Every operation is a line of JSON. A process that is killed while it writes leaves half a line,
+after which Optuna would read no further; opening the journal repairs that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
+from hlo_mlc.support.errors import CacheError
+from hlo_mlc.support.options import Options
+
+
+def journal_path(options: Options) -> Path:
+    """The journal that these options ask for."""
+    return options.cache_dir / "studies" / "journal.log"
+
+
+def open_storage(path: Path) -> JournalStorage:
+    """The studies in a journal, which is made if there is none and repaired if it is damaged.
+
+    Raises: CacheError when it cannot be read or written.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(path):
+            _repair(path)
+        try:
+            return _open(path)
+        except Exception as error:  # whole lines that make no sense together
+            aside = _aside(path)
+            path.replace(aside)
+            _warn(f"{path} cannot be replayed ({type(error).__name__}: {error}); it is set aside "
+                  f"as {aside.name}, and studies begin anew")
+            return _open(path)
+    except OSError as error:
+        raise CacheError(f"The studies in {path} cannot be opened: "
+                         f"{error.strerror or error}") from error
+
+
+def _open(path: Path) -> JournalStorage:
+    return JournalStorage(JournalFileBackend(str(path), _Lock(path)))
+
+
+class _Lock:
+    """Optuna's own locks are files that a killed process leaves behind for half a minute; the
+    system takes this one back at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: contextlib.ExitStack | None = None
+
+    def acquire(self) -> bool:
+        held = contextlib.ExitStack()
+        held.enter_context(_locked(self._path))
+        self._held = held
+        return True
+
+    def release(self) -> None:
+        held, self._held = self._held, None
+        held.close()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with open(path.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _repair(path: Path) -> None:
+    """Leaves only whole lines in the journal."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    lines = content.splitlines(keepends=True)
+    whole = [line for line in lines if _is_whole(line)]
+    if len(whole) == len(lines):
+        return
+    if whole == lines[:-1]:
+        # Cut off in place: others that have the journal open never got past the last whole line.
+        os.truncate(path, sum(map(len, whole)))
+        return
+    aside = _aside(path)
+    shutil.copyfile(path, aside)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
+        file.writelines(whole)
+    os.replace(file.name, path)
+    _warn(f"{path} was damaged in {len(lines) - len(whole)} lines, which are left out; "
+          f"as it was, it is {aside.name}")
+
+
+def _is_whole(line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def _aside(path: Path) -> Path:
+    for number in range(1, 1000):
+        aside = path.with_suffix(f".damaged-{number}")
+        if not aside.exists():
+            return aside
+    return path.with_suffix(".damaged")
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"hlo_mlc studies: {message}", RuntimeWarning, stacklevel=4)

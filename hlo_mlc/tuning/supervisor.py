@@ -1,0 +1,118 @@
+"""Keeps a worker process for a kernel, and replaces it when a candidate crashes or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from hlo_mlc.support.errors import TuningError
+from hlo_mlc.tuning.messages import Build, Built, Failed, Measure, Ready, Task, Timed
+from hlo_mlc.tuning.transport import pack
+
+START_S = 120.0
+"""What a worker may need to start, and to build and check the default schedule."""
+
+BUILD_S = 20.0
+"""What a candidate may need to be generated. Most kernels take 2 to 20 ms in all."""
+
+MEASURE_S = 20.0
+"""What a candidate may need to be assembled, besides `CALLS` times the default's time."""
+
+CALLS = 200
+
+
+class Supervisor:
+    """Asks a worker process about candidates; to be used as a context, which ends the worker.
+
+    Raises: TuningError if not even the default schedule runs.
+    """
+
+    def __init__(self, task: Task, patience: float = 1.0) -> None:
+        """`patience` scales how long to wait for an answer before a candidate counts as hung."""
+        self._packed = pack(task)
+        self._patience = patience
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self.default_us = 0.0
+        self.deaths = 0
+
+    def __enter__(self) -> Supervisor:
+        self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self._end()
+
+    def build(self, request: Build) -> Built | Failed:
+        """Generates a candidate."""
+        return self._ask(request, BUILD_S * self._patience)
+
+    def measure(self, request: Measure) -> Timed | Failed:
+        """Assembles, checks and times the candidate that was built last."""
+        seconds = MEASURE_S + request.seconds + CALLS * self.default_us / 1e6
+        return self._ask(request, seconds * self._patience)
+
+    def _ask(self, request: Build | Measure, seconds: float) -> Any:
+        if self._process is None:
+            self._start()
+        try:
+            self._connection.send(request)
+            if self._connection.poll(seconds):
+                return self._connection.recv()
+            reason = f"it hung: no answer within {seconds:.0f} s"
+        except (EOFError, OSError):
+            reason = f"it crashed: {self._cause()}"
+        self.deaths += 1
+        self._end()
+        return Failed(reason)
+
+    def _start(self) -> None:
+        ours, theirs = Pipe()
+        # It finds what we find (a generator may come from anywhere), and gets no Ctrl-C: we do.
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hlo_mlc.tuning.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+        self._connection = ours
+        reason = "it did not start in time"
+        try:
+            ours.send_bytes(self._packed)
+            if ours.poll(START_S):
+                answer = ours.recv()
+                if isinstance(answer, Ready):
+                    self.default_us = answer.default_us
+                    return
+                reason = answer.reason
+        except (EOFError, OSError):
+            reason = f"it crashed with the default schedule: {self._cause()}"
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        raise TuningError(f"The worker process cannot measure the kernel: {reason}")
+
+    def _cause(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"the worker ended with status {code}"
+        with contextlib.suppress(ValueError):
+            return signal.Signals(-code).name
+        return f"signal {-code}"
+
+    def _end(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self._connection = self._process = None

@@ -1,0 +1,126 @@
+"""Tuning one kernel: candidates are tried until the budget is spent, the best measured again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hlo_mlc.runtime.records import Measured, Record, Schedules
+from hlo_mlc.tuning.messages import Build, Failed, Measure, Task, Timed
+from hlo_mlc.tuning.space import Configuration, Space
+from hlo_mlc.tuning.study import KernelStudy, Outcome, Tried
+from hlo_mlc.tuning.supervisor import Supervisor
+
+# Seconds of timing for each candidate, and for each of those that may win.
+TRIAL_S, FINAL_S = 0.1, 0.4
+FINALISTS = 4
+# How much faster than the default a winner has to be, and what counts as equally fast: runs in
+# turns tell no less apart. On a busy machine they tell less: a quarter of the noise is added, up
+# to what no noise has been seen to feign.
+WORTH_IT, SURELY_WORTH_IT = 1.02, 1.2
+EQUALLY_FAST = 1.01
+SHARE_OF_NOISE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When to stop: after so many configurations in the study, or at this time (of
+    `time.monotonic`), whichever comes first; None is no limit."""
+
+    trials: int | None = None
+    deadline: float | None = None
+
+    def is_spent(self, tried: int) -> bool:
+        """Whether it is time to name the winner."""
+        late = self.deadline is not None and time.monotonic() >= self.deadline
+        return late or (self.trials is not None and tried >= self.trials)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The schedules that are to be used, which are none where the default is as fast."""
+
+    schedules: Schedules
+    measured: Measured
+    tried: int  # configurations in the study
+    failed: int  # of these, such as could not be built, were wrong, crashed or hung
+    noise: float = 1.0  # of the final, see Timed
+
+
+OnTrial = Callable[[KernelStudy, Outcome], None]
+
+
+def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
+                known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
+                patience: float = 1.0) -> Winner:
+    """Searches for the fastest schedules of a kernel.
+
+    `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
+    a candidate may take before it counts as hung.
+
+    Raises: TuningError if not even the default schedule runs.
+    """
+    with Supervisor(task, patience) as supervisor:
+        while not budget.is_spent(len(study.tried)):
+            trial = study.next()
+            if trial is None:
+                break
+            schedules = space.schedules(trial.configuration)
+            try:
+                outcome, digest = _try(supervisor, study, schedules, TRIAL_S)
+            except BaseException:  # an interrupt
+                study.abandon(trial)
+                raise
+            study.tell(trial, outcome, digest)
+            on_trial(study, outcome)
+        return _final(supervisor, study, space, known)
+
+
+def _try(supervisor: Supervisor, study: KernelStudy | None, schedules: Schedules, seconds: float
+         ) -> tuple[Outcome, str]:
+    """Builds and measures a candidate, unless the study knows its code."""
+    built = supervisor.build(Build(schedules))
+    if isinstance(built, Failed):
+        return built, ""
+    known = study.known_code(built.digest) if study is not None else None
+    return known or supervisor.measure(Measure(seconds)), built.digest
+
+
+def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None
+           ) -> Winner:
+    """Measures the best again, each in turns with the default, and picks the fastest."""
+    tried = study.tried
+    failed = sum(isinstance(t.outcome, Failed) for t in tried)
+    standing = known and space.configuration(known.schedules)
+    best: list[tuple[Configuration, Timed]] = []
+    for configuration in _finalists(tried, space, standing):
+        outcome, _ = _try(supervisor, None, space.schedules(configuration), FINAL_S)
+        if isinstance(outcome, Timed):
+            best.append((configuration, outcome))
+    fastest = max((timed.speedup for _, timed in best), default=0.0)
+    noise = max((timed.noise for _, timed in best), default=1.0)
+    needed = min(max(WORTH_IT, 1 + SHARE_OF_NOISE * (noise - 1)), SURELY_WORTH_IT)
+    if fastest < needed:
+        us = supervisor.default_us
+        return Winner({}, Measured(us, us, 1.0), len(tried), failed, noise)
+    # Of those that are equally fast the first in order: which one wins is not left to noise.
+    equal = [pair for pair in best if pair[1].speedup * EQUALLY_FAST >= fastest]
+    configuration, timed = min(equal, key=lambda pair: sorted(pair[0].items()))
+    return Winner(space.schedules(configuration),
+                  Measured(timed.default_us, timed.us, timed.speedup), len(tried), failed, noise)
+
+
+def _finalists(tried: Sequence[Tried], space: Space, standing: Configuration | None
+               ) -> list[Configuration]:
+    """The fastest configurations of different code, and the one that stands in the records."""
+    timed = [t for t in tried if isinstance(t.outcome, Timed)]
+    default = {t.digest for t in timed if t.configuration == space.default}
+    chosen: dict[str, Configuration] = {}
+    for one in sorted(timed, key=lambda t: (-t.outcome.speedup, t.number)):
+        if len(chosen) < FINALISTS and one.digest not in default:
+            chosen.setdefault(one.digest, one.configuration)
+    result = list(chosen.values())
+    if standing is not None and standing not in result and standing != space.default:
+        result.append(standing)
+    return result

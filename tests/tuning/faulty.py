@@ -1,0 +1,59 @@
+"""A generator whose candidates do what no candidate should; workers import it from this folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.generator import Source, TemplateGenerator
+from hlo_mlc.tuning.space import Parameter, Space
+
+SLOW, FAST, CRASH, HANG, WRONG, UNTOUCHED, REFUSED, DIES, SLEEPS, SAME = range(10)
+
+TEMPLATE = "faulty"
+_SLOW = {0: ("contraction", {"rows": 4, "vectors": 1, "pack": 0, "row_blocks": 1})}
+_BODIES = {
+    CRASH: "store i8 0, ptr null\n  call void @llvm.trap()\n  unreachable",
+    HANG: "br label %forever\nforever:\n  br label %forever",
+    UNTOUCHED: "ret void",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FaultyGenerator:
+    """What it makes depends on the one parameter, `kind`; the default, SLOW, is slow but right."""
+
+    kinds: tuple[int, ...]
+    almost: TensorProgram | None = None  # what WRONG computes instead
+
+    def space(self, program: TensorProgram, target: CpuTarget) -> Space:
+        return Space((Parameter(0, TEMPLATE, "kind", self.kinds, SLOW),))
+
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+        kind = schedules[0][1]["kind"] if schedules else SLOW
+        if kind == REFUSED:
+            raise ScheduleError("refused\nfor a reason of many lines")
+        if kind == DIES:
+            os._exit(3)
+        if kind == SLEEPS:
+            time.sleep(1000)
+        right = TemplateGenerator()
+        if kind in (FAST, SAME):
+            return right.source(program, target, {})
+        if kind == WRONG:
+            return right.source(self.almost, target, {})
+        source = right.source(program, target, _SLOW)
+        if kind == SLOW:
+            return source
+        text = (f"declare void @llvm.trap()\n"
+                f"define void @{source.symbol}(ptr %c, ptr %b, ptr %d, ptr %s) {{\n"
+                f"  {_BODIES[kind]}\n}}\n")
+        return Source(text, source.symbol, 0)
+
+    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+        return TemplateGenerator().assemble(source, target)

@@ -1,0 +1,133 @@
+"""The dashboard: served on a free port, with a note on each study."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hlo_mlc.cli import main
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.tuning import dashboard
+from hlo_mlc.tuning.dashboard import make_dashboard, note_text
+from hlo_mlc.tuning.messages import Failed, Timed
+from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.study import KernelStudy
+
+SPACE = Space((Parameter(0, "elementwise", "unroll", (1, 2, 4), 2),))
+KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "best": "abc 10.0 us",
+         "speedup over the default": 1.25, "speedup over XLA": 3.5}
+_START_S = 60
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    path = tmp_path / "studies" / "journal.log"
+    study = KernelStudy(open_storage(path), "abc-cpu", SPACE)
+    study.describe(KNOWN)
+    for number in range(3):
+        outcome = Failed("it crashed: SIGSEGV") if number == 1 else Timed(9.0, 6.0, 1.5)
+        study.tell(study.next(), outcome, "")
+    return path
+
+
+@pytest.fixture
+def address(journal: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
+    monkeypatch.setattr(dashboard, "_REFRESH_S", 0.0)
+    with make_dashboard(journal, "127.0.0.1", 0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=_START_S) as reply:
+        return json.loads(reply.read())
+
+
+def test_studies_and_notes(address: str, journal: Path) -> None:
+    (summary,) = get(f"{address}/api/studies")["study_summaries"]
+    assert summary["study_name"].startswith("abc-cpu-")
+    detail = get(f"{address}/api/studies/{summary['study_id']}")
+    assert [t["state"] for t in detail["trials"]] == ["Complete", "Pruned", "Complete"]
+    assert detail["note"]["body"] == note_text(KNOWN)
+    for part in ("sin(a0[i])", "abc 10.0 us", "over the default: 1.25", "over XLA: 3.50"):
+        assert part in detail["note"]["body"]
+    again = get(f"{address}/api/studies/{summary['study_id']}")
+    assert again["note"]["version"] == detail["note"]["version"], "not written again"
+    KernelStudy(open_storage(journal), "abc-cpu", SPACE).describe({"speedup over XLA": 7.0})
+    assert "over XLA: 7.00" in get(f"{address}/api/studies/{summary['study_id']}")["note"]["body"]
+
+
+def test_a_note_that_a_person_wrote_stays(address: str) -> None:
+    (summary,) = get(f"{address}/api/studies")["study_summaries"]
+    url = f"{address}/api/studies/{summary['study_id']}"
+    version = get(url)["note"]["version"]
+    body = json.dumps({"body": "mine", "version": version + 1}).encode()
+    request = urllib.request.Request(f"{url}/note", body, {"Content-Type": "application/json"},
+                                     method="PUT")
+    urllib.request.urlopen(request, timeout=_START_S).close()
+    assert get(url)["note"]["body"] == "mine"
+    assert get(url)["note"]["body"] == "mine"
+
+
+@pytest.mark.filterwarnings("ignore:Target and region quantiles")
+def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("there is no chromium to open the page with")
+    ran = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b",
+         "--virtual-time-budget=15000", "--window-size=1400,1000",
+         f"--screenshot={tmp_path}/page.png", "--dump-dom", f"{address}/dashboard/studies/0"],
+        capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert "sin(a0[i])" in ran.stdout and "abc-cpu-" in ran.stdout
+
+
+def test_kernels_without_a_winner() -> None:
+    assert "no winner yet" in note_text({"kernel": "x", "ops": "sine"})
+    assert "over XLA: not measured" in note_text(KNOWN | {"speedup over XLA": 0.0})
+
+
+def test_without_the_package(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna_dashboard", None)
+    with pytest.raises(UsageError, match=r"hlo-mlc\[dashboard\]"):
+        make_dashboard(journal, "127.0.0.1", 0)
+
+
+def test_a_port_that_is_taken(address: str, journal: Path) -> None:
+    port = address.rpartition(":")[2]
+    result = CliRunner().invoke(main, ["dashboard", "--port", port],
+                                env={"HLO_MLC_CACHE": str(journal.parents[1])})
+    assert result.exit_code == 2 and f"Cannot listen on 127.0.0.1:{port}" in result.output
+
+
+def test_on_the_command_line(journal: Path) -> None:
+    pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
+    command = [sys.executable, "-c", "from hlo_mlc.cli import main; main()", "dashboard", "--port",
+               "0"]
+    environment = os.environ | {"HLO_MLC_CACHE": str(journal.parents[1]), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            address = process.stdout.readline().split()[0]
+            assert address.startswith("http://127.0.0.1:")
+            assert len(get(f"{address}api/studies")["study_summaries"]) == 1
+        finally:
+            process.send_signal(signal.SIGINT)
+    assert process.returncode == 0

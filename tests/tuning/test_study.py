@@ -1,0 +1,163 @@
+"""Studies: what is known is kept, whatever ends the process that found it out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+
+from hlo_mlc.tuning.messages import Failed, Timed
+from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.study import KernelStudy
+
+SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(0, "a", "y", (0, 1), 0)))
+LARGE = Space(tuple(Parameter(n, "a", "x", tuple(range(8)), 3) for n in range(4)))
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "studies" / "journal.log"
+
+
+def run(study: KernelStudy, count: int, fails: int = -1) -> list[dict[str, int]]:
+    """Tells so many trials that larger values are faster."""
+    seen = []
+    for _ in range(count):
+        trial = study.next()
+        if trial is None:
+            break
+        seen.append(dict(trial.configuration))
+        total = sum(trial.configuration.values())
+        outcome = Failed("wrong") if total == fails else Timed(10.0, 5.0, 1.0 + total / 10)
+        study.tell(trial, outcome, f"code{sorted(trial.configuration.items())}")
+    return seen
+
+
+def test_small_spaces_are_gone_through(journal: Path) -> None:
+    study = KernelStudy(open_storage(journal), "k", SMALL)
+    seen = run(study, 100)
+    assert seen == list(SMALL.all())
+    assert study.next() is None
+
+
+def test_the_default_comes_first_then_the_known(journal: Path) -> None:
+    known = dict.fromkeys(LARGE.default, 7)
+    seen = run(KernelStudy(open_storage(journal), "k", LARGE, [known]), 3)
+    assert seen[:2] == [LARGE.default, known]
+
+
+def test_no_configuration_is_tried_twice(journal: Path) -> None:
+    seen = run(KernelStudy(open_storage(journal), "k", LARGE), 60)
+    assert len({tuple(sorted(c.items())) for c in seen}) == 60
+
+
+def test_the_sampler_learns(journal: Path) -> None:
+    seen = run(KernelStudy(open_storage(journal), "k", LARGE), 80)
+    totals = [sum(c.values()) for c in seen]
+    assert sum(totals[-20:]) / 20 > sum(totals[:20]) / 20 + 4
+
+
+def test_it_goes_on_where_it_was(journal: Path) -> None:
+    first = KernelStudy(open_storage(journal), "k", SMALL)
+    seen = run(first, 4, fails=1)
+    second = KernelStudy(open_storage(journal), "k", SMALL)
+    assert second.tried == first.tried
+    assert [isinstance(t.outcome, Failed) for t in second.tried].count(True) == 1
+    seen += run(second, 100)
+    assert seen == list(SMALL.all())
+    assert second.known_code(first.tried[2].digest) == first.tried[2].outcome
+
+
+def test_an_abandoned_trial_is_tried_again(journal: Path) -> None:
+    first = KernelStudy(open_storage(journal), "k", SMALL)
+    trial = first.next()
+    first.abandon(trial)
+    assert first.tried == []
+    second = KernelStudy(open_storage(journal), "k", SMALL)
+    assert second.next().configuration == trial.configuration
+
+
+def test_other_spaces_are_other_studies(journal: Path) -> None:
+    run(KernelStudy(open_storage(journal), "k", SMALL), 4)
+    other = Space((Parameter(0, "a", "x", (1, 2), 2),))
+    assert KernelStudy(open_storage(journal), "k", other).tried == []
+
+
+@pytest.mark.filterwarnings("ignore:hlo_mlc studies")
+def test_optuna_says_nothing_and_keeps_the_users_verbosity(journal: Path, capfd) -> None:
+    optuna.logging.set_verbosity(optuna.logging.INFO)
+    run(KernelStudy(open_storage(journal), "k", SMALL), 3)
+    assert optuna.logging.get_verbosity() == optuna.logging.INFO
+    assert capfd.readouterr().err == ""
+
+
+ENDLESS = """
+import sys, time
+from pathlib import Path
+from hlo_mlc.tuning.messages import Timed
+from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.study import KernelStudy
+space = Space(tuple(Parameter(n, "a", "x", tuple(range(8)), 3) for n in range(4)))
+study = KernelStudy(open_storage(Path(sys.argv[1])), "k", space)
+while trial := study.next():
+    print(len(study.tried), flush=True)
+    study.tell(trial, Timed(10.0, 5.0, 2.0), "code")
+"""
+
+
+def test_killed_at_any_moment(journal: Path) -> None:
+    known = 0
+    for round in range(3):
+        process = subprocess.Popen([sys.executable, "-c", ENDLESS, str(journal)],
+                                   stdout=subprocess.PIPE, text=True)
+        told = 0
+        for line in process.stdout:
+            told = int(line)
+            if told >= known + 5 + round:
+                break
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        study = KernelStudy(open_storage(journal), "k", LARGE)
+        assert len(study.tried) >= told > known
+        known = len(study.tried)
+    assert len(run(study, 3)) == 3
+
+
+def test_half_a_line_at_the_end(journal: Path) -> None:
+    run(KernelStudy(open_storage(journal), "k", SMALL), 3)
+    whole = journal.read_bytes()
+    for cut in (1, 5, 30):
+        journal.write_bytes(whole + whole.splitlines(keepends=True)[-1][:-cut])
+        study = KernelStudy(open_storage(journal), "k", SMALL)
+        assert len(study.tried) == 3
+        assert len(run(study, 1)) == 1
+        assert len(KernelStudy(open_storage(journal), "k", SMALL).tried) == 4
+
+
+def test_damage_in_the_middle(journal: Path) -> None:
+    run(KernelStudy(open_storage(journal), "k", SMALL), 3)
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[-2] = b"\x00" * 20 + b"\n"
+    journal.write_bytes(b"".join(lines))
+    with pytest.warns(RuntimeWarning, match="damaged in 1 lines"):
+        study = KernelStudy(open_storage(journal), "k", SMALL)
+    assert 2 <= len(study.tried) <= 3
+    assert list(journal.parent.glob("*.damaged-1"))
+    run(study, 100)
+    assert KernelStudy(open_storage(journal), "k", SMALL).next() is None
+
+
+def test_a_journal_that_makes_no_sense(journal: Path) -> None:
+    run(KernelStudy(open_storage(journal), "k", SMALL), 3)
+    journal.write_bytes(journal.read_bytes() + b'{"op_code": 99}\n')
+    with pytest.warns(RuntimeWarning, match="studies begin anew"):
+        study = KernelStudy(open_storage(journal), "k", SMALL)
+    assert study.tried == []
+    assert len(run(study, 2)) == 2
