@@ -5,40 +5,34 @@ Read `compile_module` first: it is the path of every program, one line a stage.
 
 from __future__ import annotations
 
-import hashlib
-import threading
 import time
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
-from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.building import BuiltKernel, build_kernels, scheduled
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import emit_module
-from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.frontend.importer import import_function, read_donations
+from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
-from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.cost import choose_all, choose_predicted, estimate, is_small
-from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Plan, Verdict, partition
+from hlo_mlc.partition.cost import choose_all, choose_predicted, is_small, predict
+from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
-from hlo_mlc.report import KernelReport, LeftReport, NestReport, Report, nest_line
-from hlo_mlc.runtime import variants
-from hlo_mlc.runtime.cache import ObjectCache, object_cache
-from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
+from hlo_mlc.runtime.rates import with_known_rates
+from hlo_mlc.runtime.records import OURS, open_records, target_key
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu as targets
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.program import Decision, schedule_program
 from hlo_mlc.tensor.core import Nest, Step
-from hlo_mlc.tensor.text import program_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,93 +59,85 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
         graph, _ = simplify(graph, references)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
-        plan = partition(graph, _chooser(options, target), lambda unit: _is_small(unit, target))
-        record.stage("partition", "30-plan.txt", lambda: plan_text(plan))
-        built = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
+        plan, built = _plan_and_build(graph, read_donations(module, entry), options, target,
+                                      record)
         emitted = emit_module(plan.graph, module, entry) if plan.taken else module
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
-    report = _report(plan, built, time.perf_counter() - began, record, target)
-    _say(entry, report, built, options.debug)
+    report = replace(report_on(plan, built, time.perf_counter() - began, record),
+                     predicted=predict(plan, target))
+    _say(entry, report, built, options, target)
     return CompiledModule(emitted, report)
 
 
 def target_of(options: Options) -> CpuTarget:
-    """The CPU to generate code for."""
+    """The CPU to generate code for, and how fast it is, as far as that was measured."""
     target = targets.host() if options.target == "cpu" else targets.named(options.target)
-    return target if options.threads is None else replace(target, cores=options.threads)
+    if options.threads is not None:
+        target = replace(target, cores=options.threads)
+    return with_known_rates(target, options)
 
 
-@dataclass(frozen=True, slots=True)
-class BuiltKernel:
-    """A kernel that can be called, and how it was made."""
-
-    kernel: Kernel
-    decisions: tuple[Decision, ...]
-    loops: LoopProgram
-    code: KernelCode
-
-
-_built: dict[tuple[str, CpuTarget], BuiltKernel] = {}
-_building = threading.Lock()
-
-
-def built_kernel(kernel_id: str, options: Options) -> BuiltKernel | None:
-    """The kernel with this id, if this process has compiled it with such options."""
-    return _built.get((kernel_id, target_of(options)))
-
-
-def build_kernels(kernels: list[Kernel], options: Options, target: CpuTarget,
-                  record: Recorder) -> dict[str, BuiltKernel]:
-    """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint."""
-    if not kernels:
-        return {}
-    cache = object_cache(options)
-    result: dict[str, BuiltKernel] = {}
-    for kernel in kernels:
-        key = kernel.fingerprint, target
-        if kernel.fingerprint in result:
-            continue
-        with _building:
-            built = _built.get(key)
-            if built is None or record.folder is not None:  # a dump shows all stages every time
-                built = _built[key] = _build(kernel, target, cache, record, built)
-        result[kernel.fingerprint] = built
-    return result
+def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
+                    target: CpuTarget, record: Recorder
+                    ) -> tuple[Plan, Mapping[str, BuiltKernel]]:
+    """The plan, and its kernels; a cluster whose kernel cannot be built stays with XLA."""
+    failed: dict[str, str] = {}
+    while True:
+        plan = partition(graph, _chooser(options, target, failed),
+                         lambda unit: is_small_unit(unit, target), donated)
+        record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
+        result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
+        if not result.failed:
+            return plan, result.built
+        for reason in result.failed.values():
+            warnings.warn(f"hlo_mlc leaves a cluster to XLA: {reason}", RuntimeWarning,
+                          stacklevel=2)
+        failed.update(result.failed)
 
 
-def _build(kernel: Kernel, target: CpuTarget, cache: ObjectCache, record: Recorder,
-           known: BuiltKernel | None) -> BuiltKernel:
-    name = kernel.program.name
-    record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
-    loops, decisions = schedule_program(kernel.program, target)
-    record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
-    source = print_program(loops, target)
-    record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
-    code = known.code if known is not None else _assemble(source, loops, target, cache)
-    variants.publish(kernel.fingerprint, code)
-    record.stage(f"assemble {name}", f"90-{name}.s", lambda: assembly(source, target))
-    return BuiltKernel(kernel, decisions, loops, code)
-
-
-def _assemble(source: str, loops: LoopProgram, target: CpuTarget, cache: ObjectCache) -> KernelCode:
-    key = hashlib.sha256(f"{target}\n{source}".encode()).hexdigest()
-    code = cache.get(key)
-    if code is None:
-        code = compile_ir(source, target)
-        cache.put(key, code)
-    return variants.load_object(code, loops.name, loops.scratch_bytes)
-
-
-def _chooser(options: Options, target: CpuTarget):
-    rule = choose_all if options.choose == "ours" else choose_predicted
+def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, str]) -> Chooser:
+    rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
 
     def choose(cluster: Cluster) -> Verdict:
-        return rule(cluster, target)
+        verdict = rule(cluster, target)
+        reason = failed.get(cluster.kernel.fingerprint)
+        if reason is None:
+            return verdict
+        return replace(verdict, take=False, reason=f"the compiler failed with {reason}")
 
     return choose
 
 
-def _is_small(unit: Unit, target: CpuTarget) -> bool:
+def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
+    records = open_records(options)
+
+    def choose(cluster: Cluster, target: CpuTarget) -> Verdict:
+        predicted = choose_predicted(cluster, target)
+        known = records.get(cluster.kernel.fingerprint, target_key(target))
+        if known is None or not known.choice:
+            return predicted
+        found = known.measured
+        return replace(predicted, take=known.choice == OURS, ours_us=found.ours_us,
+                       xla_us=found.xla_us, reason=f"recorded when it was tuned: XLA takes "
+                       f"{found.xla_ratio:.2f} times as long as ours")
+
+    return choose
+
+
+def clusters_of(module: ir.Module, options: Options, *, entry: str = "main") -> tuple[Graph, Plan]:
+    """The simplified graph of a function and its clusters, taken or not; nothing is built.
+
+    Raises: MlcError subclasses of the stage that fails.
+    """
+    target = target_of(options)
+    graph, _ = simplify(import_function(module, entry), references)
+    return graph, partition(graph, _chooser(options, target, {}),
+                            lambda unit: is_small_unit(unit, target),
+                            read_donations(module, entry))
+
+
+def is_small_unit(unit: Unit, target: CpuTarget) -> bool:
+    """Whether a unit is too small to deserve a kernel of its own."""
     if unit.joined is not None:
         return is_small(Nest(unit.joined.stages, unit.joined.shared), target)
     return all(is_small(step, target) for step in unit.steps)
@@ -169,8 +155,9 @@ def plan_text(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _report(plan: Plan, built: Mapping[str, BuiltKernel], seconds: float, record: Recorder,
-            target: CpuTarget) -> Report:
+def report_on(plan: Plan, built: Mapping[str, BuiltKernel], seconds: float, record: Recorder
+              ) -> Report:
+    """What became of a program: its kernels, and what is left to XLA."""
     kernels: dict[str, KernelReport] = {}
     for cluster, verdict in plan.taken:
         fingerprint = cluster.kernel.fingerprint
@@ -178,50 +165,43 @@ def _report(plan: Plan, built: Mapping[str, BuiltKernel], seconds: float, record
             kernels[fingerprint] = replace(kernels[fingerprint],
                                            uses=kernels[fingerprint].uses + 1)
             continue
-        kernels[fingerprint] = _kernel_report(cluster, verdict, built[fingerprint], target)
+        kernels[fingerprint] = _kernel_report(cluster, verdict, built[fingerprint])
     left = [LeftReport(n.op, n.location, why) for n, why in plan.left.items()]
     left += [LeftReport(n.op, n.location, verdict.reason)
              for cluster, verdict in plan.rejected for n in cluster.nodes]
-    return Report(plan.coverage, kernels=tuple(kernels.values()), left=tuple(left),
+    taken = {n for cluster, _ in plan.taken for n in cluster.nodes}
+    apart = tuple(LeftReport(n.op, n.location, why) for n, why in plan.apart.items() if n in taken)
+    return Report(plan.coverage, kernels=tuple(kernels.values()), left=tuple(left), apart=apart,
                   seconds=seconds, stage_seconds=record.seconds_by_stage())
 
 
-def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel,
-                   target: CpuTarget) -> KernelReport:
-    nests = tuple(NestReport(d.template.name, dict(d.parameters), d.refused, _nest_text(d.nest))
-                  for d in built.decisions)
+def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> KernelReport:
     program = cluster.kernel.program
-    predicted = estimate(cluster.kernel, target)
+    predicted = verdict.estimate
     return KernelReport(
         id=cluster.kernel.fingerprint, name=program.name,
         ops=tuple(n.op for n in cluster.nodes),
         locations=tuple(dict.fromkeys(n.location for n in cluster.nodes if n.location)),
-        nests=nests,
+        nests=built.nests,
         operands=tuple(TensorType(b.shape, b.dtype) for b in program.operands),
         results=tuple(TensorType(b.shape, b.dtype) for b in program.results),
         bytes=predicted.bytes, operations=predicted.operations,
         contraction_flops=predicted.contraction_flops,
-        data_dependent=any(map(_is_data_dependent, program.steps)),
+        data_dependent=any(map(is_data_dependent, program.steps)),
         ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason)
 
 
-def _is_data_dependent(step: Step) -> bool:
+def is_data_dependent(step: Step) -> bool:
+    """Whether how long a step takes depends on the values that it computes with."""
     if isinstance(step, Nest):
         return False
-    return step.trip_count is None or any(map(_is_data_dependent, step.body))
+    return step.trip_count is None or any(map(is_data_dependent, step.body))
 
 
-def _nest_text(nest: Nest) -> str:
-    parts = []
-    for stage in nest.stages:
-        axes = "x".join(str(v.extent) for v in stage.axes) or "scalar"
-        reduced = "x".join(str(v.extent) for v in stage.reduce_axes)
-        parts.append(f"{axes} over {reduced}" if reduced else axes)
-    return ", ".join(parts)
-
-
-def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], debug: int) -> None:
+def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], options: Options,
+         target: CpuTarget) -> None:
     """What HLO_MLC_DEBUG asks to see of a function that was compiled."""
+    debug = options.debug
     say(Level.FUNCTIONS, debug, [f"{entry}: {report.headline}"])
     for kernel in report.kernels:
         say(Level.KERNELS, debug, [
@@ -230,5 +210,6 @@ def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], debug: in
         say(Level.REASONS, debug, [f"    not {template}: {why}" for nest in kernel.nests
                                    for template, why in nest.refused])
         if debug >= Level.LOOPS:
-            say(Level.LOOPS, debug, loops_text(built[kernel.id].loops).splitlines())
+            loops, _ = scheduled(built[kernel.id].kernel, options, target)
+            say(Level.LOOPS, debug, loops_text(loops).splitlines())
     say(Level.REASONS, debug, [f"  left to XLA:{line}" for line in report.left_lines()])

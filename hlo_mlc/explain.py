@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from hlo_mlc.compiler import BuiltKernel, built_kernel, target_of
+from hlo_mlc.building import BuiltKernel, built_kernel
+from hlo_mlc.compiler import target_of
 from hlo_mlc.limits import best_us, machine_limits
 from hlo_mlc.report import KernelReport, KernelTime, Report
 from hlo_mlc.runtime.measure import bind_kernel, made_up
@@ -26,7 +29,7 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
     """The time of each kernel of the report, by its id, as far as it can be measured here."""
     times: dict[str, KernelTime] = {}
     for kernel in report.kernels:
-        built = built_kernel(kernel.id, options)
+        built = built_kernel(kernel.id, target_of(options))
         if built is not None and _is_measurable(kernel):
             times[kernel.id] = _measure(kernel, built, options)
     return times
@@ -34,7 +37,8 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
 
 def _is_measurable(kernel: KernelReport) -> bool:
     size = sum(t.bytes for t in (*kernel.operands, *kernel.results))
-    return not kernel.data_dependent and size <= _LARGEST_BYTES
+    here = not math.isnan(kernel.ours_us)  # and not on a GPU
+    return here and not kernel.data_dependent and size <= _LARGEST_BYTES
 
 
 def _measure(kernel: KernelReport, built: BuiltKernel, options: Options) -> KernelTime:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.partition.estimate import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,16 @@ class KernelReport:
     operations: int  # rough number of simple ones
     contraction_flops: int  # exact: two for each multiply-add, four where it is in 64 bits
     data_dependent: bool
-    ours_us: float  # predicted
+    ours_us: float  # predicted; NaN where nothing is (on GPUs)
     xla_us: float
     reason: str
     uses: int = 1
+    resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
 
 
 @dataclass(frozen=True, slots=True)
 class LeftReport:
-    """An op that stays with XLA."""
+    """An op that stays with XLA, or begins a kernel, and why."""
 
     op: str
     location: str
@@ -91,6 +94,8 @@ class Report:
     comparisons: tuple[Comparison, ...] = ()  # choose="measure": what was measured
     kernels: tuple[KernelReport, ...] = ()
     left: tuple[LeftReport, ...] = ()
+    apart: tuple[LeftReport, ...] = ()  # ops in kernels that did not join those before them
+    predicted: Prediction | None = None  # unless a part of it is not modelled
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -111,6 +116,8 @@ class Report:
     def explain(self, measured: Mapping[str, KernelTime] | None = None) -> str:
         """The report as text for a person, with the kernels' times (by id) that were measured."""
         lines = [self.headline, *map(str, self.comparisons), *self.reasons]
+        if self.predicted is not None:
+            lines.append(str(self.predicted))
         if self.stage_seconds:
             lines.append("  " + ", ".join(f"{stage} {seconds * 1e3:.1f} ms"
                                           for stage, seconds in self.stage_seconds.items()))
@@ -118,19 +125,26 @@ class Report:
             lines += ["", *_kernel_lines(kernel, (measured or {}).get(kernel.id))]
         if self.left:
             lines += ["", "left to XLA:", *self.left_lines()]
+        if self.apart:
+            lines += ["", "not joined to what comes before them:", *_grouped_lines(self.apart)]
         return "\n".join(lines)
 
     def left_lines(self) -> list[str]:
-        """The ops that stay with XLA, those of one kind and reason in one line."""
-        grouped: dict[tuple[str, str], list[str]] = {}
-        for item in self.left:
-            grouped.setdefault((item.op, item.reason), []).append(item.location)
-        lines = []
-        for (op, reason), places in grouped.items():
-            where = f" at {places[0]}" if places[0] else ""
-            more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-            lines.append(f"  {op}{where}{more}: {reason}")
-        return lines
+        """The ops that stay with XLA."""
+        return _grouped_lines(self.left)
+
+
+def _grouped_lines(items: tuple[LeftReport, ...]) -> list[str]:
+    """Ops of one kind and reason in one line."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for item in items:
+        grouped.setdefault((item.op, item.reason), []).append(item.location)
+    lines = []
+    for (op, reason), places in grouped.items():
+        where = f" at {places[0]}" if places[0] else ""
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        lines.append(f"  {op}{where}{more}: {reason}")
+    return lines
 
 
 def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
@@ -143,8 +157,11 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
         lines.append(f"  from {', '.join(kernel.locations[:_LOCATIONS])}{more}")
     lines.append(f"  {byte_size(kernel.bytes)} at the border, {kernel.operations:,} simple "
                  "operations")
-    lines.append(f"  predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
-                 f"({kernel.reason})")
+    if math.isnan(kernel.ours_us):
+        lines.append(f"  {kernel.reason}")
+    else:
+        lines.append(f"  predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
+                     f"({kernel.reason})")
     if time is not None:
         lines.append(f"  measured {time.us:.1f} us, {time.share:.0%} of what this machine can do")
     elif kernel.data_dependent:
@@ -152,7 +169,7 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     for nest in kernel.nests:
         lines.append(f"  {nest_line(nest)}")
         lines += [f"    not {template}: {why}" for template, why in nest.refused]
-    return lines
+    return [*lines, *(f"  {line}" for line in kernel.resources)]
 
 
 _LOCATIONS = 6  # of a kernel, to be shown

@@ -223,3 +223,58 @@ def test_other_values_that_count(check, arrays):
             0, 4, lambda j, t: (t[0] + i, t[1] + 1), s), (x, jnp.int32(0)))
 
     check(function, x)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_products_before_and_after_loops(check, arrays, reverse):
+    """A recurrent layer and its gradient: products of all rows at once, as kernels of their own."""
+    xs, w, u, h = arrays("float32", (6, 2, 9), (17, 24), (9,), (2, 8))
+
+    def layer(xs, w, u, h):
+        def step(h, x):
+            gates = jnp.concatenate([x, h], 1) @ w
+            h = jnp.tanh(gates[:, :8]) * jax.nn.sigmoid(gates[:, 8:16]) + gates[:, 16:] * 0.1
+            return h, h * (x * u)[:, :8]
+
+        return lax.scan(step, h, xs, reverse=reverse)
+
+    def loss(*args):
+        return sum((a ** 2).sum() for a in layer(*args))
+
+    check(lambda *args: (layer(*args), jax.grad(loss, argnums=(0, 1, 2, 3))(*args)),
+          xs, w * 0.3, u, h, ulps=256)
+
+
+def test_choices_in_loops(check, arrays):
+    """Cheap branches are all computed, so that the loop can be a kernel."""
+    x, = arrays("float32", (5, 9))
+
+    def body(i, c):
+        c = lax.cond(i % 2 == 0, lambda v: v * 0.5 + 1, lambda v: v[::-1] - i, c)
+        return lax.switch(i, [lambda v: v, jnp.tanh, lambda v: v * 2], c)
+
+    check(lambda x: lax.fori_loop(0, 5, body, x), x)
+
+
+def test_short_sums_are_written_out(check, arrays):
+    """Sums over three coordinates between all pairs, and maxima of two; NaNs and infinities too."""
+    x, m = arrays("float32", (21, 3), (21,), special=True)
+    y, = arrays("float32", (17, 3))
+
+    def forces(y):
+        between = y[None] - y[:, None]
+        return ((between ** 2).sum(-1) + 1e-2) ** -1.5, between.prod(-1), jnp.argmax(between, -1)
+
+    check(lambda x, m, y: (x.sum(1), x.max(1), (x[:, :2] * m[:, None]).min(1), forces(y)), x, m, y)
+
+
+def test_long_chains_of_moves(check, arrays):
+    """Ops that only move elements do not pile up on the interpreter's stack."""
+    x, = arrays("float32", (6, 6))
+
+    def function(x):
+        for _ in range(150):
+            x = jnp.roll(-x.T, 1, 0)
+        return x
+
+    check(function, x)

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import pytest
 from jaxlib.mlir import ir
 
-from hlo_mlc import compiler, mlc_jit
+from hlo_mlc import building, mlc_jit
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.report import Report
-from hlo_mlc.support.errors import ConfigurationError
+from hlo_mlc.support.errors import CodegenError, ConfigurationError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.core import TensorProgram
 
-KERNEL_FILES = {"40-{}.tensors.txt", "60-{}.loops.txt", "80-{}.ll", "90-{}.s"}
+KERNEL_FILES = {"40-{}.tensors.txt", "50-{}.schedule.txt", "60-{}.loops.txt", "80-{}.ll", "90-{}.s"}
 MODULE_FILES = {"00-stablehlo.mlir", "10-graph.txt", "20-simplified.txt", "30-plan.txt",
                 "99-stablehlo.mlir", "index.txt"}
 
@@ -35,11 +37,11 @@ def compiled(function: object, *args: object, **options: object) -> Report:
 
 ARGS = (jnp.ones((32, 64)), jnp.ones((48, 64)), jnp.ones((48, 16)))
 # Too much for its parts to become one kernel.
-LARGE = (jnp.ones((256, 128)), jnp.ones((512, 128)), jnp.ones((512, 128)))
+LARGE = (jnp.ones((256, 128)), jnp.ones((512, 128)))
 
 
 def test_a_report_says_what_each_kernel_is() -> None:
-    report = compiled(attention, *LARGE)
+    report = compiled(lambda q, k: jax.nn.softmax(q @ k.T), *LARGE)
     assert report.coverage == 1
     kernels = {kernel.nests[0].template: kernel for kernel in report.kernels}
     product = next(k for k in report.kernels if k.contraction_flops)
@@ -160,5 +162,40 @@ def test_debug_output_grows_with_its_level(capsys: pytest.CaptureFixture) -> Non
 
 def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(attention, *ARGS)
-    monkeypatch.setattr(compiler, "schedule_program", lambda *_: pytest.fail("scheduled again"))
+    monkeypatch.setattr(building, "_begin", lambda *_: pytest.fail("built again"))
     assert compiled(attention, *ARGS).kernels == first.kernels
+
+
+def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = compiled(attention, *ARGS)
+    monkeypatch.setattr(building, "_built", {})  # as in another process
+    monkeypatch.setattr(building, "replay", lambda *_: pytest.fail("generated again"))
+    again = compiled(attention, *ARGS)
+    assert again.kernels == first.kernels
+    assert "assemble" in again.stage_seconds
+    assert "print" not in again.stage_seconds
+
+
+def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fault of one kernel costs only its cluster, and is told."""
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.argmax(x, 1), jnp.argmax(jnp.sort(jnp.sin(x), 1), 0)[:, None] * 2
+
+    x = jnp.arange(300_000.0).reshape(300, 1000) % 7
+    schedule = building.replay
+
+    def faulty(program: TensorProgram, target: CpuTarget, schedules: object) -> object:
+        if any(b.shape == (300,) for b in program.results):
+            raise CodegenError("no code for this one")
+        return schedule(program, target, schedules)
+
+    monkeypatch.setattr(building, "_built", {})
+    monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)
+    monkeypatch.setattr(building, "replay", faulty)
+    module = module_of(function, x)
+    with pytest.warns(RuntimeWarning, match="leaves a cluster to XLA: CodegenError: no code for"):
+        report = compile_module(module, Options.from_environment(choose="auto")).report
+    assert report.kernels
+    assert any("no code for this one" in left.reason for left in report.left)
+    with pytest.raises(CodegenError):
+        compile_module(module, Options.from_environment(choose="ours"))

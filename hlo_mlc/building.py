@@ -1,0 +1,274 @@
+"""From clusters to callable kernels: scheduled, printed, assembled, or fetched from the cache.
+
+Scheduling and printing are Python's work, assembling is LLVM's: while one kernel is assembled on a
+second thread, the next one is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import json
+import struct
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.loops.text import program_text as loops_text
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.report import NestReport
+from hlo_mlc.runtime import variants
+from hlo_mlc.runtime.cache import ObjectCache, object_cache
+from hlo_mlc.runtime.records import Schedules, open_records, target_key
+from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.errors import ConfigurationError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.program import Decision, decisions_text
+from hlo_mlc.tensor.core import Nest
+from hlo_mlc.tensor.text import program_text
+from hlo_mlc.tuning.replay import replay
+
+# What turns a kernel's meaning into code: a change in any of these makes other objects.
+_GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
+# Seconds after which the printing thread lets the assembling one go on, which asks for the
+# interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain.
+_SWITCH_INTERVAL = 2e-4
+_LENGTH = struct.Struct("<Q")  # of the description in front of an object
+
+
+@dataclass(frozen=True, slots=True)
+class KernelObject:
+    """A compiled kernel as it is kept on disk: machine code, and how it was made."""
+
+    symbol: str
+    scratch_bytes: int
+    nests: tuple[NestReport, ...]
+    code: bytes  # a relocatable object file
+
+    def pack(self) -> bytes:
+        """The object as bytes."""
+        about = json.dumps({"symbol": self.symbol, "scratch_bytes": self.scratch_bytes,
+                            "nests": [asdict(nest) for nest in self.nests]}).encode()
+        return _LENGTH.pack(len(about)) + about + self.code
+
+    @classmethod
+    def unpack(cls, data: bytes) -> KernelObject:
+        """The object from its bytes, whose integrity the cache has checked."""
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        about = json.loads(data[_LENGTH.size:end])
+        nests = tuple(NestReport(n["template"], n["parameters"],
+                                 tuple(map(tuple, n["refused"])), n["text"])
+                      for n in about["nests"])
+        return cls(about["symbol"], about["scratch_bytes"], nests, data[end:])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BuiltKernel:
+    """A kernel that can be called, and how it was made."""
+
+    kernel: Kernel
+    nests: tuple[NestReport, ...]
+    code: KernelCode
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """The kernels that can be called, and why others could not be built, by fingerprint."""
+
+    built: Mapping[str, BuiltKernel]
+    failed: Mapping[str, str]
+
+
+_built: dict[tuple[str, CpuTarget], BuiltKernel] = {}
+_building = threading.Lock()
+
+
+def built_kernel(kernel_id: str, target: CpuTarget) -> BuiltKernel | None:
+    """The kernel with this id, if this process has compiled it for this target."""
+    return _built.get((kernel_id, target))
+
+
+def kernel_with_id(kernel_id: str) -> Kernel | None:
+    """The kernel with this id, if this process has compiled it for any target."""
+    return next((b.kernel for (known, _), b in _built.items() if known == kernel_id), None)
+
+
+def scheduled(kernel: Kernel, options: Options, target: CpuTarget
+              ) -> tuple[LoopProgram, tuple[Decision, ...]]:
+    """The loops of a kernel, and the template chosen for each of its nests: as recorded."""
+    return replay(kernel.program, target, _schedules(kernel, options, target))
+
+
+def _schedules(kernel: Kernel, options: Options, target: CpuTarget) -> Schedules:
+    """What tuning has found for the kernel; nothing where it was not tuned."""
+    known = open_records(options).get(kernel.fingerprint, target_key(target))
+    return {} if known is None else known.schedules
+
+
+def rebuild_kernel(kernel: Kernel, options: Options, target: CpuTarget) -> BuiltKernel:
+    """The kernel as it is recorded by now, also for programs that have it already.
+
+    Raises: MlcError for a fault of the compiler.
+    """
+    with _building:
+        _built.pop((kernel.fingerprint, target), None)
+    wanted = options.replace(choose="ours")
+    return build_kernels([kernel], wanted, target, Recorder(None)).built[kernel.fingerprint]
+
+
+def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> KernelObject:
+    """The code of a kernel for any target, which need not run here.
+
+    Raises: MlcError for a fault of the compiler.
+    """
+    schedules = _schedules(kernel, options, target)
+    cache, key = object_cache(options), object_key(kernel, target, schedules)
+    packed = cache.get(key)
+    if packed is not None:
+        return KernelObject.unpack(packed)
+    loops, decisions = replay(kernel.program, target, schedules)
+    return _assembled(loops, decisions, print_program(loops, target), target, cache, key)
+
+
+def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
+                  record: Recorder) -> Building:
+    """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
+
+    A fault of the compiler costs only the kernel that shows it.
+
+    Raises: MlcError for the fault if `options.choose` is "ours".
+    """
+    wanted = {kernel.fingerprint: kernel for kernel in kernels}
+    if not wanted:
+        return Building({}, {})
+    cache = object_cache(options)
+    failed: dict[str, str] = {}
+    with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
+        pending: list[tuple[Kernel, str, Future[tuple[KernelObject, KernelCode]]]] = []
+        for kernel in wanted.values():
+            known = _built.get((kernel.fingerprint, target))
+            if known is not None and record.folder is None:
+                continue  # a dump shows all stages every time
+            with _noted(failed, kernel, options):
+                pending.append(
+                    (kernel, *_begin(kernel, options, target, cache, record, assembler)))
+        for kernel, source, future in pending:
+            name = kernel.program.name
+            with _noted(failed, kernel, options):
+                stored, code = future.result()
+                record.stage(f"assemble {name}", f"90-{name}.s",
+                             lambda source=source: assembly(source, target))
+                variants.publish(kernel.fingerprint, code)
+                _built[kernel.fingerprint, target] = BuiltKernel(kernel, stored.nests, code)
+        built = {fingerprint: _built[fingerprint, target] for fingerprint in wanted
+                 if fingerprint not in failed}
+    return Building(built, failed)
+
+
+@contextlib.contextmanager
+def _noted(failed: dict[str, str], kernel: Kernel, options: Options) -> Iterator[None]:
+    """What fails in here is noted as the kernel's failure, unless the user wants ours only."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if options.choose == "ours":
+            raise
+        failed[kernel.fingerprint] = f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _eager_switching() -> Iterator[None]:
+    """Threads of this process take turns more often."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, _SWITCH_INTERVAL))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual)
+
+
+def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
+           record: Recorder, assembler: ThreadPoolExecutor
+           ) -> tuple[str, Future[tuple[KernelObject, KernelCode]]]:
+    """The kernel's source, empty if it is not needed, and its object to come."""
+    schedules = _schedules(kernel, options, target)
+    key = object_key(kernel, target, schedules)
+    packed = cache.get(key)
+    stored = None if packed is None else KernelObject.unpack(packed)
+    if stored is not None and record.folder is None:
+        return "", assembler.submit(_load, stored)
+    name = kernel.program.name
+    record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
+    loops, decisions = replay(kernel.program, target, schedules)
+    record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
+    record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+    source = print_program(loops, target)
+    record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
+    if stored is not None:
+        return source, assembler.submit(_load, stored)
+
+    def assemble() -> tuple[KernelObject, KernelCode]:
+        return _load(_assembled(loops, decisions, source, target, cache, key))
+
+    return source, assembler.submit(assemble)
+
+
+def _assembled(loops: LoopProgram, decisions: Sequence[Decision], source: str, target: CpuTarget,
+               cache: ObjectCache, key: str) -> KernelObject:
+    """The object of a kernel, which is also put into the cache."""
+    fresh = KernelObject(loops.name, loops.scratch_bytes, tuple(map(nest_report, decisions)),
+                         compile_ir(source, target))
+    cache.put(key, fresh.pack())
+    return fresh
+
+
+def _load(stored: KernelObject) -> tuple[KernelObject, KernelCode]:
+    return stored, variants.load_object(stored.code, stored.symbol, stored.scratch_bytes)
+
+
+def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules) -> str:
+    """Under which a kernel's object is kept: its meaning, the target, what tuning found, and all
+    that makes code."""
+    tuned = sorted((n, name, sorted(p.items())) for n, (name, p) in schedules.items())
+    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{_generators()}"
+    return hashlib.sha256(identity.encode()).hexdigest()
+
+
+@functools.cache
+def _generators() -> str:
+    """The hash of the sources that make code."""
+    package = Path(__file__).parent
+    digest = hashlib.sha256(importlib.metadata.version("llvmlite").encode())
+    for folder in _GENERATORS:
+        for path in sorted((package / folder).rglob("*.py")):
+            digest.update(f"\0{path.relative_to(package)}\0".encode())
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def nest_report(decision: Decision) -> NestReport:
+    """How one nest is computed, for people."""
+    return NestReport(decision.template.name, dict(decision.parameters), decision.refused,
+                      _nest_text(decision.nest))
+
+
+def _nest_text(nest: Nest) -> str:
+    parts = []
+    for stage in nest.stages:
+        axes = "x".join(str(v.extent) for v in stage.axes) or "scalar"
+        reduced = "x".join(str(v.extent) for v in stage.reduce_axes)
+        parts.append(f"{axes} over {reduced}" if reduced else axes)
+    return ", ".join(parts)

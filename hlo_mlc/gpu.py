@@ -1,0 +1,193 @@
+"""The compiler for NVIDIA GPUs: the same path as for CPUs (compiler.py) up to the templates, then
+launches of CUDA C++ kernels instead of one machine function.
+
+How fast these kernels are has not been measured, so only `choose="ours"` takes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from jaxlib.mlir import ir
+
+from hlo_mlc.building import nest_report
+from hlo_mlc.codegen.cuda import compile as nvrtc
+from hlo_mlc.codegen.cuda.compile import Compiled
+from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.printer import print_program
+from hlo_mlc.codegen.cuda.raw import raw_kernel
+from hlo_mlc.compiler import CompiledModule, is_small_unit, plan_text, report_on
+from hlo_mlc.expr.dtypes import U8, TensorType
+from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
+from hlo_mlc.frontend.importer import import_function, read_donations
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.text import format_graph
+from hlo_mlc.loops.text import program_text as loops_text
+from hlo_mlc.ops.registry import references
+from hlo_mlc.partition.cost import estimate
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
+from hlo_mlc.passes.simplify import simplify
+from hlo_mlc.report import NestReport, Report
+from hlo_mlc.runtime import cuda as runtime
+from hlo_mlc.runtime.cache import ObjectCache, object_cache
+from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target import cpu
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.tensor.text import program_text
+
+NOT_MEASURED = ('how fast our kernels are on GPUs has not been measured: they are used with '
+                'choose="ours" only')
+
+
+# FLOPs of matrix products that our kernels take: those of 128 x 128 matrices.
+LARGE_PRODUCT = 2 * 128**3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuKernel:
+    """A kernel for GPUs: its CUDA C++ with the launches that run it, and its machine code."""
+
+    kernel: Kernel
+    nests: tuple[NestReport, ...]
+    source: Source
+    compiled: Compiled
+    target: CudaTarget
+
+    def raw_kernel(self, launch: int = 0) -> object:
+        """The function of one of the launches (`source.launches`) as a `cupy.RawKernel`.
+
+        Raises: CodegenError where CuPy is missing.
+        """
+        return raw_kernel(self.source, self.source.launches[launch].function)
+
+
+_built: dict[tuple[str, CudaTarget], GpuKernel] = {}
+_building = threading.Lock()
+
+
+def gpu_kernel(kernel_id: str, target: CudaTarget) -> GpuKernel | None:
+    """The kernel with this id, if this process has compiled it for this target."""
+    return _built.get((kernel_id, target))
+
+
+def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
+                    entry: str = "main") -> CompiledModule:
+    """Compile all of the function `entry` that can be, if that is asked for.
+
+    Raises: MlcError subclasses of the stage that fails.
+    """
+    if options.choose != "ours":
+        return CompiledModule(module, Report.untouched(NOT_MEASURED))
+    began = time.perf_counter()
+    with Recorder.open(options.dump_dir, entry) as record:
+        record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
+        graph = import_function(module, entry)
+        record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
+        graph, _ = simplify(graph, references)
+        record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
+        plan, built = _plan_and_build(graph, read_donations(module, entry), options, target,
+                                      record)
+        scratch = {name: k.source.scratch_bytes for name, k in built.items()}
+        emitted = emit_module(_with_scratch(plan.graph, scratch), module, entry) \
+            if plan.taken else module
+        record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
+    report = report_on(plan, built, time.perf_counter() - began, record)
+    kernels = tuple(replace(k, resources=resources(built[k.id].compiled)) for k in report.kernels)
+    return CompiledModule(emitted, replace(report, kernels=kernels))
+
+
+def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
+                    target: CudaTarget, record: Recorder
+                    ) -> tuple[Plan, Mapping[str, GpuKernel]]:
+    """The plan, and its kernels; a cluster that no kernel can be generated for stays with XLA."""
+    failed: dict[str, str] = {}
+    host = cpu.host()
+    while True:
+        plan = partition(graph, _chooser(failed), lambda unit: is_small_unit(unit, host), donated)
+        record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
+        known = len(failed)
+        built = {}
+        for cluster, _ in plan.taken:
+            kernel = cluster.kernel
+            try:
+                built[kernel.fingerprint] = _build(kernel, options, target, record)
+            except CodegenError as error:
+                failed[kernel.fingerprint] = str(error)
+        if len(failed) == known:
+            return plan, built
+
+
+def _chooser(failed: Mapping[str, str]) -> Chooser:
+    def choose(cluster: Cluster) -> Verdict:
+        about = estimate(cluster.kernel, cpu.host())
+        reason = failed.get(cluster.kernel.fingerprint)
+        if about.contraction_flops > LARGE_PRODUCT:
+            reason = "large matrix products are left to cuBLAS, which uses tensor cores"
+        return Verdict(reason is None, reason or 'choose="ours"', about, math.nan, math.nan)
+
+    return choose
+
+
+def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorder) -> GpuKernel:
+    """The kernel, which is what runs for its fingerprint on GPUs from now on."""
+    key = kernel.fingerprint, target
+    with _building:
+        known = _built.get(key)
+        if known is not None and record.folder is None:  # a dump shows all stages every time
+            return known
+        name = kernel.program.name
+        record.stage(f"tensors {name}", f"40-{name}.tensors.txt",
+                     lambda: program_text(kernel.program))
+        loops, decisions = schedule_program(kernel.program, target)
+        record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+        source = print_program(loops, target)
+        record.stage(f"print {name}", f"80-{name}.cu", lambda: source.text)
+        compiled = _compiled(source, target, object_cache(options))
+        record.stage(f"assemble {name}", f"90-{name}.resources.txt",
+                     lambda: "\n".join(resources(compiled)) + "\n")
+        runtime.publish(kernel.fingerprint, compiled.cubin, source.functions, source.plan)
+        _built[key] = GpuKernel(kernel, tuple(map(nest_report, decisions)), source, compiled,
+                                target)
+        return _built[key]
+
+
+def _compiled(source: Source, target: CudaTarget, cache: ObjectCache) -> Compiled:
+    identity = f"{target}\n{nvrtc.version()}\n{nvrtc.OPTIONS}\n{source.text}"
+    key = hashlib.sha256(identity.encode()).hexdigest()
+    packed = cache.get(key)
+    if packed is not None:
+        return Compiled.unpack(packed)
+    compiled = nvrtc.compile_source(source, target)
+    cache.put(key, compiled.pack())
+    return compiled
+
+
+def resources(compiled: Compiled) -> tuple[str, ...]:
+    """What each function needs, a line each."""
+    return tuple(f"{name}: {use.registers} registers, {use.shared_bytes} bytes of shared memory, "
+                 f"{use.spilled_bytes} bytes spilled" for name, use in compiled.usage.items())
+
+
+def _with_scratch(graph: Graph, scratch: Mapping[str, int]) -> Graph:
+    """Each kernel that needs scratch has one result more for it: memory that is taken during an
+    execution could not be captured into a command buffer."""
+    nodes = tuple(_node_with_scratch(node, scratch) for node in graph.nodes)
+    return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+
+
+def _node_with_scratch(node: Node, scratch: Mapping[str, int]) -> Node:
+    if node.op == KERNEL_OP:
+        size = scratch[node.attributes["id"]]
+        memory = (Value(TensorType((size,), U8)),) if size else ()
+        return replace(node, results=(*node.results, *memory)) if memory else node
+    regions = tuple(_with_scratch(region, scratch) for region in node.regions)
+    return node if regions == node.regions else replace(node, regions=regions)
