@@ -16,6 +16,8 @@ from hlo_mlc.graph.core import Attribute, Graph, Node, Origin, Value
 from hlo_mlc.support.errors import FrontendError
 
 _DIALECTS = ("stablehlo", "chlo")
+# On a parameter: the number of the result that may have its memory.  JAX's spelling.
+DONATED = "tf.aliasing_output"
 # Attributes of a function that say nothing about how its body is to be compiled.
 _PLAIN_FUNCTION_ATTRIBUTES = {
     "sym_name",
@@ -36,6 +38,17 @@ def import_function(module: ir.Module, entry: str = "main") -> Graph:
     Raises: FrontendError if there is no such function or its body has branches.
     """
     return _Importer(module).function(find_function(module, entry))
+
+
+def read_donations(module: ir.Module, entry: str = "main") -> tuple[tuple[int, int], ...]:
+    """The numbers of the parameters of a function that are donated, and of the results that JAX
+    promises to put into their memory."""
+    function = find_function(module, entry)
+    if "arg_attrs" not in function.attributes:
+        return ()
+    return tuple((number, attributes[DONATED].value)
+                 for number, attributes in enumerate(function.attributes["arg_attrs"])
+                 if DONATED in attributes)
 
 
 def find_function(module: ir.Module, name: str) -> ir.Operation:

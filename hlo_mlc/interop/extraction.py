@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
+
+from hlo_mlc.frontend.importer import DONATED
 
 MAIN = "main"
 """The name of the function that XLA runs."""
@@ -33,6 +37,27 @@ def extract(module: ir.Module, symbols: ir.SymbolTable, name: str) -> ir.Module:
     with module.context:
         function_named(extracted, name).attributes["sym_visibility"] = ir.StringAttr.get("public")
     return extracted
+
+
+def donate(module: ir.Module, name: str, donations: Mapping[int, int]) -> None:
+    """Marks parameters of @name, and no others, as donated for results of the same type."""
+    function = function_named(module, name)
+    inputs, results = function.type.inputs, function.type.results
+    described = list(function.attributes["arg_attrs"]) if "arg_attrs" in function.attributes \
+        else [{}] * len(inputs)
+    with module.context:
+        number = ir.IntegerType.get_signless(32)
+        for parameter, attributes in enumerate(described):
+            new = {one: attributes[one] for one in _names(attributes) if one != DONATED}
+            result = donations.get(parameter, len(results))
+            if result < len(results) and inputs[parameter] == results[result]:
+                new[DONATED] = ir.IntegerAttr.get(number, result)
+            described[parameter] = ir.DictAttr.get(new)
+        function.attributes["arg_attrs"] = ir.ArrayAttr.get(described)
+
+
+def _names(attributes: ir.DictAttr | dict[str, ir.Attribute]) -> list[str]:
+    return [one if isinstance(one, str) else one.name for one in attributes]
 
 
 def rename_to_main(module: ir.Module, name: str) -> None:
@@ -69,6 +94,7 @@ def splice(
     for operation in list(compiled.body.operations):
         if operation.operation.name == _MESH:
             operation.operation.erase()
+    donate(compiled, name, {})  # which only says something about the function that XLA runs
     rename_to_main(compiled, name)
     target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
     function = symbols[name]

@@ -15,6 +15,9 @@ from hlo_mlc.support.options import Options
 TARGETS = ("cpu",)
 """What programs can be compiled for here and now."""
 
+PLATFORMS = ("cpu", "cuda")
+"""What they may be lowered for, as JAX calls it."""
+
 
 class Ledger:
     """The reports on one function: one for each module that it was lowered into.

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+from jax.extend import source_info_util
 
 from hlo_mlc.explain import explain as explain_report
+from hlo_mlc.gpu import GpuKernel
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.compiling import gpu_kernels
 from hlo_mlc.interop.function import TracedFunction, resolve_options
 from hlo_mlc.interop.primitive import mlc_call_p
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
+
+# Operations come from the user's code, not from the file here that traces it.
+source_info_util.register_exclusion(str(Path(__file__).parent))
 
 
 def mlc_jit(
@@ -96,8 +104,29 @@ def _decorate(fun: Callable, *, options: Options, jit_arguments: dict[str, Any])
     def explain(*args: Any, **kwargs: Any) -> str:
         return explain_report(report(*args, **kwargs), options)
 
+    def tune(*args: Any, trials: int | None = None, minutes: float | None = None,
+             **kwargs: Any) -> Any:
+        # At first use: Optuna takes half a second to import, and few programs tune.
+        tuning = importlib.import_module("hlo_mlc.interop.tuning")
+        return tuning.tune_call(jitted, options, args, kwargs, trials=trials, minutes=minutes)
+
+    def choosing(choose: str) -> Any:
+        # The same function with another choice, for what needs both sides of it.
+        return _decorate(fun, options=options.replace(choose=choose), jit_arguments=jit_arguments)
+
+    def kernels(*args: Any, **kwargs: Any) -> tuple[GpuKernel, ...]:
+        if options.choose != "ours":
+            return choosing("ours").kernels(*args, **kwargs)
+        lowered = jitted.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+        found = function.ledger.find(lowered.compiler_ir())
+        return () if found is None else gpu_kernels(found)
+
+    jitted.choose = options.choose
+    jitted.kernels = kernels
+    jitted.choosing = choosing
     jitted.report = report
     jitted.explain = explain
+    jitted.tune = tune
     return jitted
 
 

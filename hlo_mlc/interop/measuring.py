@@ -111,7 +111,12 @@ def choice_path(original: ir.Module, options: Options) -> Path:
     versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
     identity = f"{target_of(options)}\n{versions}\n{original}"
     digest = hashlib.sha256(identity.encode()).hexdigest()
-    return options.cache_dir / "choices" / f"{digest[:32]}.json"
+    return choices_folder(options) / f"{digest[:32]}.json"
+
+
+def choices_folder(options: Options) -> Path:
+    """Where choices are remembered, each as a note."""
+    return options.cache_dir / "choices"
 
 
 def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
 from collections.abc import Callable
@@ -101,6 +102,24 @@ class StablehloFunction:
     def explain(self) -> str:
         """The report in words, with the time of each kernel."""
         return explain(self.report(), self._options)
+
+    def tune(self, *, trials: int | None = None, minutes: float | None = None) -> Any:
+        """Tunes the function's kernels until each was tried in so many ways, or for so many
+        minutes; says what came of it. Calls from now on run what is recorded then.
+
+        Raises: UsageError for a function with dynamic shapes.
+        """
+        if self._is_dynamic:
+            raise UsageError(f"@{self._name} has dynamic shapes: tune it with those fixed that "
+                             "it is called with")
+        # At first use: Optuna takes half a second to import, and few programs tune.
+        tuning = importlib.import_module("hlo_mlc.interop.tuning")
+        module = _extract_main(self._module, MAIN)
+        report = tuning.tune_module(module, self._options, trials=trials, minutes=minutes)
+        with self._lock:
+            self._programs.clear()
+        self._program(tuple(argument.shape for argument in self._arguments))
+        return report
 
     @property
     def _is_dynamic(self) -> bool:

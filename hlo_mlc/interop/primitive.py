@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,10 +10,11 @@ import jax.extend.core as jex
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
+from hlo_mlc.frontend.importer import DONATED
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.extraction import extract, splice
-from hlo_mlc.interop.function import TARGETS, TracedFunction
+from hlo_mlc.interop.extraction import MAIN, donate, extract, splice
+from hlo_mlc.interop.function import PLATFORMS, TracedFunction
 from hlo_mlc.report import Report
 
 mlc_call_p = jex.Primitive("mlc_call")
@@ -57,7 +59,9 @@ def _lower_call(
     symbol = _called_function(jax.tree.leaves(results)[0])
     if symbol not in cache.compiled:
         cache.compiled.add(symbol)
-        _compile(module_context, symbol, function)
+        (platform,) = ctx.platforms or module_context.platforms
+        _compile(module_context, symbol, function, donations(module_context.module, operands),
+                 platform)
     return results
 
 
@@ -65,8 +69,9 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
     platforms = tuple(ctx.platforms or module_context.platforms)
-    if len(platforms) != 1 or platforms[0] not in TARGETS:
-        return f"it is lowered for {', '.join(platforms)}; only {', '.join(TARGETS)} is compiled"
+    if len(platforms) != 1 or platforms[0] not in PLATFORMS:
+        return (f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
+                f"{', '.join(PLATFORMS)} alone is compiled")
     if compat.has_side_effects(call_jaxpr):
         return "it has side effects (prints, callbacks or references), whose order XLA keeps"
     if not call_jaxpr.out_avals:
@@ -82,11 +87,33 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
     return None
 
 
-def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction) -> None:
+def donations(module: ir.Module, operands: Sequence[Any]) -> dict[int, int]:
+    """Which operands are donated arguments of the program, and for which of its results.
+
+    That those are the results of the call is not known before the program is complete.  Where it
+    is not so, XLA makes copies: nothing is wrong.
+    """
+    found = {}
+    for number, value in enumerate(jax.tree.leaves(operands)):
+        block = value.owner
+        if not isinstance(block, ir.Block):
+            continue
+        program = block.owner.operation
+        if program.name != "func.func" or program.attributes["sym_name"].value != MAIN:
+            continue
+        attributes = program.attributes["arg_attrs"][ir.BlockArgument(value).arg_number]
+        if DONATED in attributes:
+            found[number] = ir.IntegerAttr(attributes[DONATED]).value
+    return found
+
+
+def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction,
+             donated: Mapping[int, int], platform: str) -> None:
     module, symbols = module_context.module, module_context.symbol_table
-    compiled, report = compile_extracted(
-        extract(module, symbols, symbol), function.options, entry=symbol
-    )
+    extracted = extract(module, symbols, symbol)
+    donate(extracted, symbol, donated)
+    compiled, report = compile_extracted(extracted, function.options, entry=symbol,
+                                         platform=platform)
     if compiled is not None:
         splice(module, symbols, symbol, compiled)
     function.ledger.record(module, report)

@@ -60,7 +60,7 @@ def test_no_module_at_all() -> None:
 
 
 def test_missing_entry_lists_the_others() -> None:
-    with pytest.raises(FrontendError, match="no function @missing; .* are: @main, @other"):
+    with pytest.raises(FrontendError, match=r"no function @missing; .* are: @main, @other"):
         compile_stablehlo(TEXT, entry="missing")
 
 
@@ -73,7 +73,7 @@ def test_options() -> None:
 
 def test_several_partitions() -> None:
     text = f"module attributes {{mhlo.num_partitions = 2 : i32}} {{{TEXT}}}"
-    with pytest.raises(UnsupportedOpError, match="num_partitions.*one device"):
+    with pytest.raises(UnsupportedOpError, match=r"num_partitions.*one device"):
         compile_stablehlo(text)
 
 

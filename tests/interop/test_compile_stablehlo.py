@@ -176,7 +176,7 @@ def test_constants_that_were_hoisted_out_of_the_body_that_uses_them() -> None:
 
 def test_dynamic_shapes() -> None:
     function = compile_stablehlo(DYNAMIC)
-    with pytest.raises(UsageError, match="dynamic shapes.*call it before"):
+    with pytest.raises(UsageError, match=r"dynamic shapes.*call it before"):
         function.report()
     for size in (3, 5, 3):
         (out,) = function(np.ones((size, 2), np.float32))
@@ -192,7 +192,7 @@ def test_shapes_that_depend_on_values_are_refused() -> None:
         "  %0 = stablehlo.dynamic_iota %n, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>\n"
         "  return %0 : tensor<?xf32>\n}"
     )
-    with pytest.raises(UnsupportedOpError, match="dynamic shapes|depend on more than"):
+    with pytest.raises(UnsupportedOpError, match=r"dynamic shapes|depend on more than"):
         function(np.array([3], np.int32), np.ones(2, np.float32))
 
 

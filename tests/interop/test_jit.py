@@ -49,9 +49,9 @@ def test_options_come_from_the_environment(
 
 
 def test_unknown_options_are_refused_when_decorating(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="choose='our'.*did you mean 'ours'"):
+    with pytest.raises(UsageError, match=r"choose='our'.*did you mean 'ours'"):
         mlc_jit(choose="our")
-    with pytest.raises(UnknownTargetError, match="'tpu'.*cpu"):
+    with pytest.raises(UnknownTargetError, match=r"'tpu'.*cpu"):
         mlc_jit(target="tpu")
     with pytest.raises(UsageError, match="expects a function, got 3"):
         mlc_jit(3)

@@ -141,7 +141,7 @@ def test_side_effects_are_left_to_xla(replacing: Any) -> None:
 
 def test_other_platforms_are_left_to_xla(replacing: Any) -> None:
     g = mlc_jit(lambda x: x * 2, choose="ours")
-    for platforms in (("cuda",), ("cpu", "cuda")):
+    for platforms in (("tpu",), ("cpu", "cuda")):
         g.trace(X).lower(lowering_platforms=platforms)
         assert "lowered for " + ", ".join(platforms) in g.explain()
     assert not replacing.modules

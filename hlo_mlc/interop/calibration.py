@@ -1,0 +1,215 @@
+"""Measuring the rates of this machine: a few small functions, compiled by both sides and timed.
+
+This takes more than a second, so no compilation waits for it: a first call has less to spare. The
+commands `doctor`, `demo` and `bench`, which take their time anyway, do it once per machine; until
+then predictions rest on typical figures. It does not happen behind the user's back on another
+thread either: that would disturb what the user runs, be disturbed by it, and make what is chosen
+depend on when.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from hlo_mlc.compiler import target_of
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.runtime.measure import made_up
+from hlo_mlc.runtime.rates import known_rates, remember_rates
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
+
+LONGEST_S = 2.0
+"""What is not measured by then keeps its typical figure."""
+
+_SECONDS_EACH = 0.03
+_FEWEST_ROUNDS = 6
+_LEAST_US = 0.05  # where noise leaves nothing of a difference
+# What is beyond comes from other programs that use the cores.
+_LONGEST_WAKING_US = 25.0
+_PLAUSIBLE = {"compute": (0.8, 4.0), "wait": (0.8, 1.6)}  # XLA's time / ours
+_CHAIN = 16  # steps of four operations: long enough that memory does not count
+_CHAIN_OPERATIONS = 4 * _CHAIN
+_CHAIN_SIZES = (1 << 14, 1 << 16)
+_EXPONENTIALS = 1 << 17
+_TRIPS = 1_000
+_SMALL_LOOP = 128  # elements: XLA makes one function of loops over fewer
+_PRODUCTS = {"small": 128, "medium": 256, "large": 512}  # square matrices
+_ROWS = 1024  # and columns, of a sum over rows
+
+Found = Mapping[str, float]
+"""Rates by the names of their fields."""
+
+_one_at_a_time = threading.Lock()
+
+
+def calibrated(options: Options, *, refresh: bool = False) -> Rates:
+    """The rates of this machine: those in the cache folder, measured now if there are none or if
+    `refresh` asks for it; typical ones where the options want no others."""
+    target = target_of(options)
+    if options.target != "cpu" or not options.calibrate:
+        return target.rates
+    with _one_at_a_time:
+        known = None if refresh else known_rates(options.cache_dir, target)
+        if known is None:
+            known = measure_rates(target)
+            remember_rates(options.cache_dir, target, known)
+    return known
+
+
+def measure_rates(target: CpuTarget, longest_s: float = LONGEST_S) -> Rates:
+    """Measures for at most about `longest_s`; what cannot be measured keeps its typical figure."""
+    rates = Rates()
+    end = time.perf_counter() + longest_s
+    with jax.ensure_compile_time_eval(), jax.enable_x64(False):
+        for probe in (_calls, _arithmetic, _transcendental, _passes, _reduction, _products,
+                      _loops):
+            try:
+                for found in probe(target, rates):
+                    rates = dataclasses.replace(rates, **found)
+                    if time.perf_counter() > end:
+                        return rates if rates.are_sane else Rates()
+            except Exception as error:  # whatever a compiler may raise: nothing depends on this
+                warnings.warn(f"hlo_mlc cannot measure this machine: {error}", RuntimeWarning,
+                              stacklevel=2)
+    return rates if rates.are_sane else Rates()
+
+
+def _calls(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    """A program with nothing to do, and one with a little, which XLA hands to another thread."""
+    tiny = _compare(lambda x: x + 1, _values(8))
+    yield {"dispatch_us": tiny.xla.best_us}
+    little = _compare(lambda x: x * 2 + 1, _values(64, 64))
+    yield {"start_us": max(little.xla.best_us - little.ours.best_us, _LEAST_US)}
+
+
+def _arithmetic(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    """Two sizes tell what an operation takes; what a call mostly takes longer than at best, what
+    it takes to wake the other threads."""
+    few, many = _CHAIN_SIZES
+    small, large = _compare(_chain, _values(few)), _compare(_chain, _values(many))
+    ours_us = max(large.ours.best_us - small.ours.best_us, _LEAST_US)
+    xla_us = max(large.xla.best_us - small.xla.best_us, _LEAST_US)
+    operations = _CHAIN_OPERATIONS * (many - few) / target.lanes(4)
+    yield {"vector_operations": operations / ours_us / target.cores,
+           "xla_arithmetic": _ratio(xla_us, ours_us, "compute"),
+           "fork_us": small.ours.waking_us, "xla_fork_us": small.xla.waking_us}
+
+
+def _chain(x: jax.Array) -> jax.Array:
+    for _ in range(_CHAIN):
+        x = jnp.abs(x * (x - 1)) - 0.5  # no product meets a sum: XLA would make one operation of it
+    return x
+
+
+def _transcendental(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    ours_us, xla_us = _compare(jnp.exp, _values(_EXPONENTIALS)).inside(rates)
+    yield {"xla_exp": _ratio(xla_us, ours_us, "compute")}
+
+
+def _passes(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    for name, size in (("near", NEAR_BYTES), ("far", FAR_BYTES), ("distant", DISTANT_BYTES)):
+        count = size // (3 * 4)
+        times = _compare(lambda x, y: x * 2 + y, _values(count), _values(count))
+        ours_us, xla_us = times.inside(rates)
+        yield {f"{name}_bytes": size / ours_us, f"xla_{name}": _ratio(xla_us, ours_us, "wait")}
+
+
+def _reduction(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    ours_us, xla_us = _compare(lambda x: x.sum(-1), _values(_ROWS, _ROWS)).inside(rates)
+    yield {"xla_reduction": _ratio(xla_us, ours_us, "wait")}
+
+
+def _products(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    for name, size in _PRODUCTS.items():
+        times = _compare(jnp.matmul, _values(size, size), _values(size, size))
+        ours_us, xla_us = times.inside(rates)
+        yield {f"xla_{name}_product": _ratio(xla_us, ours_us, "compute")}
+        if name == "large":
+            yield {"vector_products": size**3 / target.lanes(4) / ours_us / target.cores}
+
+
+def _loops(target: CpuTarget, rates: Rates) -> Iterator[Found]:
+    """The same step in a loop of XLA's, in a kernel called from there and as XLA's own."""
+
+    def step(x: jax.Array) -> jax.Array:
+        return x * 0.5 + 1
+
+    called = mlc_jit(step, choose="ours")
+
+    def repeated(one: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        return lambda x: lax.fori_loop(0, _TRIPS, lambda _, v: one(v), x)
+
+    times = _time(jax.jit(repeated(step)), jax.jit(repeated(called)), _values(_SMALL_LOOP))
+    yield {"call_us": max(times.ours.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS,
+           "loop_thunk_us": max(times.xla.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Time:
+    """What one call takes: at best, which is when nothing else runs and all threads are awake, and
+    mostly."""
+
+    best_us: float
+    median_us: float
+
+    @property
+    def waking_us(self) -> float:
+        return min(max(self.median_us - self.best_us, _LEAST_US), _LONGEST_WAKING_US)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Our code and XLA's for one function, timed in turns."""
+
+    ours: _Time
+    xla: _Time
+
+    def inside(self, rates: Rates) -> tuple[float, float]:
+        """What each takes at best in the middle of a program, whose call is paid for."""
+        ours_us = self.ours.best_us - rates.dispatch_us - rates.call_us
+        xla_us = self.xla.best_us - rates.dispatch_us - rates.start_us
+        return max(ours_us, _LEAST_US), max(xla_us, _LEAST_US)
+
+
+def _compare(function: Callable[..., jax.Array], *args: jax.Array) -> _Times:
+    """Times our code and XLA's for a function."""
+    # Another function for each, so that neither finds the trace of the other.
+    return _time(jax.jit(lambda *args: function(*args)),
+                 mlc_jit(lambda *args: function(*args), choose="ours"), *args)
+
+
+def _time(by_xla: Callable[..., jax.Array], ours: Callable[..., jax.Array],
+          *args: jax.Array) -> _Times:
+    sides = ours, by_xla
+    for compiled in sides:
+        jax.block_until_ready(compiled(*args))
+    samples: tuple[list[float], list[float]] = ([], [])
+    end = time.perf_counter() + _SECONDS_EACH
+    while len(samples[0]) < _FEWEST_ROUNDS or time.perf_counter() < end:
+        for compiled, times in zip(sides, samples, strict=True):
+            start = time.perf_counter()
+            jax.block_until_ready(compiled(*args))
+            times.append(time.perf_counter() - start)
+    return _Times(*(_Time(min(s) * 1e6, statistics.median(s) * 1e6) for s in samples))
+
+
+def _ratio(xla_us: float, ours_us: float, of: str) -> float:
+    lowest, highest = _PLAUSIBLE[of]
+    return min(max(xla_us / ours_us, lowest), highest)
+
+
+def _values(*shape: int) -> jax.Array:
+    return compat.place_on_cpu(made_up(shape, np.float32, np.random.default_rng(0)))

@@ -1,0 +1,263 @@
+"""Exporting: functions ahead of time into one file, with the machine code of their kernels.
+
+The description of the file (runtime/archive.py) is
+
+    entries: for each function its name, the blocks of its program and of the original that XLA
+             can run alone, its signature, embedded leaves, the ids of its kernels
+    targets: for each set of code what it is for, and for each kernel its block and how to call it
+
+A kernel is shared by all entries that call it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.export import DisabledSafetyCheck
+from jaxlib.mlir import ir
+
+from hlo_mlc.building import KernelObject, kernel_object, kernel_with_id
+from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.report import Report, byte_size
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.archive import Archive, write_archive
+from hlo_mlc.support.errors import ArchiveError, UsageError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target import cpu
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.levels import architecture, required_features
+
+FORMAT = 1
+"""The version of the description."""
+
+PLATFORM = "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A function to export and the arguments, or their types, to export it for; see `entry`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    embed: tuple[int, ...] = ()
+    vjp_order: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedEntry:
+    """What became of one function."""
+
+    name: str
+    signature: str
+    kernels: tuple[str, ...]
+    report: Report = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written."""
+
+    path: Path
+    bytes: int
+    entries: tuple[ExportedEntry, ...]
+    targets: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.path}: {byte_size(self.bytes)}, code for {', '.join(self.targets)}"]
+        for one in self.entries:
+            lines.append(f"  {one.name}: {one.signature}; {one.report.coverage:.0%} of the "
+                         f"operations in {len(one.kernels)} kernels")
+            lines += [f"    {reason}" for reason in one.report.reasons]
+        return "\n".join(lines)
+
+
+def entry(function: Callable[..., Any], *args: Any, embed: Sequence[int] = (), vjp_order: int = 0,
+          **kwargs: Any) -> Entry:
+    """A function to export together with others; the arguments are those of `export`."""
+    return Entry(function, args, kwargs, tuple(embed), vjp_order)
+
+
+def export(
+    function: Callable[..., Any] | Mapping[str, Entry],
+    *args: Any,
+    path: str | os.PathLike[str],
+    targets: Sequence[str] = ("host",),
+    embed: Sequence[int] = (),
+    vjp_order: int = 0,
+    **kwargs: Any,
+) -> ExportReport:
+    """Writes a function, compiled, into a file that `hlo_mlc.load` runs without compiling kernels.
+
+    `function` is what `mlc_jit` or `jax.jit` made or any function that JAX can trace, and the other
+    arguments are what it is called with, or their types (`jax.ShapeDtypeStruct`, symbolic
+    dimensions included; with these XLA runs it alone). To put several functions into one file,
+    give `{"name": hlo_mlc.entry(function, *args, **kwargs), …}`.
+
+    `targets` are what to generate code for: "host" (this machine and such as have all that it has)
+    and levels ("x86-64-v2", "x86-64-v3", "x86-64-v4"); the best that fits is taken when the file is
+    loaded. `embed` are positions of arguments whose values go into the file (weights): what is
+    loaded takes the others only. With `vjp_order=1` it can be differentiated once.
+
+    Raises: UsageError for arguments that cannot be exported, UnknownTargetError for a target.
+    """
+    if isinstance(function, Mapping):
+        if args or kwargs or embed or vjp_order:
+            raise UsageError("Arguments of several functions are given with each: "
+                             "hlo_mlc.entry(function, *args, **kwargs)")
+        entries = dict(function)
+    else:
+        name = getattr(function, "__name__", type(function).__name__)
+        entries = {name: Entry(function, args, kwargs, tuple(embed), vjp_order)}
+    if not entries or not targets:
+        raise UsageError("There is nothing to export: it takes a function and a target")
+    return _Writer([cpu.named(name) for name in targets]).write(Path(path), entries)
+
+
+class _Writer:
+    """Collects the parts of a file."""
+
+    def __init__(self, targets: Sequence[CpuTarget]) -> None:
+        self._targets = targets
+        self._options = Options.from_environment()
+        self._blocks: dict[str, bytes | memoryview] = {}
+        self._kernels: dict[str, None] = {}
+
+    def write(self, path: Path, entries: Mapping[str, Entry]) -> ExportReport:
+        described, reports = [], []
+        for number, (name, given) in enumerate(entries.items()):
+            description, report = self._entry(f"e{number}", name, given)
+            described.append(description)
+            reports.append(report)
+        targets = [self._target(target) for target in self._targets]
+        description = {
+            "format": FORMAT, "platform": PLATFORM, "abi": library.ABI_VERSION,
+            "versions": {"jax": jax.__version__}, "entries": described, "targets": targets}
+        size = write_archive(path, Archive(description, self._blocks))
+        return ExportReport(path, size, tuple(reports), tuple(t.name for t in self._targets))
+
+    def _entry(self, prefix: str, name: str, given: Entry) -> tuple[dict[str, Any], ExportedEntry]:
+        ours, original, args = _both_sides(given)
+        program = _exported(ours, args, given.kwargs)
+        report = ours.report()
+        kernels: dict[str, None] = {}
+        derived = program
+        for order in range(given.vjp_order + 1):
+            derived = derived.vjp() if order else program
+            kernels.update(dict.fromkeys(_kernel_ids(derived)))
+        plain = _exported(original, args, given.kwargs) if kernels else program
+        self._blocks[f"{prefix}.program"] = _serialized(program, given.vjp_order)
+        if kernels:
+            self._blocks[f"{prefix}.original"] = _serialized(plain, given.vjp_order)
+        self._kernels.update(kernels)
+        leaves = []
+        for number, leaf in enumerate(args[0] if given.embed else ()):
+            array = np.asarray(leaf)
+            block = f"{prefix}.leaf{number}"
+            self._blocks[block] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            leaves.append({"block": block, "dtype": array.dtype.name, "shape": array.shape})
+        signature = _signature(program, embedded=len(leaves))
+        description = {
+            "name": name, "program": f"{prefix}.program",
+            "original": f"{prefix}.original" if kernels else f"{prefix}.program",
+            "signature": signature, "vjp_order": given.vjp_order, "embeds": bool(given.embed),
+            "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage}
+        return description, ExportedEntry(name, signature, tuple(kernels), report)
+
+    def _target(self, target: CpuTarget) -> dict[str, Any]:
+        kernels = {}
+        for kernel_id in self._kernels:
+            made = self._object(kernel_id, target)
+            block = f"{target.name}.{kernel_id}"
+            self._blocks[block] = made.code
+            kernels[kernel_id] = {
+                "block": block, "symbol": made.symbol, "scratch_bytes": made.scratch_bytes,
+                "nests": [f"{n.template}({json.dumps(dict(n.parameters))}): {n.text}"
+                          for n in made.nests]}
+        return {"name": target.name, "cpu": target.cpu, "architecture": architecture(target),
+                "features": sorted(required_features(target)), "kernels": kernels}
+
+    def _object(self, kernel_id: str, target: CpuTarget) -> KernelObject:
+        kernel = kernel_with_id(kernel_id)
+        if kernel is None:
+            raise UsageError(f"The program calls kernel {kernel_id}, which this process did not "
+                             "compile: was the function itself loaded from a file?")
+        return kernel_object(kernel, self._options, target)
+
+
+def _both_sides(given: Entry) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The function as we compile it and as XLA does, and the arguments that both take: first the
+    list of all embedded leaves, if any are."""
+    ours = given.function if hasattr(given.function, "choosing") else mlc_jit(given.function)
+    if not given.embed:
+        return ours, ours.choosing("xla"), given.args
+    positions = sorted(set(given.embed))
+    if len(positions) != len(given.embed) or positions[0] < 0 or positions[-1] >= len(given.args):
+        raise UsageError(f"embed={given.embed}: expected positions of arguments, "
+                         f"of which there are {len(given.args)}")
+    leaves, tree = jax.tree.flatten([given.args[p] for p in positions])
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        raise UsageError("embed: the arguments that go into the file are given by value")
+    rest = tuple(arg for n, arg in enumerate(given.args) if n not in positions)
+
+    def embedding(leaves: list[Any], *others: Any, **kwargs: Any) -> Any:
+        values = dict(zip(positions, jax.tree.unflatten(tree, leaves), strict=True))
+        remaining = iter(others)
+        merged = [values[n] if n in values else next(remaining) for n in range(len(given.args))]
+        return given.function(*merged, **kwargs)
+
+    embedding.__name__ = getattr(given.function, "__name__", "function")
+    wrapped = mlc_jit(embedding, choose=getattr(given.function, "choose", None))
+    return wrapped, wrapped.choosing("xla"), (leaves, *rest)
+
+
+def _exported(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
+    """Raises: UsageError with the reason why JAX cannot export it."""
+    allowed = [DisabledSafetyCheck.custom_call(KERNEL_TARGET)]
+    try:
+        return jax.export.export(jitted, platforms=[PLATFORM], disabled_checks=allowed)(
+            *args, **kwargs)
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UsageError(f"The function cannot be exported: {error}") from error
+
+
+def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:
+    """Raises: UsageError for what cannot be written, such as types of containers that JAX knows
+    only in this process; ArchiveError where the package is missing that writes it."""
+    try:
+        return bytes(exported.serialize(vjp_order=vjp_order))
+    except ImportError as error:
+        raise ArchiveError("Exporting takes the package `flatbuffers`: "
+                           "pip install 'hlo-mlc[export]'") from error
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"The function cannot be exported: {error}") from error
+
+
+def _kernel_ids(exported: jax.export.Exported) -> Iterator[str]:
+    """The ids of the kernels that a program calls, in order of their first call."""
+    module = parse_module(bytes(exported.mlir_module_serialized))
+    found: dict[str, None] = {}
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.custom_call" \
+                and operation.attributes["call_target_name"].value == KERNEL_TARGET:
+            found[operation.attributes["backend_config"]["id"].value] = None
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return iter(found)
+
+
+def _signature(exported: jax.export.Exported, embedded: int) -> str:
+    taken = [str(aval) for aval in itertools.islice(exported.in_avals, embedded, None)]
+    return f"({', '.join(taken)}) -> ({', '.join(map(str, exported.out_avals))})"

@@ -1,0 +1,62 @@
+"""One cluster of a function as a program of its own, for XLA and for us."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
+from hlo_mlc.frontend.types import write_type
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.partition.plan import Cluster
+
+
+def original_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module:
+    """What the cluster computes, in the ops that `source`, which `graph` was read from, has."""
+    return _emitted(_computing(graph, cluster), source)
+
+
+def kernel_program(source: ir.Module, cluster: Cluster) -> ir.Module:
+    """The same as a call of our kernel."""
+    call = Node(KERNEL_OP, cluster.operands, cluster.results,
+                {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
+    return _emitted(Graph(cluster.operands, (call,), cluster.results), source)
+
+
+def _computing(graph: Graph, cluster: Cluster) -> Graph:
+    """The nodes between the operands and the results of a cluster, operands first."""
+    maker = {value: node for node in graph.walk() for value in node.results}
+    given = set(cluster.operands)
+    placed: dict[Node, None] = {}
+    stack = [(maker[value], False) for value in reversed(cluster.results)]
+    while stack:
+        node, ready = stack.pop()
+        if node in placed:
+            continue
+        if ready:
+            placed[node] = None
+            continue
+        stack.append((node, True))
+        captured = (v for region in node.regions for v in region.captures)
+        stack += [(maker[v], False) for v in (*node.operands, *captured) if v not in given]
+    return Graph(cluster.operands, tuple(placed), cluster.results)
+
+
+def _emitted(graph: Graph, source: ir.Module) -> ir.Module:
+    """The graph as the function @main of a module in the context of `source`."""
+    with source.context, ir.Location.unknown():
+        results = ", ".join(str(write_type(_type(value))) for value in graph.results)
+        parameters = ", ".join(f"%a{n}: {write_type(_type(value))}"
+                               for n, value in enumerate(graph.parameters))
+        names = ", ".join(f"%r#{n}" for n in range(len(graph.results)))
+        stub = ir.Module.parse(
+            f"func.func @{MAIN}({parameters}) -> ({results}) {{\n"
+            f"  %r:{len(graph.results)} = stablehlo.custom_call @replaced() : () -> ({results})\n"
+            f"  return {names} : {results}\n}}")
+    return emit_module(graph, stub, MAIN)
+
+
+def _type(value: Value) -> TensorType:
+    assert value.type is not None, "clusters consist of modelled values"
+    return value.type

@@ -1,0 +1,170 @@
+"""Loading what `interop/export.py` wrote: a file in, a function that runs its kernels out.
+
+Nothing in a file is unpickled. But it holds machine code, which runs with the rights of the
+process: loading a file is trusting its author as one trusts a program that one starts.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from hlo_mlc.interop.export import FORMAT, PLATFORM
+from hlo_mlc.report import byte_size
+from hlo_mlc.runtime import library, variants
+from hlo_mlc.runtime.archive import Archive, read_archive
+from hlo_mlc.support.errors import ArchiveError, UsageError
+from hlo_mlc.target import cpu
+from hlo_mlc.target.levels import architecture, present_features
+
+
+def load(path: str | os.PathLike[str], *, entry: str | None = None) -> Any:
+    """A function out of a file that `hlo_mlc.export` wrote, as `jax.jit` gives it.
+
+    `entry` names the one that is wanted if there are several. Its kernels are ready: those for the
+    best of the file's targets that this machine can run. If it can run none of them, XLA compiles
+    the original program, which is a warning.
+
+    Load only files of people whose programs you would run: a file holds machine code.
+
+    Raises: ArchiveError for a file that is damaged, or is for another kind of machine or other
+    versions; UsageError for one that cannot be read or has no such entry.
+    """
+    path = Path(path)
+    archive = read_archive(path)
+    try:
+        _check_versions(path, archive)
+        chosen = _choose_entry(path, archive, entry)
+        fits = _publish(path, archive, chosen) if chosen["kernels"] else True
+        block = archive.blocks[chosen["program" if fits else "original"]]
+        leaves = [_leaf(leaf, archive.blocks[leaf["block"]]) for leaf in chosen["leaves"]]
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
+    return _function(chosen["name"], _deserialized(path, block),
+                     leaves if chosen["embeds"] else None)
+
+
+def describe(path: str | os.PathLike[str]) -> str:
+    """What is in such a file, in words; nothing of it is run.
+
+    Raises: ArchiveError, UsageError as `load` does.
+    """
+    path = Path(path)
+    archive = read_archive(path)
+    description = archive.description
+    try:
+        lines = [f"{path}: exported with JAX {description['versions']['jax']}, "
+                 f"{byte_size(sum(map(len, archive.blocks.values())))}"]
+        for one in description["entries"]:
+            lines.append(f"entry {one['name']}: {one['signature']}")
+            embedded = sum(len(archive.blocks[leaf["block"]]) for leaf in one["leaves"])
+            facts = [f"{one['coverage']:.0%} of the operations in {len(one['kernels'])} kernels",
+                     f"program of {byte_size(len(archive.blocks[one['program']]))}"]
+            facts += [f"{byte_size(embedded)} of embedded values"] if embedded else []
+            facts += [f"differentiable {one['vjp_order']} times"] if one["vjp_order"] else []
+            lines.append(f"  {', '.join(facts)}")
+        best = next((t["name"] for t in _fitting(archive)), None)
+        for target in description["targets"]:
+            code = sum(len(archive.blocks[k["block"]]) for k in target["kernels"].values())
+            here = " (what this machine runs)" if target["name"] == best else ""
+            lines.append(f"target {target['name']} ({target['architecture']}, {target['cpu']}): "
+                         f"{byte_size(code)} of code{here}")
+        for kernel_id, kernel in description["targets"][0]["kernels"].items():
+            lines.append(f"kernel {kernel_id}: {'; '.join(kernel['nests'])}")
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
+    return "\n".join(lines)
+
+
+def _check_versions(path: Path, archive: Archive) -> None:
+    description = archive.description
+    if description["format"] != FORMAT:
+        raise ArchiveError(f"{path} has format {description['format']}, this version of hlo_mlc "
+                           f"reads format {FORMAT}: export it again")
+    if description["platform"] != PLATFORM:
+        raise ArchiveError(f"{path} is for {description['platform']}, not for {PLATFORM}")
+    if description["abi"] != library.ABI_VERSION:
+        raise ArchiveError(f"{path} has kernels for runtime version {description['abi']}, this one "
+                           f"is {library.ABI_VERSION}: export it again")
+    there = sorted({target["architecture"] for target in description["targets"]})
+    if architecture(cpu.host()) not in there:
+        raise ArchiveError(f"{path} is for {', '.join(there)}, this machine is "
+                           f"{architecture(cpu.host())}: export it there")
+
+
+def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str, Any]:
+    entries = {one["name"]: one for one in archive.description["entries"]}
+    if name is None and len(entries) == 1:
+        return next(iter(entries.values()))
+    if name not in entries:
+        asked = "Say which" if name is None else f"There is no {name!r}"
+        raise UsageError(f"{path} has the entries {', '.join(entries)}. {asked}: "
+                         "hlo_mlc.load(path, entry=…)")
+    return entries[name]
+
+
+def _fitting(archive: Archive) -> list[Mapping[str, Any]]:
+    """The targets whose code this machine can run, the most demanding first."""
+    here = architecture(cpu.host())
+    fitting = [target for target in archive.description["targets"]
+               if target["architecture"] == here and present_features() >= {*target["features"]}]
+    return sorted(fitting, key=lambda target: -len(target["features"]))
+
+
+def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any]) -> bool:
+    """Makes the entry's kernels callable; False where there are none that run here."""
+    library.register_with_jax()
+    target = next(iter(_fitting(archive)), None)
+    if target is None:
+        names = ", ".join(target["name"] for target in archive.description["targets"])
+        warnings.warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
+                      "XLA compiles the program instead", RuntimeWarning, stacklevel=4)
+        return False
+    for kernel_id in chosen["kernels"]:
+        if variants.exists(kernel_id):
+            continue  # the same computation, compiled or loaded before
+        kernel = target["kernels"][kernel_id]
+        code = variants.load_object(bytes(archive.blocks[kernel["block"]]), kernel["symbol"],
+                                    kernel["scratch_bytes"])
+        variants.publish(kernel_id, code)
+    return True
+
+
+def _leaf(leaf: Mapping[str, Any], block: bytes | memoryview) -> jax.Array:
+    name = leaf["dtype"]
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
+    array = np.frombuffer(block, dtype).reshape(leaf["shape"])
+    with jax.enable_x64(True):  # exactly the type that it had
+        return jax.numpy.asarray(array)
+
+
+def _deserialized(path: Path, block: bytes | memoryview) -> jax.export.Exported:
+    try:
+        return jax.export.deserialize(bytearray(block))
+    except ImportError as error:
+        raise ArchiveError("Loading takes the package `flatbuffers`: "
+                           "pip install 'hlo-mlc[export]'") from error
+    except Exception as error:  # whatever a reader of another version may raise
+        raise ArchiveError(f"{path} holds a program that JAX {jax.__version__} cannot read: "
+                           f"{type(error).__name__}: {error}") from error
+
+
+def _function(name: str, exported: jax.export.Exported, leaves: list[jax.Array] | None) -> Any:
+    if leaves is None:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            return exported.call(*args, **kwargs)
+    else:
+        def loaded(*args: Any, **kwargs: Any) -> Any:
+            return exported.call(leaves, *args, **kwargs)
+
+    loaded.__name__ = loaded.__qualname__ = name
+    return jax.jit(loaded)

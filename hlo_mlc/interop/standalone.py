@@ -1,0 +1,149 @@
+"""Exporting a function as a C library that needs neither Python nor JAX nor XLA."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from hlo_mlc.building import kernel_object
+from hlo_mlc.codegen.cpu.assemble import compile_ir
+from hlo_mlc.codegen.cpu.standalone import print_entry
+from hlo_mlc.compiler import clusters_of
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.core import Graph
+from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
+from hlo_mlc.report import byte_size
+from hlo_mlc.runtime.static_library import Member, static_library
+from hlo_mlc.support.errors import UnsupportedOpError, UsageError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target import cpu
+
+_C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_C_TYPES = {
+    "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
+    "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
+    "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryReport:
+    """What was written: a static library and its header."""
+
+    library: Path
+    header: Path
+    kernels: int
+    workspace_bytes: int
+    total_bytes: int  # of the buffers in the workspace, if each had memory of its own
+
+    def __str__(self) -> str:
+        return (f"{self.library}, {self.header}: {self.kernels} kernels; a workspace of "
+                f"{byte_size(self.workspace_bytes)} for {byte_size(self.total_bytes)} of buffers")
+
+
+def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[str],
+             target: str = "host", embed: Sequence[int] = (), **kwargs: Any) -> LibraryReport:
+    """Writes a function as `<path>.a` and `<path>.h`: plain C, for one thread, without Python, JAX
+    or XLA. The last part of `path` is the function's name in C.
+
+    The arguments are those of `export`; pytrees become one pointer for each leaf. Our kernels have
+    to cover the function completely. Values of arguments in `embed`, and of arrays that the
+    function closes over, go into the library.
+
+    Raises: UsageError for arguments that make no sense, UnsupportedOpError for an operation that no
+    kernel of ours computes, UnknownTargetError.
+    """
+    path = Path(path)
+    if not _C_NAME.fullmatch(path.name):
+        raise UsageError(f"{path.name!r} is to be the name of a function in C, which it cannot be")
+    chosen = dataclasses.replace(cpu.named(target), cores=1)
+    plain = function.choosing("xla") if hasattr(function, "choosing") else function
+    if any(n not in range(len(args)) for n in embed):
+        raise UsageError(f"embed={tuple(embed)}: expected positions of arguments, "
+                         f"of which there are {len(args)}")
+    given = [n for n in range(len(args)) if n not in embed]
+
+    def called(taken: list[Any], keywords: dict[str, Any]) -> Any:
+        values = dict(zip(given, taken, strict=True))
+        return plain(*(values.get(n, args[n]) for n in range(len(args))), **keywords)
+
+    described = [args[n] for n in given], dict(kwargs)
+    lowered = jax.jit(called, keep_unused=True).trace(*described).lower(
+        lowering_platforms=("cpu",))
+    options = Options.from_environment(choose="ours")
+    _, plan = clusters_of(lowered.compiler_ir(), options)
+    for node, reason in plan.left.items():
+        raise UnsupportedOpError(node.op, reason, location=node.location or None)
+    objects = {c.kernel.fingerprint: kernel_object(c.kernel, options, chosen)
+               for c, _ in plan.taken}
+    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in objects.items()})
+    entry = print_entry(path.name, memory, {key: made.symbol for key, made in objects.items()},
+                        len(plan.graph.parameters), len(plan.graph.results), chosen)
+    members = [Member("entry.o", path.name, compile_ir(entry, chosen))]
+    members += [Member(f"kernel{n}.o", made.symbol, made.code)
+                for n, made in enumerate(objects.values())]
+    leaves = [_name_of(where, given) for where, _ in
+              jax.tree_util.tree_flatten_with_path(described)[0]]
+    library, header = path.with_suffix(".a"), path.with_suffix(".h")
+    try:
+        library.write_bytes(static_library(members))
+        header.write_text(_header(path.name, plan.graph, memory, leaves))
+    except OSError as error:
+        raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
+    return LibraryReport(library, header, len(objects), memory.workspace_bytes,
+                         memory.total_bytes)
+
+
+def _name_of(where: Sequence[Any], positions: Sequence[int]) -> str:
+    """A leaf of ([argument, …], {keyword: …}), as the caller of the function knows it."""
+    side, first, *rest = where
+    name = f"argument {positions[first.idx]}" if side.idx == 0 else f"argument {first.key}"
+    return name + jax.tree_util.keystr(rest)
+
+
+def _header(name: str, graph: Graph, memory: MemoryPlan, leaves: Sequence[str]) -> str:
+    guard = f"{name.upper()}_H_"
+    operands = [_declared(v.type, f"a{n}", leaf, "const ")
+                for n, (v, leaf) in enumerate(zip(graph.parameters, leaves, strict=True))]
+    results = [_declared(v.type, f"r{n}", "result") for n, v in enumerate(graph.results)]
+    parameters = "\n    ".join([*operands, *results])
+    return f"""\
+/* {name}, compiled by hlo_mlc. Arrays are row-major, and may lie anywhere that suits their
+ * elements, but results must not overlap with anything. 16-bit floats are passed as their bits.
+ * The workspace holds {name.upper()}_WORKSPACE_BYTES bytes, aligned to {ALIGNMENT}; it may be used
+ * again after the call, and calls with different workspaces may run at the same time. */
+#ifndef {guard}
+#define {guard}
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define {name.upper()}_WORKSPACE_BYTES {max(memory.workspace_bytes, 1)}
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+void {name}(
+    {parameters}
+    void* workspace);
+
+#ifdef __cplusplus
+}}
+#endif
+
+#endif /* {guard} */
+"""
+
+
+def _declared(tensor: TensorType, name: str, what: str, qualifier: str = "") -> str:
+    sizes = ", ".join(map(str, tensor.shape))
+    described = f"{what}: {tensor.dtype.name}[{sizes}]"
+    return f"{qualifier}{_C_TYPES[tensor.dtype.name]}* {name},  /* {described} */"

@@ -1,0 +1,266 @@
+"""Tuning the kernels of a function: what `fn.tune` and `hlo-mlc tune` do.
+
+Every cluster of the function gets a study, also those that are left to XLA now. Its candidates are
+checked against what XLA computes of the same operations, and in the end the winner runs in turns
+with XLA: which is faster is recorded, too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+
+from hlo_mlc.building import rebuild_kernel
+from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
+from hlo_mlc.graph.core import Graph
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.extraction import MAIN, donate, extract, function_named, standalone
+from hlo_mlc.interop.isolation import kernel_program, original_program
+from hlo_mlc.interop.measuring import choice_path
+from hlo_mlc.interop.primitive import donations
+from hlo_mlc.partition.plan import Cluster
+from hlo_mlc.report import Comparison, op_counts
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.measure import PairedTimes, made_up, time_in_turns
+from hlo_mlc.runtime.records import OURS, XLA, Record, open_records, target_key, today
+from hlo_mlc.support.errors import TuningError, UsageError
+from hlo_mlc.support.options import Options
+from hlo_mlc.tensor.text import program_text
+from hlo_mlc.tuning.generator import TemplateGenerator
+from hlo_mlc.tuning.messages import Task
+from hlo_mlc.tuning.progress import TuningProgress
+from hlo_mlc.tuning.storage import journal_path, open_storage
+from hlo_mlc.tuning.study import KernelStudy
+from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
+
+DEFAULT_MINUTES = 2.0
+"""How long to tune a function if nobody says."""
+
+_LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
+_FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
+_COMPARISON_S = 0.5
+_BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
+
+
+@dataclass(frozen=True, slots=True)
+class TunedKernel:
+    """What came of one kernel: its record, or the reason why there is none."""
+
+    name: str
+    ops: tuple[str, ...]
+    uses: int
+    record: Record | None
+    reason: str = ""
+    tried: int = 0
+    failed: int = 0
+    noise: float = 1.0
+
+    def __str__(self) -> str:
+        uses = f", called at {self.uses} places" if self.uses > 1 else ""
+        what = f"{self.name}{uses}: {op_counts(self.ops)}"
+        if self.record is None:
+            return f"{what}\n  not tuned: {self.reason}"
+        best = self.record.measured
+        lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed; "
+                 f"{best.ours_us:.1f} us, {best.speedup:.2f} times as fast as the default"]
+        if self.noise > _BUSY:
+            lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
+                         "shortest time; tune again when it is not")
+        if best.xla_ratio:
+            side = {OURS: "ours", XLA: "XLA's", "": "either"}[self.record.choice]
+            lines.append(f"  XLA takes {best.xla_ratio:.2f} times as long: {side}")
+        for position, (template, parameters) in sorted(self.record.schedules.items()):
+            text = ", ".join(f"{name}={value}" for name, value in parameters.items())
+            lines.append(f"  nest {position}: {template}({text})")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """What came of a function's kernels, and of the function as a whole against XLA's."""
+
+    kernels: tuple[TunedKernel, ...]
+    whole: Comparison | None
+
+    def __str__(self) -> str:
+        lines = [str(kernel) for kernel in self.kernels] or ["there is nothing to tune in it"]
+        if self.whole is not None:
+            lines.append(f"the whole function, {self.whole}")
+            if self.whole.speedup < 1:
+                lines.append('XLA is faster on the whole: choose="measure" keeps the faster one')
+        return "\n".join(lines)
+
+
+def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *,
+              trials: int | None, minutes: float | None) -> TuningReport:
+    """Tunes what `mlc_jit` made of a function, for arguments of these types.
+
+    Raises: UsageError for a call that leaves nothing to compile.
+    """
+    lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
+    program = lowered.compiler_ir()
+    (body,) = function_named(program, MAIN).regions[0].blocks
+    call = next((o.operation for o in body.operations if o.operation.name == "func.call"), None)
+    if call is None:
+        raise UsageError("There is nothing to tune: the function computes nothing")
+    entry = call.attributes["callee"].value
+    module = extract(program, ir.SymbolTable(program.operation), entry)
+    donate(module, entry, donations(program, list(call.operands)))
+    report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes)
+    jitted.clear_cache()  # what is compiled from now on follows the records
+    return report
+
+
+def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
+                trials: int | None = None, minutes: float | None = None) -> TuningReport:
+    """Tunes the kernels of a module's function @entry: until each study has so many trials, or
+    for so many minutes altogether, `DEFAULT_MINUTES` if neither is given.
+
+    An interrupt (Ctrl-C) loses nothing but the trial that runs: the next time it goes on.
+
+    Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used.
+    """
+    if trials is None and minutes is None:
+        minutes = DEFAULT_MINUTES
+    if (trials is not None and trials < 1) or (minutes is not None and minutes <= 0):
+        raise UsageError("Tuning takes at least one trial, and some time")
+    library.register_with_jax()
+    session = _Session(module, entry, options, trials, minutes)
+    with TuningProgress() as progress, jax.ensure_compile_time_eval():
+        kernels = tuple(session.kernels(progress))
+        return TuningReport(kernels, session.whole() if kernels else None)
+
+
+class _Session:
+    """The tuning of one module."""
+
+    def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
+                 minutes: float | None) -> None:
+        self._module, self._entry, self._options = module, entry, options
+        self._trials = trials
+        self._target = target_of(options)
+        self._records = open_records(options)
+        self._storage = open_storage(journal_path(options))
+        self._generator = TemplateGenerator()
+        self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
+
+    def kernels(self, progress: TuningProgress) -> Iterator[TunedKernel]:
+        """Tunes every kernel, each for its share of the time."""
+        graph, plan = clusters_of(self._module, self._options, entry=self._entry)
+        found: dict[str, list[Cluster]] = {}
+        weights: dict[str, float] = {}
+        for cluster, verdict in (*plan.taken, *plan.rejected):
+            fingerprint = cluster.kernel.fingerprint
+            found.setdefault(fingerprint, []).append(cluster)
+            weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
+        remaining = sum(weights.values())
+        costliest = sorted(found, key=lambda fingerprint: -weights[fingerprint])
+        for number, fingerprint in enumerate(costliest, 1):
+            budget = self._budget(weights[fingerprint] / remaining)
+            remaining -= weights[fingerprint]
+            label = f"kernel {number} of {len(found)}, {fingerprint[:8]}"
+            yield self._kernel(graph, found[fingerprint], budget, progress, label)
+
+    def whole(self) -> Comparison | None:
+        """The function as it is compiled now in turns with XLA's, on made-up arguments."""
+        original = standalone(self._module, self._entry)
+        choice_path(original, self._options).unlink(missing_ok=True)  # of slower kernels
+        compiled, report = compile_extracted(self._module, self._options, entry=self._entry)
+        if compiled is None or any(kernel.data_dependent for kernel in report.kernels):
+            return None
+        ours = standalone(compiled, self._entry)
+        times = self._times(original, ours, _arguments(original))
+        return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
+                          times.speedup)
+
+    def _budget(self, share: float) -> Budget:
+        if self._deadline is None:
+            return Budget(self._trials)
+        now = time.monotonic()
+        return Budget(self._trials, now + share * max(self._deadline - now, 0.0))
+
+    def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
+                progress: TuningProgress, label: str) -> TunedKernel:
+        cluster = clusters[0]
+        kernel = cluster.kernel
+        tuned = TunedKernel(kernel.program.name, tuple(n.op for n in cluster.nodes),
+                            len(clusters), None)
+        reason = _why_not(cluster)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            reason = "the time was up before its turn"
+        if reason:
+            return dataclasses.replace(tuned, reason=reason)
+        operands = [made_up(b.shape, b.dtype.numpy, np.random.default_rng(0))
+                    for b in kernel.program.operands]
+        original = original_program(graph, self._module, cluster)
+        expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
+        space = self._generator.space(kernel.program, self._target)
+        known = self._records.get(kernel.fingerprint, target_key(self._target))
+        standing = known and space.configuration(known.schedules)
+        study = KernelStudy(
+            self._storage, f"{kernel.fingerprint}-{target_key(self._target)}", space,
+            [standing] if standing else [])
+        study.describe({"kernel": program_text(kernel.program), "ops": op_counts(tuned.ops)})
+        progress.begin(label, study, space, budget)
+        task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
+        try:
+            winner = tune_kernel(task, study, space, budget, known, progress.on_trial)
+        except TuningError as error:
+            return dataclasses.replace(tuned, reason=str(error))
+        progress.end()
+        record = self._keep(cluster, winner, known, original, operands)
+        study.describe({
+            "best": str(record), "speedup over the default": record.measured.speedup,
+            "speedup over XLA": record.measured.xla_ratio})
+        return dataclasses.replace(tuned, record=record, tried=winner.tried,
+                                   failed=winner.failed, noise=winner.noise)
+
+    def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
+              operands: Sequence[np.ndarray]) -> Record:
+        """Records the winner, gives it to programs that run, and compares it with XLA's."""
+        versions = {name: importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")}
+        record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
+                        winner.measured, made=today(versions))
+        kept = self._records.put(record, replaces=known)
+        rebuild_kernel(cluster.kernel, self._options, self._target)
+        if kept != record:  # somebody else found a faster one meanwhile
+            return kept
+        times = self._times(original, kernel_program(self._module, cluster), operands)
+        measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
+                                       xla_ratio=times.speedup)
+        sure = times.sure_speedup
+        choice = OURS if sure >= _FASTER else XLA if sure <= 1 / _FASTER else ""
+        return self._records.put(dataclasses.replace(record, measured=measured, choice=choice),
+                                 replaces=record)
+
+    def _times(self, original: ir.Module, ours: ir.Module, operands: Sequence[Any]) -> PairedTimes:
+        arrays = [compat.place_on_cpu(array) for array in operands]
+        run_original, run_ours = compat.compile_for_cpu(original), compat.compile_for_cpu(ours)
+        return time_in_turns(lambda: jax.block_until_ready(run_original(arrays)),
+                             lambda: jax.block_until_ready(run_ours(arrays)), _COMPARISON_S)
+
+
+def _arguments(module: ir.Module) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [made_up(a.shape, a.dtype, rng) for a in argument_types(module, MAIN, MAIN)]
+
+
+def _why_not(cluster: Cluster) -> str:
+    """Why a kernel cannot be measured on made-up operands; "" if it can."""
+    program = cluster.kernel.program
+    if any(map(is_data_dependent, program.steps)):
+        return "its time depends on the values of its operands"
+    size = sum(b.bytes for b in (*program.operands, *program.results))
+    if size > _LARGEST_BYTES:
+        return f"its operands and results take {size >> 20} MiB"
+    return ""

@@ -1,0 +1,109 @@
+"""Programs lowered for NVIDIA GPUs on a machine that need not have one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.codegen.cuda.compile import why_not
+from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.target.cuda import names
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
+
+X = jax.ShapeDtypeStruct((64, 300), jnp.float32)
+
+
+def lowered(function: Any, *args: Any) -> str:
+    return function.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def calls(text: str) -> list[str]:
+    """The lines that call our kernels."""
+    return [line for line in text.splitlines() if f"@{KERNEL_TARGET}(" in line]
+
+
+def test_kernels_are_custom_calls() -> None:
+    softmax = mlc_jit(jax.nn.softmax, choose="ours")
+    (call,) = calls(lowered(softmax, X))
+    assert "api_version = 4" in call
+    assert re.search(r'id = "[0-9a-f]{24}"', call)
+    report = softmax.report()
+    assert report.coverage == 1
+    assert "rows(team=32" in report.explain()
+    assert "predicted" not in report.explain()
+    assert re.search(r"_0: \d+ registers, \d+ bytes of shared memory, 0 bytes spilled",
+                     report.explain())
+
+
+def test_nothing_is_taken_that_is_only_hoped_to_be_faster() -> None:
+    softmax = mlc_jit(jax.nn.softmax)
+    assert not calls(lowered(softmax, X))
+    assert "has not been measured" in softmax.report().explain()
+
+
+def test_scratch_is_a_result_more() -> None:
+    total = mlc_jit(lambda x: x.sum(), choose="ours")
+    (call,) = calls(lowered(total, jax.ShapeDtypeStruct((1000, 1000), jnp.float32)))
+    (kernel,) = total.kernels(jax.ShapeDtypeStruct((1000, 1000), jnp.float32))
+    size = kernel.source.scratch_bytes
+    assert size > 0
+    assert f"-> (tensor<f32>, tensor<{size}xui8>)" in call
+
+
+def test_large_matrix_products_stay_with_cublas() -> None:
+    product = mlc_jit(lambda x, y: x @ y, choose="ours")
+    large, small = (jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (512, 64))
+    assert not calls(lowered(product, large, large))
+    assert "cuBLAS" in product.report().explain()
+    assert calls(lowered(product, small, small))
+
+
+def test_the_gradient_is_compiled_too() -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x) ** 2)
+
+    gradient = jax.jit(jax.grad(mlc_jit(loss, choose="ours")))
+    text = gradient.trace(X).lower(lowering_platforms=("cuda",)).as_text()
+    assert calls(text)
+
+
+def test_what_is_lowered_for_several_platforms_stays_with_xla() -> None:
+    softmax = mlc_jit(jax.nn.softmax, choose="ours")
+    both = softmax.trace(X).lower(lowering_platforms=("cpu", "cuda")).as_text()
+    assert not calls(both)
+    assert "one of cpu, cuda alone" in softmax.report().explain()
+
+
+def test_kernels_can_be_had_one_by_one() -> None:
+    (kernel,) = mlc_jit(jax.nn.softmax).kernels(X)
+    assert kernel.target.name == names()[-1]
+    assert kernel.raw_kernel().code == kernel.source.text
+    assert kernel.source.functions == tuple(kernel.compiled.usage)
+
+
+def test_the_same_function_still_runs_here() -> None:
+    """The kernel for CPUs has the same id."""
+    softmax = mlc_jit(jax.nn.softmax, choose="ours")
+    x = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
+    (gpu_call,) = calls(lowered(softmax, x))
+    (cpu_call,) = calls(softmax.lower(x).as_text())
+    assert re.search(r'id = "(\w+)"', gpu_call)[1] == re.search(r'id = "(\w+)"', cpu_call)[1]
+    np.testing.assert_allclose(softmax(x), jax.nn.softmax(x), 1e-5, 1e-6)
+
+
+def test_every_stage_can_be_seen(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HLO_MLC_DUMP", str(tmp_path))
+    lowered(mlc_jit(lambda x: x * 3 + 1, choose="ours"), X)
+    (folder,) = tmp_path.iterdir()
+    files = sorted(path.name for path in folder.iterdir())
+    assert [name for name in files if name.endswith(".cu")]
+    (resources,) = folder.glob("90-*.resources.txt")
+    assert "registers" in resources.read_text()
+    assert KERNEL_TARGET in (folder / "99-stablehlo.mlir").read_text()

@@ -1,0 +1,189 @@
+"""C libraries of functions: compiled into a C program, they compute what JAX does."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from jax import lax
+
+from hlo_mlc import UnsupportedOpError, export_c, mlc_jit
+from hlo_mlc.cli import main
+from hlo_mlc.support.errors import UsageError
+
+PROGRAM = Path(__file__).parent / "standalone.c"
+CC = shutil.which("cc")
+pytestmark = pytest.mark.skipif(CC is None, reason="there is no C compiler")
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return (RNG.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+
+def mlp(parameters: list, x: jax.Array) -> jax.Array:
+    for weight, bias in parameters:
+        x = jax.nn.gelu(x @ weight + bias)
+    return x
+
+
+def attention(x: jax.Array, qkv: jax.Array, out: jax.Array) -> jax.Array:
+    q, k, v = jnp.split((x @ qkv).reshape(*x.shape[:-1], 3, 4, 16), 3, axis=-3)
+    scores = jnp.einsum("bqihd,bkihd->bhqk", q, k) / 4.0
+    mixed = jnp.einsum("bhqk,bkihd->bqhd", jax.nn.softmax(scores), v)
+    return x + mixed.reshape(x.shape) @ out
+
+
+def network(image: jax.Array, first: jax.Array, second: jax.Array, dense: jax.Array) -> dict:
+    x = image
+    for kernel in (first, second):
+        x = jax.nn.relu(lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        x = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    scores = x.reshape(x.shape[0], -1) @ dense
+    return {"scores": scores, "best": jnp.argmax(scores, -1)}
+
+
+CASES: dict[str, tuple[Callable, Sequence]] = {
+    "mlp": (mlp, ([(normal(48, 160), normal(160)), (normal(160, 300), normal(300)),
+                   (normal(300, 17), normal(17))], normal(32, 48))),
+    "attention": (attention, (normal(2, 40, 64), normal(64, 192), normal(64, 64))),
+    "network": (network, (normal(2, 16, 12, 3), normal(3, 3, 3, 8), normal(3, 3, 8, 16),
+                          normal(192, 10))),
+}
+
+
+def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler: Sequence[str],
+        start: Sequence[str] = ()) -> list[np.ndarray]:
+    """The results of a library, by a C program that is compiled with it."""
+    operands = [np.asarray(a) for a in operands]
+    header = (folder / f"{name}.h").read_text()
+    workspace = re.search(r"_WORKSPACE_BYTES (\d+)", header)[1]
+    offsets = [0, *np.cumsum([a.nbytes for a in operands])]
+    targets = [0, *np.cumsum([r.nbytes for r in results])]
+    pointers = [f"(void*)(in+{n})" for n in offsets[:-1]]
+    pointers += [f"(void*)(out+{n})" for n in targets[:-1]]
+    subprocess.run(
+        [*compiler, "-std=c11", "-O1", "-Wall", "-Werror", f"-I{folder}", f'-DHEADER="{name}.h"',
+         f"-DWORKSPACE_BYTES={workspace}", f"-DRESULT_BYTES={targets[-1]}",
+         f"-DCALL={name}({','.join(pointers)},workspace)", str(PROGRAM), str(folder / f"{name}.a"),
+         "-o", str(folder / name)], check=True)
+    (folder / "in").write_bytes(b"".join(a.tobytes() for a in operands))
+    subprocess.run([*start, str(folder / name), str(folder / "in"), str(folder / "out")],
+                   check=True)
+    out = (folder / "out").read_bytes()
+    return [np.frombuffer(out[begin:end], r.dtype).reshape(r.shape)
+            for r, begin, end in zip(results, targets, targets[1:], strict=False)]
+
+
+def check(folder: Path, name: str, function: Callable, args: Sequence, given: Sequence,
+          compiler: Sequence[str] = (str(CC),), start: Sequence[str] = ()) -> None:
+    expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*args))]
+    actual = run(folder, name, jax.tree.leaves(given), expected, compiler, start)
+    for a, b in zip(actual, expected, strict=True):
+        if b.dtype.kind == "f":
+            np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+        else:
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_numbers_as_jax(tmp_path: Path, name: str) -> None:
+    function, args = CASES[name]
+    report = export_c(function, *args, path=tmp_path / name)
+    assert report.kernels >= 1 and report.workspace_bytes <= report.total_bytes
+    check(tmp_path, name, function, args, args)
+
+
+def test_weights_in_the_library(tmp_path: Path) -> None:
+    function, (parameters, x) = CASES["mlp"]
+    export_c(function, parameters, x, path=tmp_path / "inside", embed=(0,))
+    check(tmp_path, "inside", function, (parameters, x), [x])
+
+
+def test_memory_is_used_again(tmp_path: Path) -> None:
+    weight = normal(256, 256)
+
+    def deep(x: jax.Array) -> jax.Array:
+        for _ in range(6):
+            x = jax.nn.softmax(x @ weight)
+        return x
+
+    x = normal(64, 256)
+    report = export_c(deep, x, path=tmp_path / "deep")
+    assert report.kernels >= 2
+    assert report.workspace_bytes <= 4 * x.nbytes < report.total_bytes
+    check(tmp_path, "deep", deep, (x,), [x])
+
+
+def test_results_that_are_no_kernels(tmp_path: Path) -> None:
+    table = np.arange(12, dtype=np.int32).reshape(3, 4)
+
+    def function(x: jax.Array, unused: jax.Array, *, scale: jax.Array) -> tuple:
+        y = x * scale
+        return y, x, y.reshape(-1), jnp.asarray(table), jnp.arange(5), y
+
+    x, scale = normal(8, 8), np.float32(3)
+    export_c(function, x, x, path=tmp_path / "odd", scale=scale)
+    header = (tmp_path / "odd.h").read_text()
+    for part in ("argument 1: f32[8, 8]", "argument scale: f32[]", "int32_t* r3"):
+        assert part in header
+    check(tmp_path, "odd", lambda x, u, s: function(x, u, scale=s), (x, x, scale), [x, x, scale])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool"])
+def test_types(tmp_path: Path, dtype: str) -> None:
+    x = jnp.asarray(RNG.integers(0, 2, (5, 7)), dtype)
+    export_c(lambda x: jnp.where(x > 0, x, x.T.reshape(5, 7)), x, path=tmp_path / "types")
+    check(tmp_path, "types", lambda x: jnp.where(x > 0, x, x.T.reshape(5, 7)), (x,), [x])
+
+
+def test_aarch64(tmp_path: Path) -> None:
+    compiler, emulator = map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))
+    if compiler is None or emulator is None:
+        pytest.skip("there is no cross compiler for aarch64 or no qemu-aarch64 to run its code")
+    function, args = CASES["attention"]
+    export_c(function, *args, path=tmp_path / "attention", target="aarch64")
+    check(tmp_path, "attention", function, args, args, [compiler, "-static"], [emulator])
+
+
+def test_functions_that_are_compiled_already(tmp_path: Path) -> None:
+    function, args = CASES["attention"]
+    export_c(mlc_jit(function), *args, path=tmp_path / "attention")
+    check(tmp_path, "attention", function, args, args)
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    x = normal(4, 4)
+    with pytest.raises(UnsupportedOpError, match="complex arithmetic stays with XLA"):
+        export_c(lambda x: jnp.fft.fft(x).real, x, path=tmp_path / "f")
+    with pytest.raises(UsageError, match="a function in C"):
+        export_c(jnp.tanh, x, path=tmp_path / "my-function")
+    with pytest.raises(UsageError, match="expected positions"):
+        export_c(jnp.tanh, x, path=tmp_path / "f", embed=(1,))
+    with pytest.raises(UsageError, match="Cannot write"):
+        export_c(jnp.tanh, x, path=tmp_path / "no" / "f")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model_in_c.py").write_text("import jax\ndef f(x):\n    return jax.nn.softmax(x)\n")
+    result = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
+                                       "--arg", "f32[8,64]"])
+    assert result.exit_code == 0 and "f.a, f.h: 1 kernels" in result.output, result.output
+    x = normal(8, 64)
+    check(tmp_path, "f", jax.nn.softmax, [x], [x])
+    several = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
+                                        "--arg", "f32[8,64]", "--target", "x86-64-v2", "--target",
+                                        "x86-64-v3"])
+    assert several.exit_code == 2 and "one target" in several.output

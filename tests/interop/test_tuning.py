@@ -1,0 +1,258 @@
+"""Tuning a function: winners are recorded, compiled from then on, and found again elsewhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.building import kernel_object, scheduled
+from hlo_mlc.cli import main
+from hlo_mlc.compiler import clusters_of, target_of
+from hlo_mlc.interop import tuning
+from hlo_mlc.interop.isolation import kernel_program, original_program
+from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, target_key
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.options import Options
+from hlo_mlc.tuning.storage import journal_path
+
+X = np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(64, 96)
+SCHEDULES = {0: ("contraction", {"rows": 4, "vectors": 1})}
+
+
+def product(x: jax.Array) -> jax.Array:
+    return x @ x.T + 1
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "cache"
+
+
+def only_kernel(function):
+    module = jax.jit(function).lower(X).compiler_ir()
+    _, plan = clusters_of(module, Options.from_environment(choose="ours"))
+    ((cluster, _),) = plan.taken
+    return cluster.kernel
+
+
+def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record:
+    target = target_key(target_of(Options.from_environment()))
+    return Record(kernel.fingerprint, target, schedules, Measured(9.0, 9.0, 1.0, 9.0, ratio),
+                  choice)
+
+
+def test_a_function_is_tuned() -> None:
+    f = mlc_jit(lambda x: (jax.nn.softmax(x @ x.T), jnp.sort(x)), choose="ours")
+    before = f(X)
+    report = f.tune(X, trials=3)
+    assert len(report.kernels) == 2
+    records = {r.kernel: r for r in open_records(Options.from_environment()).all()}
+    for kernel in report.kernels:
+        assert kernel.tried == 3 and kernel.reason == ""
+        assert records[kernel.record.kernel] == kernel.record
+        assert kernel.record.measured.xla_us > 0
+        assert kernel.name.endswith(kernel.record.kernel)
+    assert "configurations known" in str(report) and "the whole function, measured" in str(report)
+    for old, new in zip(before, f(X), strict=True):
+        np.testing.assert_allclose(old, new, rtol=1e-5)
+
+
+def test_trials_are_those_of_the_study_whoever_makes_them() -> None:
+    mlc_jit(product).tune(X, trials=2)
+    (kernel,) = mlc_jit(product).tune(X, trials=3).kernels
+    assert kernel.tried == 3
+    (kernel,) = mlc_jit(product).tune(X, trials=1).kernels
+    assert kernel.tried == 3
+
+
+def test_what_is_recorded_is_compiled() -> None:
+    kernel = only_kernel(product)
+    options = Options.from_environment()
+    target = target_of(options)
+    default = kernel_object(kernel, options, target)
+    record = record_of(kernel, SCHEDULES)
+    open_records(options).put(record)
+    tuned = kernel_object(kernel, options, target)
+    assert tuned.code != default.code
+    assert tuned.nests[0].parameters["rows"] == 4
+    f = mlc_jit(product, choose="ours")
+    np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
+    _, decisions = scheduled(kernel, options, target)
+    assert decisions[0].parameters["vectors"] == 1
+
+
+def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
+    kernel = only_kernel(product)
+    here = Options.from_environment()
+    open_records(here).put(record_of(kernel, SCHEDULES))
+    elsewhere = here.replace(cache_dir=tmp_path / "elsewhere")
+    open_records(elsewhere).import_text(open_records(here).export_text())
+    codes = [kernel_object(kernel, options, target_of(options)).code
+             for options in (here, elsewhere)]
+    assert codes[0] == codes[1]
+
+
+@pytest.mark.parametrize(("choice", "kernels"), [(OURS, 1), (XLA, 0)])
+def test_recorded_choices(choice: str, kernels: int) -> None:
+    open_records(Options.from_environment()).put(
+        record_of(only_kernel(product), {}, choice, ratio=0.5))
+    report = mlc_jit(product, choose="auto").report(X)
+    assert len(report.kernels) == kernels
+    assert "recorded when it was tuned: XLA takes 0.50 times as long" in report.explain()
+    assert len(mlc_jit(product, choose="ours").report(X).kernels) == 1
+
+
+def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> None:
+    f = mlc_jit(product, choose="ours")
+    f(X)
+    winner = tuning.Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0)
+    monkeypatch.setattr(tuning, "tune_kernel", lambda *_, **__: winner)
+    (kernel,) = f.tune(X, trials=1).kernels
+    assert kernel.record.schedules == SCHEDULES
+    assert f.report(X).kernels[0].nests[0].parameters["rows"] == 4
+    np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
+
+
+def test_what_is_not_tuned_says_why() -> None:
+    def until(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda v: v[0, 0] < 100, lambda v: v * 2 + 1, x)
+
+    report = mlc_jit(until, choose="ours").tune(X, trials=1)
+    (kernel,) = report.kernels
+    assert kernel.record is None
+    assert "not tuned: its time depends on the values of its operands" in str(report)
+
+
+def test_donated_arguments() -> None:
+    f = mlc_jit(lambda x, y: jnp.sin(x) * y, choose="ours", donate_argnums=0)
+    (kernel,) = f.tune(X, X, trials=1).kernels
+    report = f.report(jnp.asarray(X), X)
+    assert [k.id for k in report.kernels] == [kernel.record.kernel]
+
+
+def test_nothing_to_tune() -> None:
+    assert "nothing to tune" in str(mlc_jit(jnp.sort).tune(X, trials=1))
+    with pytest.raises(UsageError, match="at least one trial"):
+        mlc_jit(product).tune(X, trials=0)
+
+
+def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, ...]:
+        y = jnp.sort(jnp.exp(x), 1)
+        return jnp.argmax(y, 1), y.at[3:5].set(y[:2]) @ x.T, jnp.cumsum(y, 1)
+
+    module = jax.jit(function).lower(X).compiler_ir()
+    graph, plan = clusters_of(module, Options.from_environment(choose="ours"))
+    assert len(plan.taken) > 1
+    mlc_jit(function, choose="ours")(X)
+    for cluster, _ in plan.taken:
+        operands = [np.ones(b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands]
+        expected, actual = (
+            compile_stablehlo(str(program), choose="xla")(*operands) for program in (
+                original_program(graph, module, cluster), kernel_program(module, cluster)))
+        for a, b in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text(textwrap.dedent("""
+        import jax, jax.numpy as jnp
+        def product(x):
+            return x @ x.T + 1
+        product.example_args = (jax.ShapeDtypeStruct((64, 96), jnp.float32),)
+    """))
+    runner = CliRunner()
+    result = runner.invoke(main, ["tune", "my_model:product", "--trials", "2"])
+    assert result.exit_code == 0, result.output
+    assert "2 configurations known" in result.output
+    listed = runner.invoke(main, ["records", "list"]).output.splitlines()
+    assert len(listed) == 2 and listed[1].startswith("1 records in ")
+    again = runner.invoke(main, ["tune", "my_model:product", "--trials", "2", "--arg",
+                                 "f32[64,96]"])
+    assert "2 configurations known" in again.output
+    assert runner.invoke(main, ["records", "export", "all.json"]).exit_code == 0
+    imported = runner.invoke(main, ["records", "import", "all.json"],
+                             env={"HLO_MLC_CACHE": str(tmp_path / "elsewhere")})
+    assert imported.output.startswith("1 of 1 records are kept")
+    wrong = runner.invoke(main, ["records", "import", "my_model.py"])
+    assert wrong.exit_code == 1 and "error: These are no exported records" in wrong.output
+    missing = runner.invoke(main, ["records", "import", "gone.json"])
+    assert missing.exit_code == 2 and "Cannot read gone.json" in missing.output
+
+
+def test_a_stablehlo_file(tmp_path: Path) -> None:
+    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
+    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "2"])
+    assert result.exit_code == 0, result.output
+    assert "2 configurations known" in result.output
+
+
+def test_killed_and_started_again(tmp_path: Path) -> None:
+    """kill -9 leaves no process behind, and what was measured."""
+    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
+    command = [sys.executable, "-c", "from hlo_mlc.cli import main; main()", "tune", "model.mlir",
+               "--minutes", "5"]
+    journal = journal_path(Options.from_environment())
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        while not journal.exists() or journal.read_text().count("speedup") < 3:
+            assert process.poll() is None
+            time.sleep(0.05)
+        workers = children(process.pid)
+        assert len(workers) == 1
+        process.kill()
+    for _ in range(200):
+        if not any(map(is_alive, workers)):
+            break
+        time.sleep(0.05)
+    assert not any(map(is_alive, workers))
+    known = journal.read_text().count("speedup")
+    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", str(known)])
+    assert f"{known} configurations known" in result.output
+
+
+def children(process: int) -> list[int]:
+    running = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()]
+    return [p for p in running if (status(p) or ["", ""])[1] == str(process)]
+
+
+def is_alive(process: int) -> bool:
+    return (status(process) or "Z")[0] != "Z"
+
+
+def status(process: int) -> list[str] | None:
+    """The state of a process and its parent's number; None if there is no such process."""
+    try:
+        text = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[:2]
+
+
+def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
+
+    def interrupted(self, study, outcome) -> None:
+        if len(study.tried) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tuning.TuningProgress, "on_trial", interrupted)
+        stopped = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"])
+    assert stopped.exit_code == 130 and "the same command goes on" in stopped.output
+    trials = []
+    monkeypatch.setattr(tuning.TuningProgress, "on_trial",
+                        lambda self, study, outcome: trials.append(outcome))
+    assert CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"]).exit_code == 0
+    assert len(trials) == 1
