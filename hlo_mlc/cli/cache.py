@@ -1,4 +1,4 @@
-"""`hlo-mlc cache`: a look into the folder of compiled kernels."""
+"""`hlo-mlc cache`: a look into the folder of compiled kernels and of what was measured."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import datetime
 
 import click
 
+from hlo_mlc.interop.measuring import choices_folder
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
+from hlo_mlc.runtime.notes import forget_notes, note_paths
 from hlo_mlc.support.options import Options
 
 _MIB = 1 << 20
+_MACHINE_NOTES = ("limits-", "rates-")
 
 
 @click.group()
@@ -19,32 +22,56 @@ def cache() -> None:
 
 @cache.command("list")
 def list_entries() -> None:
-    """Shows every compiled kernel, the least recently used first."""
-    objects = _open()
+    """Shows every compiled kernel, the least recently used first, and what else is remembered."""
+    options = Options.from_environment()
+    objects = _open(options)
     entries = objects.entries()
     for entry in entries:
         used = datetime.datetime.fromtimestamp(entry.used_at).isoformat(" ", timespec="seconds")
         click.echo(f"{entry.key}  {entry.size_bytes:9d} bytes  used {used}")
     size = sum(entry.size_bytes for entry in entries) / _MIB
-    click.echo(f"{len(entries)} kernels, {size:.1f} MiB in {objects.folder}")
+    click.echo(f"{_count(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
+               f"in {objects.folder}")
+    choices = note_paths(choices_folder(options))
+    click.echo(f'{_count(len(choices), "choice")} of choose="measure" in {choices_folder(options)}')
+    for kind in _MACHINE_NOTES:
+        for path in note_paths(options.cache_dir, kind):
+            click.echo(f"measured of a machine: {path}")
 
 
 @cache.command()
-def clear() -> None:
-    """Removes every compiled kernel; they are compiled again when they are needed."""
-    objects = _open()
-    click.echo(f"removed {objects.clear()} kernels from {objects.folder}")
+@click.option("--machine", is_flag=True, help="Also what was measured of the machine.")
+def clear(machine: bool) -> None:
+    """Removes every compiled kernel, and the choices of choose="measure".
+
+    Kernels are compiled again, and choices made again, when they are needed. Tuning records stay.
+    """
+    options = Options.from_environment()
+    objects = _open(options)
+    kernels = objects.clear()
+    choices = forget_notes(note_paths(choices_folder(options)))
+    click.echo(f"removed {_count(kernels, 'kernel')} and {_count(choices, 'choice')} from "
+               f"{options.cache_dir}")
+    if machine:
+        paths = [path for kind in _MACHINE_NOTES for path in note_paths(options.cache_dir, kind)]
+        click.echo(f"removed {_count(forget_notes(paths), 'measurement')} of machines")
 
 
 @cache.command()
 def verify() -> None:
     """Checks every compiled kernel, and removes those that are damaged."""
-    objects = _open()
+    objects = _open(Options.from_environment())
     damaged = objects.verify()
     for key in damaged:
         click.echo(f"{key} was damaged and is removed")
-    click.echo(f"{len(objects.entries())} kernels are whole, {len(damaged)} were not")
+    click.echo(f"{_count(len(objects.entries()), 'kernel')} whole, {len(damaged)} damaged")
 
 
-def _open() -> ObjectCache:
-    return object_cache(Options.from_environment())
+def _open(options: Options) -> ObjectCache:
+    objects = object_cache(options)
+    objects.check_writable()
+    return objects
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

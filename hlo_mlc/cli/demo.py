@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from hlo_mlc.cli import measuring
@@ -12,16 +14,32 @@ _ROUNDS = 11
 
 
 @click.command()
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Writes the results here, row by row.",
+)
 @click.pass_context
-def demo(ctx: click.Context) -> None:
-    """Compares hlo_mlc with jax.jit on parts of models, loops and single operations."""
+def demo(ctx: click.Context, json_path: Path | None) -> None:
+    """Compares hlo_mlc with jax.jit on parts of models, loops and single operations.
+
+    Each result is checked before anything is timed. Ctrl-C ends it early, with what there is.
+    """
     console = measuring.make_console()
+    results = Results(environment("auto", _ROUNDS))
+    if json_path is not None:
+        results.save(json_path)  # a path that cannot be written shows before anything is measured
     results, complete = measuring.measure(
         [cases.BY_NAME[name] for name in cases.DEMO],
-        Results(environment("auto", _ROUNDS)),
+        results,
         choose="auto",
         rounds=_ROUNDS,
         console=console,
+        after_row=lambda results: results.save(json_path) if json_path is not None else None,
     )
     measuring.show(results, console)
+    if not complete:
+        done, asked = len(results.rows), len(cases.DEMO)
+        click.echo(f"interrupted after {done} of {asked} workloads", err=True)
     ctx.exit(measuring.exit_status(results.rows, complete))

@@ -12,12 +12,16 @@ from rich.console import Console
 from rich.table import Table
 
 from hlo_mlc import MlcError, __version__
+from hlo_mlc.compiler import target_of
+from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.limits import machine_limits, note_path
 from hlo_mlc.report import byte_size
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.cache import object_cache
+from hlo_mlc.runtime.rates import rates_path
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
+from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "llvmlite", "optuna", "rich", "click")
 
@@ -25,13 +29,14 @@ Facts = Iterator[tuple[str, str]]
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Without the machine's limits.")
-@click.option("--refresh", is_flag=True, help="Measures the machine's limits again.")
+@click.option("--quick", is_flag=True, help="Without what has to be measured.")
+@click.option("--refresh", is_flag=True, help="Measures the machine again.")
 @click.pass_context
 def doctor(ctx: click.Context, quick: bool, refresh: bool) -> None:
-    """Shows versions, the target, the cache, the runtime library, and the machine's limits.
+    """Shows versions, the target, the cache, the runtime library, and what was measured here.
 
-    The limits are measured the first time and remembered; they are what `explain` compares with.
+    The machine is measured the first time, in three seconds, and remembered. Its limits are what
+    `explain` compares with; its rates are what choose="auto" predicts with.
 
     Exit status 1 says that something that we need is missing or broken.
     """
@@ -46,6 +51,7 @@ def doctor(ctx: click.Context, quick: bool, refresh: bool) -> None:
     ]
     if not quick:
         sections.append(("measured limits", lambda: _limits(options, refresh)))
+        sections.append(("measured rates", lambda: _rates(options, refresh)))
     for title, facts in sections:
         table = Table(title=title, title_justify="left", box=None, show_header=False)
         try:
@@ -84,6 +90,7 @@ def _runtime_library() -> Facts:
 
 def _cache(options: Options) -> Facts:
     objects = object_cache(options)
+    objects.check_writable()
     entries = objects.entries()
     yield "folder", str(objects.folder)
     yield "kernels", str(len(entries))
@@ -98,3 +105,25 @@ def _limits(options: Options, refresh: bool) -> Facts:
     yield f"up to {byte_size(limits.cache_bytes)}", f"{limits.cache_gb_s:.0f} GB/s read and written"
     yield "memory", f"{limits.memory_gb_s:.0f} GB/s read and written"
     yield "remembered in", str(note_path(options.cache_dir, cpu.host()))
+
+
+def _rates(options: Options, refresh: bool) -> Facts:
+    """What the cost model counts with."""
+    rates = calibrated(options, refresh=refresh)
+    each_ns = f"{rates.vector_operations / 1e3:.2f} simple, {rates.vector_products / 1e3:.2f} fma"
+    yield "vector operations", f"{each_ns} per ns and core"
+    yield "passes", ", ".join(
+        f"{byte_size(size)} at {speed / 1e3:.0f} GB/s" for size, speed in (
+            (NEAR_BYTES, rates.near_bytes), (FAR_BYTES, rates.far_bytes),
+            (DISTANT_BYTES, rates.distant_bytes)))
+    yield "calls", (f"{rates.call_us:.2f} us for a kernel in a program, {rates.dispatch_us:.1f} us "
+                    f"for a program, {rates.fork_us:.1f} us for waking threads")
+    yield "XLA / ours", (
+        f"arithmetic {rates.xla_arithmetic:.2f}, exp {rates.xla_exp:.2f}, passes "
+        f"{rates.xla_near:.2f} {rates.xla_far:.2f} {rates.xla_distant:.2f}, sums of rows "
+        f"{rates.xla_reduction:.2f}, products {rates.xla_small_product:.2f} "
+        f"{rates.xla_medium_product:.2f} {rates.xla_large_product:.2f}")
+    if rates == Rates():
+        yield "remembered in", "nowhere: these are typical figures, not measured ones"
+    else:
+        yield "remembered in", str(rates_path(options.cache_dir, target_of(options)))

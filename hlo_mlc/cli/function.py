@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from hlo_mlc.support.errors import UsageError
 
 _ARGUMENT = re.compile(r"(?P<dtype>[a-z0-9]+)\[(?P<sizes>(\d+(,\d+)*)?)\]")
+_SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo")
 
 _DTYPES = {
     "bool": jnp.bool_,
@@ -42,6 +43,11 @@ def parse_argument(text: str) -> jax.ShapeDtypeStruct:
         )
     sizes = [int(size) for size in match["sizes"].split(",") if size]
     return jax.ShapeDtypeStruct(sizes, _DTYPES[match["dtype"]])
+
+
+def is_file(program: str) -> bool:
+    """Whether what is typed means a StableHLO file, rather than MODULE:FUNCTION."""
+    return Path(program).is_file() or program.endswith(_SUFFIXES)
 
 
 def resolve(text: str) -> Callable[..., Any]:

@@ -11,11 +11,12 @@ import click
 import jax
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.cli.function import arguments, check_traceable, resolve
+from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
+from hlo_mlc.interop.load import describe
+from hlo_mlc.runtime.archive import is_archive
 from hlo_mlc.support.options import CHOICES
 
 _DUMP = "HLO_MLC_DUMP"
-_SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo")
 
 
 @click.command()
@@ -47,10 +48,14 @@ def inspect(
 
     PROGRAM is a file with a StableHLO module (text, bytecode or portable artifact), or
     MODULE:FUNCTION, a function in a Python module. Its arguments come from --arg, or from the
-    function's attribute `example_args`.
+    function's attribute `example_args`. Of a file that `hlo-mlc export` wrote it shows what is in
+    it, without running any of it.
     """
+    if is_archive(Path(program)):
+        click.echo(describe(program))
+        return
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        if _is_file(program):
+        if is_file(program):
             text = compile_stablehlo(Path(program), entry=entry, choose=choose).explain()
         else:
             function = resolve(program)
@@ -75,7 +80,3 @@ def _dumping_into(folder: Path | None) -> Iterator[None]:
             os.environ.pop(_DUMP, None)
         else:
             os.environ[_DUMP] = previous
-
-
-def _is_file(program: str) -> bool:
-    return Path(program).is_file() or program.endswith(_SUFFIXES)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import click
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -14,10 +16,15 @@ from rich.text import Text
 
 import hlo_mlc_bench.runner as runner
 from hlo_mlc import mlc_jit
+from hlo_mlc.compiler import target_of
+from hlo_mlc.interop.calibration import calibrated
+from hlo_mlc.runtime.rates import remember_rates
+from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.results import Results, Row
 
 _PLAIN_WIDTH = 150  # of a table that goes to a file or a pipe
+_UNLIMITED = 1000
 
 
 def make_console() -> Console:
@@ -48,7 +55,12 @@ def measure(
     try:
         with Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("warming up", total=len(cases))
+            options = Options.from_environment()
+            rates = calibrated(options)
             with runner.measuring(compile_ours):
+                if options.calibrate:  # the cache is empty there, but the machine is the same
+                    here = Options.from_environment()
+                    remember_rates(here.cache_dir, target_of(here), rates)
                 for case in cases:
                     progress.update(task, description=case.name)
                     results = results.with_row(runner.run_case(case, compile_ours, rounds))
@@ -62,11 +74,13 @@ def measure(
 def show(results: Results, console: Console) -> None:
     """Prints the table of results and where they were measured; on stderr, what is wrong."""
     here = results.environment
-    console.print(_table(results.rows))
+    console.print(_fitting_table(results.rows, console))
+    console.print()
     console.print(
         f"{here['cpu']}, {here['cores']} cores, Python {here['python']}, "
         f"JAX {here['packages']['jax']}, choose={here['choose']}. "
-        "The ratio is jax.jit / hlo_mlc; errors are relative to an evaluation in 64 bits.",
+        "The ratio is jax.jit / hlo_mlc; errors are the largest, relative to an evaluation in 64 "
+        "bits.",
         highlight=False,
     )
     for row in results.rows:
@@ -74,25 +88,68 @@ def show(results: Results, console: Console) -> None:
             click.echo(f"error: {row.name}: {row.status}: {row.message}", err=True)
 
 
-def _table(rows: Sequence[Row]) -> Table:
-    """One line for each workload; what misses its figure or its limit is marked."""
-    table = Table(title="jax.jit and hlo_mlc in turns, times of one call", title_justify="left")
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column of the table of results; the higher its `rank`, the wider a console it needs."""
+
+    title: str
+    cell: Callable[[Row], str | Text]
+    rank: int = 0
+
+
+_COLUMNS = (
+    _Column("jax.jit\nms", lambda row: f"{row.jax_ms:.3g}"),
+    _Column("hlo_mlc\nms", lambda row: f"{row.ours_ms:.3g}"),
+    _Column("ratio", lambda row: Text(f"{row.ratio:.2f}", style=_ratio_style(row))),
+    _Column("error\nhlo_mlc", lambda row: f"{row.ours_error:.1e}"),
+    _Column("error\njax.jit", lambda row: f"{row.jax_error:.1e}", 4),
+    _Column("clusters", lambda row: str(row.clusters), 3),
+    _Column("coverage", lambda row: f"{row.coverage:.0%}", 2),
+    _Column("share of\nrun time", lambda row: f"{row.share:.0%}", 5),
+    _Column("first call\njax.jit s", lambda row: f"{row.jax_first_call_s:.2f}", 1),
+    _Column(
+        "first call\nhlo_mlc s",
+        lambda row: Text(
+            f"{row.ours_first_call_s:.2f}", style="yellow" if row.misses_first_call else ""
+        ),
+    ),
+)
+
+
+def _fitting_table(rows: Sequence[Row], console: Console) -> Table:
+    """The table with as many columns as the console has room for."""
+    for rank in sorted({column.rank for column in _COLUMNS}, reverse=True):
+        table = _table(rows, [column for column in _COLUMNS if column.rank <= rank])
+        if console.measure(table, options=console.options.update(width=_UNLIMITED)).maximum \
+                <= console.width:
+            break
+    return table
+
+
+def _table(rows: Sequence[Row], columns: Sequence[_Column]) -> Table:
+    """One line for each workload, by groups; what misses its figure or its limit is marked."""
+    table = Table(
+        title="jax.jit and hlo_mlc in turns, times of one call",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("workload", no_wrap=True)
-    for title in (
-        "jax.jit\nms",
-        "hlo_mlc\nms",
-        "ratio",
-        "max error\nhlo_mlc",
-        "max error\njax.jit",
-        "clusters",
-        "coverage",
-        "share of\nrun time",
-        "first call s\njax.jit",
-        "first call s\nhlo_mlc",
-    ):
-        table.add_column(title, justify="right")
-    for row in rows:
-        table.add_row(*_cells(row))
+    for column in columns:
+        table.add_column(column.title, justify="right", no_wrap=True)
+    groups = dict.fromkeys(row.group for row in rows)
+    for group in groups:
+        if len(groups) > 1:
+            table.add_row(Text(group, style="bold"))
+        for row in rows:
+            if row.group != group:
+                continue
+            if row.status == "right":
+                table.add_row(f"  {row.name}", *(column.cell(row) for column in columns))
+            else:
+                table.add_row(f"  {row.name}", "", "", Text(row.status.upper(), style="bold red"))
     return table
 
 
@@ -115,25 +172,6 @@ def exit_status(rows: Sequence[Row], complete: bool) -> int:
     if any(row.status != "right" for row in rows):
         return 1
     return 0 if complete else 130
-
-
-def _cells(row: Row) -> tuple[str | Text, ...]:
-    if row.status != "right":
-        return (row.name, *[Text("")] * 2, Text(row.status.upper(), style="bold red"))
-    slow_start = "yellow" if row.misses_first_call else ""
-    return (
-        row.name,
-        f"{row.jax_ms:.4g}",
-        f"{row.ours_ms:.4g}",
-        Text(f"{row.ratio:.2f}", style=_ratio_style(row)),
-        f"{row.ours_error:.1e}",
-        f"{row.jax_error:.1e}",
-        str(row.clusters),
-        f"{row.coverage:.0%}",
-        f"{row.share:.0%}",
-        f"{row.jax_first_call_s:.2f}",
-        Text(f"{row.ours_first_call_s:.2f}", style=slow_start),
-    )
 
 
 def _ratio_style(row: Row) -> str:

@@ -9,9 +9,13 @@ import click
 from hlo_mlc import MlcError, __version__
 from hlo_mlc.cli.bench import bench
 from hlo_mlc.cli.cache import cache
+from hlo_mlc.cli.dashboard import dashboard
 from hlo_mlc.cli.demo import demo
 from hlo_mlc.cli.doctor import doctor
+from hlo_mlc.cli.export import export
 from hlo_mlc.cli.inspect import inspect
+from hlo_mlc.cli.records import records
+from hlo_mlc.cli.tune import tune
 from hlo_mlc.support.errors import UsageError
 
 _FAILURE = 1
@@ -40,5 +44,5 @@ def main() -> None:
     """Makes JAX programs faster by compiling parts of them into kernels of their own."""
 
 
-for command in (demo, bench, inspect, doctor, cache):
+for command in (demo, bench, inspect, tune, dashboard, records, export, doctor, cache):
     main.add_command(command)

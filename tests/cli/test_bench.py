@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
 
 from hlo_mlc import MlcError
 from hlo_mlc.cli import measuring
@@ -18,7 +19,7 @@ from hlo_mlc.cli.bench import select
 from hlo_mlc_bench import runner
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, DEMO
-from hlo_mlc_bench.results import Row
+from hlo_mlc_bench.results import Results, Row, environment
 
 _QUICK = ("--rounds", "1", "--choose", "xla")
 
@@ -105,7 +106,8 @@ def test_a_wrong_result_gives_exit_status_1(
 ) -> None:
     def compile_wrong(function: Callable, choose: str) -> Any:
         compiled = jax.jit(lambda *args: jax.tree.map(lambda y: y + 1, function(*args)))
-        compiled.report = lambda *args: SimpleNamespace(kernels=(), coverage=0.0)
+        compiled.report = lambda *args: SimpleNamespace(
+            kernels=(), coverage=0.0, predicted=None)
         return compiled
 
     monkeypatch.setattr(measuring, "mlc_jit", compile_wrong)
@@ -120,20 +122,77 @@ def test_demo_shows_every_workload(hlo_mlc: Callable, no_measuring: list[str]) -
     result = hlo_mlc("demo")
     assert result.exit_code == 0, result.output
     assert no_measuring == list(DEMO)
-    for heading in ("workload", "ratio", "max error", "clusters", "coverage", "first call"):
+    for heading in ("workload", "ratio", "error", "clusters", "coverage", "first call"):
         assert heading in result.stdout
     assert all(name in result.stdout for name in DEMO)
+    groups = dict.fromkeys(BY_NAME[name].group for name in DEMO)
+    lines = map(str.rstrip, result.stdout.splitlines())
+    assert [line for line in lines if line in groups] == list(groups)
+
+
+def test_demo_writes_its_rows(
+    hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path
+) -> None:
+    result = hlo_mlc("demo", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == list(DEMO)
+
+
+def test_demo_refuses_a_path_that_cannot_be_written(
+    hlo_mlc: Callable, no_measuring: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert hlo_mlc("demo", "--json", "file/out.json").exit_code == 2
+    assert no_measuring == []
+
+
+def test_an_interrupted_demo_shows_what_it_has(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_case(case: Case, compile_ours: Any, rounds: int) -> Row:
+        if case.name == DEMO[2]:
+            raise KeyboardInterrupt
+        return _right(case)
+
+    monkeypatch.setattr(runner, "run_case", run_case)
+    result = hlo_mlc("demo")
+    assert result.exit_code == 130
+    assert all(name in result.stdout for name in DEMO[:2])
+    assert DEMO[2] not in result.stdout
+    assert f"interrupted after 2 of {len(DEMO)} workloads" in result.stderr
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_table_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """No line is folded, no cell cut, and wider consoles show more."""
+    large = {"jax_ms": 1234.5, "ours_ms": 123.45, "jax_first_call_s": 12.34}
+    rows = [replace(_right(BY_NAME[name]), **large) for name in DEMO]
+    rows.append(replace(rows[0], name="wrong_one", status="wrong", message="a result is"))
+    results = Results(environment("auto", 1), tuple(rows))
+    measuring.show(results, Console(width=width))
+    output, errors = capsys.readouterr()
+    table = output[: output.index(" cores, Python")].splitlines()
+    assert all(len(line.rstrip()) <= width for line in table)
+    assert all(sum(f"  {name} " in line for line in table) == 1 for name in DEMO)
+    assert output.count("1.23e+03") == output.count(" 123 ") == len(DEMO)
+    assert ("coverage" in output) == (width >= 100)
+    assert ("share of" in output) == (width >= 140)
+    assert "WRONG" in output
+    assert "error: wrong_one: wrong: a result is" in errors
 
 
 def test_bench_says_which_figures_were_missed(hlo_mlc: Callable, no_measuring: list[str]) -> None:
-    result = hlo_mlc("bench", "gelu", "exp", "encoder_block")
+    names = ("gelu", "exp", "encoder_block", "tiny_call")
+    result = hlo_mlc("bench", *names)
     assert result.exit_code == 0
     assert "missed: gelu: ratio 1.00, its figure is 2.20" in result.stdout
-    assert result.stdout.count("missed:") == 1
+    missed = [name for name in names if (BY_NAME[name].figure or 0) > 1]
+    assert result.stdout.count("missed:") == len(missed)
 
 
 def test_a_slow_first_call_is_a_miss() -> None:
-    row = _right(BY_NAME["exp"])
+    row = replace(_right(BY_NAME["exp"]), figure=None)
     for by_jax, ours, missed in ((0.01, 0.069, 0), (0.01, 0.071, 1), (1.0, 1.99, 0), (1, 2.01, 1)):
         slow = replace(row, jax_first_call_s=by_jax, ours_first_call_s=ours)
         assert len(measuring.misses([slow])) == missed
@@ -151,7 +210,10 @@ def test_select() -> None:
     assert [case.name for case in select((), (), False)] == names
     assert [case.name for case in select((), (), True)] == list(BY_NAME)
     assert [case.name for case in select(("softmax/odd",), (), False)] == ["softmax/odd"]
-    assert [case.name for case in select(("sin", "exp"), (), True)] == ["exp", "sin"]
+    with_neighbours = [one.name for name in ("tiny_call", "softmax")
+                       for one in (BY_NAME[name], *BY_NAME[name].neighbours)]
+    chosen = select(("softmax", "tiny_call"), (), True)
+    assert sorted(case.name for case in chosen) == sorted(with_neighbours)
     chosen = select(("exp",), ("overhead",), False)
     assert [case.name for case in chosen] == ["exp", "tiny_call"]
 

@@ -9,9 +9,11 @@ import jax
 import pytest
 
 from hlo_mlc import limits
+from hlo_mlc.interop import calibration
 from hlo_mlc.limits import Limits
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import RuntimeLibraryError
+from hlo_mlc.target.rates import Rates
 
 
 def test_shows_what_is_here(hlo_mlc: Callable, tmp_path: Path) -> None:
@@ -51,3 +53,18 @@ def test_the_limits_are_measured_once_and_again_when_asked_to(
         assert f"{figure} GFLOP/s" in result.stdout
         assert "10 GB/s read and written" in result.stdout
     assert list((tmp_path / "cache").glob("limits-*.json"))
+
+
+def test_the_rates_are_measured_once(
+    hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "measure_limits", lambda target: Limits(1.0, 1.0, 1.0, 1 << 20))
+    assert "these are typical figures" in hlo_mlc("doctor").stdout
+    monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
+    measured = [Rates(xla_exp=3.25), Rates(xla_exp=3.75)]
+    monkeypatch.setattr(calibration, "measure_rates", lambda target: measured.pop(0))
+    for arguments, figure in (((), "3.25"), ((), "3.25"), (("--refresh",), "3.75")):
+        result = hlo_mlc("doctor", *arguments)
+        assert result.exit_code == 0, result.output
+        assert f"exp {figure}" in result.stdout
+    assert list((tmp_path / "cache").glob("rates-*.json"))

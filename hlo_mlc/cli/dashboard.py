@@ -1,0 +1,29 @@
+"""`hlo-mlc dashboard`: the studies of tuning in a browser."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import click
+
+from hlo_mlc.support.options import Options
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
+def dashboard(host: str, port: int) -> None:
+    """Serves the studies in HLO_MLC_CACHE with optuna-dashboard, until an interrupt.
+
+    Port 0 takes any free one. There is no authentication: on another address than the loopback,
+    everybody who can reach it can change the studies.
+    """
+    # At first use: Optuna takes half a second to import, which no other command should wait for.
+    storage = importlib.import_module("hlo_mlc.tuning.storage")
+    serving = importlib.import_module("hlo_mlc.tuning.dashboard")
+    journal = storage.journal_path(Options.from_environment())
+    with serving.make_dashboard(journal, host, port) as server:
+        click.echo(f"http://{host}:{server.server_port}/  (studies in {journal})")
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
