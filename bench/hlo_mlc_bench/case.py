@@ -40,6 +40,14 @@ class Inputs:
         """A weight matrix [..., inputs, outputs] that keeps the magnitude of what it multiplies."""
         return self.normal(*shape, scale=1 / math.sqrt(shape[-2]))
 
+    def key(self) -> jax.Array:
+        """The data of a key of JAX's random numbers."""
+        return jnp.asarray(self._generator.integers(0, 1 << 32, 2), jnp.uint32)
+
+    def places(self, count: int, *shape: int) -> jax.Array:
+        """Numbers below `count`, with repetitions."""
+        return jnp.asarray(self._generator.integers(0, count, shape), jnp.int32)
+
     def ones(self, *shape: int) -> jax.Array:
         """All ones."""
         return jnp.ones(shape, self.dtype)

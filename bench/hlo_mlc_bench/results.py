@@ -33,7 +33,8 @@ class Row:
     """What was measured of one case: times of one call, `ratio` = jax.jit / hlo_mlc, and errors.
 
     `status` is "right", "wrong" (a result is, so nothing was timed) or "failed" (it raised);
-    `message` says why. `share` is the part of the run time that is spent in our kernels.
+    `message` says why. `share` is the part of the run time that is spent in our kernels;
+    `predicted_*` is what the cost model expected, unless it does not model a part of the case.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Row:
     share: float | None = None
     jax_first_call_s: float | None = None
     ours_first_call_s: float | None = None
+    predicted_jax_ms: float | None = None
+    predicted_ours_ms: float | None = None
 
     @property
     def misses_figure(self) -> bool:

@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -28,11 +28,14 @@ Compile = Callable[[Function], Any]
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A look inside: the calls of our kernels, and their share of the ops and of the run time."""
+    """A look inside: the calls of our kernels, their share of the ops and of the run time, and
+    what the cost model expected of both sides, in milliseconds, if it did."""
 
     clusters: int
     coverage: float
     share: float
+    predicted_jax_ms: float | None
+    predicted_ours_ms: float | None
 
 
 @contextlib.contextmanager
@@ -91,9 +94,7 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
         ours_spread_ms=times.b.spread_us / 1e3,
         ratio=times.speedup,
         ratio_spread=times.speedup_spread,
-        clusters=sight.clusters,
-        coverage=sight.coverage,
-        share=sight.share,
+        **asdict(sight),
         **errors,
         **first_calls,
     )
@@ -116,9 +117,12 @@ def _check(
 
 def _look(compiled: Any, args: tuple[Any, ...]) -> Sight:
     report = compiled.report(*args)
+    predicted = report.predicted
+    expected = (None, None) if predicted is None else (
+        predicted.xla_us / 1e3, predicted.ours_us / 1e3)
     ids = {kernel.id for kernel in report.kernels}
     if not ids:
-        return Sight(0, report.coverage, 0.0)
+        return Sight(0, report.coverage, 0.0, *expected)
     variants.reset_profile()
     variants.enable_profiling()
     try:
@@ -132,7 +136,7 @@ def _look(compiled: Any, args: tuple[Any, ...]) -> Sight:
     ours_ns = sum(profile.total_ns for profile in profiles if profile)
     # Kernels that run at the same time may add up to more than the time that passed.
     clusters = sum(kernel.uses for kernel in report.kernels)
-    return Sight(clusters, report.coverage, min(ours_ns / total_ns, 1.0))
+    return Sight(clusters, report.coverage, min(ours_ns / total_ns, 1.0), *expected)
 
 
 def _warm_up(compile_ours: Compile) -> None:

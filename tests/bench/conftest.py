@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from hlo_mlc.partition.estimate import Prediction
 from hlo_mlc_bench.case import Case, Inputs, Workload
 
 COVERAGE = 0.25
@@ -24,7 +25,7 @@ class Compiled:
         return self._jitted(*args)
 
     def report(self, *args: Any) -> SimpleNamespace:
-        return SimpleNamespace(kernels=(), coverage=COVERAGE)
+        return SimpleNamespace(kernels=(), coverage=COVERAGE, predicted=Prediction(1.0, 2.0))
 
 
 def _build(inputs: Inputs, *, size: int) -> Workload:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from hlo_mlc_bench.cases import contractions, elementwise, loops, models, overhead, rows
+from hlo_mlc_bench.cases import (
+    attention,
+    contractions,
+    convolutions,
+    elementwise,
+    loops,
+    math,
+    models,
+    movement,
+    overhead,
+    rows,
+)
 
 CASES = (
     *models.CASES,
+    *attention.CASES,
     *elementwise.CASES,
     *rows.CASES,
     *contractions.CASES,
+    *convolutions.CASES,
     *loops.CASES,
+    *math.CASES,
+    *movement.CASES,
     *overhead.CASES,
 )
 """All cases, in the order in which they are run and shown; neighbours hang on their case."""
@@ -20,14 +35,23 @@ DEMO = (
     "encoder_block",
     "lstm_scan",
     "mlp_train_step",
+    "attention",
     "gelu",
     "softmax",
     "argmax",
     "matmul",
+    "depthwise",
+    "mobilenet_stack",
+    "resnet_stage",
     "attention_scores",
     "tiny_matmuls",
     "jacobi2d",
     "rotations_unrolled",
+    "nbody",
+    "black_scholes",
+    "normal",
+    "cumsum",
+    "transpose",
     "tiny_call",
 )
 """The cases of `hlo-mlc demo`."""

@@ -21,6 +21,22 @@ def batched_matmul(inputs: Inputs, *, batch: int, m: int, k: int, n: int) -> Wor
     return function, (inputs.normal(batch, m, k), inputs.weight(batch, k, n))
 
 
+def gelu_layer(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    def function(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+        return jax.nn.gelu(x @ weight + bias)
+
+    return function, (inputs.normal(m, k), inputs.weight(k, n), inputs.normal(n, scale=0.1))
+
+
+def three_products(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    """Queries, keys and values of one input, by three matrices."""
+
+    def function(x: jax.Array, *weights: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(x @ weight for weight in weights)
+
+    return function, (inputs.normal(m, k), *(inputs.weight(k, n) for _ in range(3)))
+
+
 CASES = (
     Case(
         name="matmul",
@@ -32,6 +48,32 @@ CASES = (
         figure=2.0,
     ).with_neighbours(
         odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1
+    ),
+    Case(
+        name="large_matmul",
+        group="contractions",
+        build=matmul,
+        sizes={"m": 1024, "k": 1024, "n": 1024},
+        tiny={"m": 3, "k": 7, "n": 5},
+        tolerance=16,
+        figure=1.0,
+    ).with_neighbours(odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1),
+    Case(
+        name="gelu_layer",
+        group="contractions",
+        build=gelu_layer,
+        sizes={"m": 128, "k": 768, "n": 3072},
+        tiny={"m": 3, "k": 7, "n": 5},
+        tolerance=16,
+        figure=1.15,
+    ).with_neighbours(odd={"m": 127, "n": 3071}, dtype="bfloat16", view="transposed", viewed=1),
+    Case(
+        name="three_products",
+        group="contractions",
+        build=three_products,
+        sizes={"m": 128, "k": 768, "n": 768},
+        tiny={"m": 3, "k": 7, "n": 5},
+        tolerance=16,
     ),
     Case(
         name="attention_scores",

@@ -53,6 +53,54 @@ def cache_update(inputs: Inputs, *, length: int, width: int, steps: int) -> Work
     return function, (inputs.normal(length, width), inputs.normal(steps, width))
 
 
+def nbody(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
+    """Bodies that attract each other: forces between all pairs, softened at short distances."""
+
+    def function(
+        position: jax.Array, velocity: jax.Array, mass: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        def step(
+            _: int, state: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            position, velocity = state
+            between = position[None] - position[:, None]
+            distance = jnp.sum(between**2, axis=-1) + 1e-2
+            pull = mass[None] * distance**-1.5
+            velocity = velocity + 1e-3 * jnp.sum(between * pull[:, :, None], axis=1)
+            return position + 1e-3 * velocity, velocity
+
+        return jax.lax.fori_loop(0, steps, step, (position, velocity))
+
+    return function, (
+        inputs.normal(bodies, 3),
+        inputs.normal(bodies, 3, scale=0.1),
+        inputs.uniform(bodies, low=0.5 / bodies, high=1.5 / bodies),
+    )
+
+
+def mandelbrot(inputs: Inputs, *, size: int, steps: int) -> Workload:
+    """z = z² + c until all points have escaped or `steps` are done; here none escapes, so that all
+    are done and no rounding error grows."""
+
+    def function(real: jax.Array, imaginary: jax.Array) -> tuple[jax.Array, ...]:
+        def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+            return state[0] < steps
+
+        def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            number, x, y, count = state
+            inside = x * x + y * y <= 4
+            squared = x * x - y * y + real, 2 * x * y + imaginary
+            x, y = (jnp.where(inside, new, old) for new, old in zip(squared, (x, y), strict=True))
+            return number + 1, x, y, count + inside
+
+        zeros = jnp.zeros_like(real)
+        start = (0, zeros, zeros, jnp.zeros(real.shape, jnp.int32))
+        return jax.lax.while_loop(goes_on, step, start)[1:]
+
+    points = (inputs.uniform(size, size, low=-0.15, high=0.15) for _ in range(2))
+    return function, tuple(points)
+
+
 _ROTATIONS_ODD = {"size": 101}
 
 CASES = (
@@ -90,5 +138,22 @@ CASES = (
         sizes={"length": 8192, "width": 128, "steps": 256},
         tiny={"length": 9, "width": 5, "steps": 3},
         tolerance=4,
+    ),
+    Case(
+        name="nbody",
+        group="loops",
+        build=nbody,
+        sizes={"bodies": 256, "steps": 100},
+        tiny={"bodies": 7, "steps": 3},
+        tolerance=64,
+        figure=8.0,
+    ).with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
+    Case(
+        name="mandelbrot",
+        group="loops",
+        build=mandelbrot,
+        sizes={"size": 256, "steps": 50},
+        tiny={"size": 7, "steps": 3},
+        tolerance=64,
     ),
 )

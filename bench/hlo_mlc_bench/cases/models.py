@@ -79,6 +79,38 @@ def lstm_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Worklo
     )
 
 
+def lstm_gradient(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
+    """The gradient of that layer: two loops, with what the second needs of the first stacked."""
+    layer, arguments = lstm_scan(inputs, length=length, batch=batch, hidden=hidden)
+    return jax.grad(lambda *args: jnp.sum(layer(*args) ** 2), argnums=(0, 1, 2)), arguments
+
+
+def gru_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
+    """A layer of gated recurrent units over a sequence [length, batch, hidden]."""
+
+    def function(
+        xs: jax.Array, w: jax.Array, u: jax.Array, b: jax.Array, candidate_bias: jax.Array
+    ) -> jax.Array:
+        def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            x_reset, x_update, x_candidate = jnp.split(x @ w + b, 3, axis=-1)
+            h_reset, h_update, h_candidate = jnp.split(h @ u, 3, axis=-1)
+            reset = jax.nn.sigmoid(x_reset + h_reset)
+            update = jax.nn.sigmoid(x_update + h_update)
+            candidate = jnp.tanh(x_candidate + reset * (h_candidate + candidate_bias))
+            h = (1 - update) * candidate + update * h
+            return h, h
+
+        return jax.lax.scan(step, jnp.zeros(xs.shape[1:], xs.dtype), xs)[1]
+
+    return function, (
+        inputs.normal(length, batch, hidden),
+        inputs.weight(hidden, 3 * hidden),
+        inputs.weight(hidden, 3 * hidden),
+        inputs.normal(3 * hidden, scale=0.1),
+        inputs.normal(hidden, scale=0.1),
+    )
+
+
 def rnn_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
     """A plain recurrent layer: h = tanh(x W + h U + b)."""
 
@@ -124,6 +156,32 @@ def mlp_train_step(
     return function, (parameters, inputs.normal(batch, features), labels)
 
 
+def adam_update(inputs: Inputs, *, features: int, hidden: int, classes: int) -> Workload:
+    """One step of Adam for the parameters of a classifier of three layers."""
+
+    def function(
+        parameters: Parameters, gradient: Parameters, mean: Parameters, square: Parameters
+    ) -> tuple[Parameters, Parameters, Parameters]:
+        mean = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, mean, gradient)
+        square = jax.tree.map(lambda s, g: 0.999 * s + 0.001 * g * g, square, gradient)
+        step = jax.tree.map(lambda m, s: m / (jnp.sqrt(s) + 1e-8), mean, square)
+        return jax.tree.map(lambda p, d: p - 1e-3 * d, parameters, step), mean, square
+
+    shapes = {
+        "first": (features, hidden),
+        "first_bias": (hidden,),
+        "second": (hidden, hidden),
+        "second_bias": (hidden,),
+        "last": (hidden, classes),
+        "last_bias": (classes,),
+    }
+    parameters, gradient, mean = (
+        {name: inputs.normal(*shape) for name, shape in shapes.items()} for _ in range(3)
+    )
+    square = {name: inputs.uniform(*shape) for name, shape in shapes.items()}
+    return function, (parameters, gradient, mean, square)
+
+
 CASES = (
     Case(
         name="encoder_block",
@@ -138,6 +196,31 @@ CASES = (
         name="lstm_scan",
         group="models",
         build=lstm_scan,
+        sizes={"length": 128, "batch": 1, "hidden": 256},
+        tiny={"length": 3, "batch": 1, "hidden": 5},
+        tolerance=32,
+        figure=2.5,
+    ).with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),
+    Case(
+        name="lstm_batch",
+        group="models",
+        build=lstm_scan,
+        sizes={"length": 128, "batch": 16, "hidden": 256},
+        tiny={"length": 3, "batch": 2, "hidden": 5},
+        tolerance=32,
+    ),
+    Case(
+        name="lstm_gradient",
+        group="models",
+        build=lstm_gradient,
+        sizes={"length": 128, "batch": 1, "hidden": 256},
+        tiny={"length": 3, "batch": 1, "hidden": 5},
+        tolerance=128,
+    ),
+    Case(
+        name="gru_scan",
+        group="models",
+        build=gru_scan,
         sizes={"length": 128, "batch": 1, "hidden": 256},
         tiny={"length": 3, "batch": 1, "hidden": 5},
         tolerance=32,
@@ -157,5 +240,13 @@ CASES = (
         sizes={"batch": 128, "features": 784, "hidden": 512, "classes": 10},
         tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3},
         tolerance=16,
+    ),
+    Case(
+        name="adam_update",
+        group="models",
+        build=adam_update,
+        sizes={"features": 784, "hidden": 512, "classes": 10},
+        tiny={"features": 7, "hidden": 5, "classes": 3},
+        tolerance=8,
     ),
 )

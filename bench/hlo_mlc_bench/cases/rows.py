@@ -38,6 +38,15 @@ def rmsnorm(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     return function, (inputs.normal(rows, columns), inputs.normal(columns))
 
 
+def moments(inputs: Inputs, *, rows: int, columns: int) -> Workload:
+    """Two sums over all of one tensor."""
+
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x.sum(), (x * x).sum()
+
+    return function, (inputs.uniform(rows, columns),)
+
+
 CASES = (
     Case(
         name="softmax",
@@ -61,6 +70,14 @@ CASES = (
         name="layernorm",
         group="rows",
         build=layernorm,
+        sizes={"rows": 1024, "columns": 1024},
+        tiny={"rows": 5, "columns": 19},
+        tolerance=8,
+    ),
+    Case(
+        name="moments",
+        group="rows",
+        build=moments,
         sizes={"rows": 1024, "columns": 1024},
         tiny={"rows": 5, "columns": 19},
         tolerance=8,

@@ -1,0 +1,170 @@
+"""Draws docs/cost_model.svg: times that the cost model predicted against those measured.
+
+    python scripts/cost_model.py [results.json]     # by default the newest in bench/results/
+
+The results are those of `hlo-mlc bench --json`; every row has both, unless a part of the case is
+something that the model does not know.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from hlo_mlc_bench.results import Results, load
+
+_ROOT = Path(__file__).parents[1]
+_PICTURE = _ROOT / "docs" / "cost_model.svg"
+
+_SIDE, _MARGIN, _GAP = 400, 64, 72  # of a panel, around them, between them; in pixels
+_FAR = 3.0  # a prediction that is off by more is named in the picture
+_OURS, _XLA = "#0b7a75", "#c8553d"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Something measured, and what was predicted for it."""
+
+    name: str
+    measured: float
+    predicted: float
+    colour: str
+
+    @property
+    def off(self) -> float:
+        """The larger of both / the smaller."""
+        return math.exp(abs(math.log(self.predicted / self.measured)))
+
+
+def main(arguments: list[str]) -> None:
+    """Draws the picture and prints how well the model ranks."""
+    path = Path(arguments[0]) if arguments else newest()
+    results = load(path)
+    ours, xla, ratios = points(results)
+    _PICTURE.parent.mkdir(exist_ok=True)
+    _PICTURE.write_text(picture(results, ours, xla, ratios))
+    print(f"{_PICTURE.relative_to(_ROOT)}: {caption(ours, xla, ratios)}")
+    for point in sorted((*ours, *xla, *ratios), key=lambda p: -p.off)[:8]:
+        print(f"  {point.name}: measured {point.measured:.4g}, predicted {point.predicted:.4g}")
+
+
+def newest() -> Path:
+    """The result file with predictions that was measured last."""
+    paths = [path for path in (_ROOT / "bench" / "results").glob("*.json")
+             if points(load(path))[0]]
+    if not paths:
+        raise SystemExit("There are no results with predictions: run hlo-mlc bench --json first")
+    return max(paths, key=lambda path: load(path).environment["date"])
+
+
+def points(results: Results) -> tuple[list[Point], list[Point], list[Point]]:
+    """Times of our side and of XLA's, in microseconds, and ratios of XLA's to ours."""
+    ours, xla, ratios = [], [], []
+    for row in results.rows:
+        if row.status != "right" or row.predicted_ours_ms is None:
+            continue
+        ours.append(Point(f"{row.name}, hlo_mlc", row.ours_ms * 1e3, row.predicted_ours_ms * 1e3,
+                          _OURS))
+        xla.append(Point(f"{row.name}, jax.jit", row.jax_ms * 1e3, row.predicted_jax_ms * 1e3,
+                         _XLA))
+        ratios.append(Point(row.name, row.ratio, row.predicted_jax_ms / row.predicted_ours_ms,
+                            _OURS))
+    return ours, xla, ratios
+
+
+def rank_correlation(points: Sequence[Point]) -> float:
+    """Spearman's: 1 where predictions have the order of what was measured."""
+    first, second = (_ranks(values) for values in (
+        [p.measured for p in points], [p.predicted for p in points]))
+    return float(np.corrcoef(first, second)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """The place of each value, from 0; equal ones share the mean of theirs."""
+    array = np.asarray(values)
+    below = (array[:, None] > array).sum(1)
+    equal = (array[:, None] == array).sum(1)
+    return below + (equal - 1) / 2
+
+
+def caption(ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]) -> str:
+    """The figures in words."""
+    figures = [f"{name} {rank_correlation(points):.2f}" for name, points in (
+        ("all times", [*ours, *xla]), ("hlo_mlc", ours), ("jax.jit", xla), ("ratios", ratios))]
+    return f"rank correlation of {len(ours)} cases: {', '.join(figures)}"
+
+
+def picture(results: Results, ours: Sequence[Point], xla: Sequence[Point],
+            ratios: Sequence[Point]) -> str:
+    """The picture as SVG: times on the left, ratios on the right."""
+    here = results.environment
+    width = 2 * _MARGIN + 2 * _SIDE + _GAP
+    height = 2 * _MARGIN + _SIDE + 24
+    second = _MARGIN + _SIDE + _GAP
+    where = f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, " \
+        f"choose={here['choose']}, {here['date'][:10]}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        _text(_MARGIN, 20, f"Cost model: {caption(ours, xla, ratios)}", size=14),
+        _text(_MARGIN, 40, where, colour="#666"),
+        *_panel(_MARGIN, [*xla, *ours], "time of a call, us"),
+        *_panel(second, ratios, "ratio jax.jit / hlo_mlc"),
+        _text(_MARGIN + 10, _MARGIN + 18, "● hlo_mlc", colour=_OURS),
+        _text(_MARGIN + 10, _MARGIN + 34, "● jax.jit", colour=_XLA),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
+    """Measured to the right, predicted upwards, both logarithmic and over the same range."""
+    values = [v for p in points for v in (p.measured, p.predicted)]
+    low, high = math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1
+    bottom = _MARGIN + _SIDE
+
+    def x(value: float) -> float:
+        return left + _SIDE * (math.log10(value) - low) / (high - low)
+
+    def y(value: float) -> float:
+        return bottom - _SIDE * (math.log10(value) - low) / (high - low)
+
+    yield (f'<rect x="{left}" y="{_MARGIN}" width="{_SIDE}" height="{_SIDE}" fill="none" '
+           'stroke="#999"/>')
+    yield (f'<line x1="{left}" y1="{bottom}" x2="{left + _SIDE}" y2="{_MARGIN}" '
+           'stroke="#bbb" stroke-dasharray="4 3"/>')
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        at = 10.0**power
+        yield _text(x(at), bottom + 16, f"{at:g}", anchor="middle", colour="#666")
+        yield _text(left - 6, y(at) + 4, f"{at:g}", anchor="end", colour="#666")
+    yield _text(left + _SIDE / 2, bottom + 36, f"measured {title}", anchor="middle")
+    yield (f'<text transform="translate({left - 44} {_MARGIN + _SIDE / 2}) rotate(-90)" '
+           f'text-anchor="middle">predicted</text>')
+    named: set[str] = set()
+    for point in points:
+        yield (f'<circle cx="{x(point.measured):.1f}" cy="{y(point.predicted):.1f}" r="3.5" '
+               f'fill="{point.colour}" fill-opacity="0.65"><title>{escape(point.name)}: measured '
+               f'{point.measured:.4g}, predicted {point.predicted:.4g}</title></circle>')
+        name = point.name.partition(",")[0].partition("/")[0]
+        if point.off > _FAR and name not in named:  # a case and its neighbours lie side by side
+            named.add(name)
+            at, inwards = x(point.measured), point.measured < 10 ** ((low + high) / 2)
+            yield _text(at + 6 if inwards else at - 6, y(point.predicted) + 3, name, size=9,
+                        anchor="start" if inwards else "end", colour="#666")
+
+
+def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "start",
+          colour: str = "#222") -> str:
+    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
+            f'fill="{colour}">{escape(text)}</text>')
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
