@@ -1,4 +1,5 @@
-"""Writes the benchmark table of README.md from a result file of `hlo-mlc bench --json`.
+"""Writes the benchmark table of README.md, with the cases of the demo, from a result file of
+`hlo-mlc bench --json`.
 
 Usage: python scripts/update_readme.py [RESULTS.json]  (default: the newest in bench/results/)
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
 
 _ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +46,7 @@ def newest() -> Path:
 def section(results: Results) -> str:
     """The table in Markdown, and the line that says where it was measured."""
     here = results.environment
-    lines = [_line(row) for row in results.rows if "/" not in row.name]
+    lines = [_line(row) for row in results.rows if row.name in DEMO]
     return (
         f"\n{_HEADER}{_RULE}{''.join(lines)}\n"
         f"{here['cpu']}, {here['cores']} cores, {here['system']}, Python {here['python']}, "

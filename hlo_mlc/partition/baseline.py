@@ -42,6 +42,7 @@ _MOVE = 1.0
 _ACROSS = 1.5  # transposes: 1.3 for those in a cache, 2 to 4 for 12 to 32 MB
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _LOOKED_UP = 1.2  # rows of 64 and 251 elements 2 to 3.9, of 256 and single elements 1.0 to 1.2
+_LOOKED_UP_NARROW = 0.65  # of less than 4 bytes
 _FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
 _SCATTER = 0.3  # ours go element by element; XLA's rows are vectors
 _SCATTER_ROWS = 0.95  # both sides add vectors, one row after the other, on one thread
@@ -135,7 +136,7 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float
 
 def _map_us(stage: Stage, ours: OurTime, memory: float, rates: Rates) -> tuple[str, float]:
     ratio = _ACROSS if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
-        if ours.work.operations else _LOOKED_UP if _looks_up(stage) else _MOVE
+        if ours.work.operations else _looked_up(stage) if _looks_up(stage) else _MOVE
     if not ours.work.operations:
         return "move", memory * ratio
     us = max(ours.computing_us * _computing_ratio(stage, rates), memory * ratio)
@@ -151,6 +152,10 @@ def _walks_across(stage: Stage) -> bool:
     apart = {load: abs(stride(load, last) or 0) for load in read}
     return any(step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))
                for load, step in apart.items())
+
+
+def _looked_up(stage: Stage) -> float:
+    return _LOOKED_UP if all(b.dtype.bytes >= 4 for b in stage.outputs) else _LOOKED_UP_NARROW
 
 
 def _looks_up(stage: Stage) -> bool:

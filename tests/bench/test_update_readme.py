@@ -38,7 +38,7 @@ def result_file(tmp_path: Path) -> Path:
         clusters=1,
         coverage=1.0,
     )
-    wrong = Row(name="exp", group="elementwise", status="wrong")
+    wrong = Row(name="softmax", group="rows", status="wrong")
     path = tmp_path / "results.json"
     Results(results.environment("auto", 5), (right, wrong)).save(path)
     return path
@@ -56,7 +56,7 @@ def test_replaces_what_stands_between_the_markers(
     assert once.startswith("before\n") and once.endswith("after\n")
     assert "old" not in once
     assert "| gelu | 0.5 | 0.2 | 2.50 | 1.0e-07 | 1 | 100% |" in once
-    assert "| exp | | | wrong |" in once
+    assert "| softmax | | | wrong |" in once
 
 
 def test_refuses_a_readme_without_markers(

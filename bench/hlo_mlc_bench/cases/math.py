@@ -120,6 +120,9 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Workload], float]] = {
     "digamma": (_of_uniforms(jax.lax.digamma, 0.01, 20.0), 2.0),
 }
 
+# XLA's own f64 is off by more than 100 ULP there, so it is no reference (ours: docs/accuracy.md).
+_INEXACT_IN_F64 = ("log1p", "erf_inv")
+
 CASES = (
     *(
         Case(
@@ -130,7 +133,11 @@ CASES = (
             tiny={"size": 37},
             tolerance=8,
             figure=figure,
-        ).with_neighbours(odd={"size": 1_000_003}, dtype="float64", view="strided")
+        ).with_neighbours(
+            odd={"size": 1_000_003},
+            dtype="bfloat16" if name in _INEXACT_IN_F64 else "float64",
+            view="strided",
+        )
         for name, (build, figure) in _FUNCTIONS.items()
     ),
     Case(
