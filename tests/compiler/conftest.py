@@ -225,10 +225,9 @@ def _window(v: Value, w: Value, choice: _Choice) -> Value:
 
 def _loop(v: Value, w: Value, choice: _Choice) -> Value:
     """Up to four carried tensors with a random body: in place, shifted, swapped, kept, doubled."""
-    v, w = _alike(v, w)
+    v, w = jnp.broadcast_arrays(*map(jnp.atleast_1d, _alike(v, w)))
     if not v.size:
         return v
-    v, w = jnp.broadcast_arrays(jnp.atleast_1d(v), jnp.atleast_1d(w))
     carried = (v, w, v + 1, v[0])[:2 + choice.below(3)]
     steps = [_LoopStep.drawn(choice) for _ in range(1 + choice.below(5))]
     returned = [choice.of([0, 0, 0, 1, 2, 5]) for _ in carried]
