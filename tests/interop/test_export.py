@@ -60,7 +60,7 @@ def fresh(path: Path, tmp_path: Path):
             f = hlo_mlc.load({str(path)!r}, entry={entry!r})
         """) + textwrap.dedent(lines)
         environment = {"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""}
-        ran = subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", script],
+        ran = subprocess.run([sys.executable, "-P", "-W", "error::RuntimeWarning", "-c", script],
                              capture_output=True, text=True, env=environment)
         assert ran.returncode == 0, ran.stderr
         assert not (tmp_path / "empty").exists()

@@ -11,13 +11,11 @@ from pathlib import Path
 
 from hlo_mlc.runtime.cache import ObjectCache
 
-ROOT = str(Path(__file__).parents[2])
-
 
 def start(script: str, *arguments: object, env: dict[str, str] | None = None) -> subprocess.Popen:
-    """A process that runs `script`, with the project on its path."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, env=env, text=True,
+    """A process that runs `script`, with the project as it is installed."""
+    command = [sys.executable, "-P", "-c", script, *map(str, arguments)]
+    return subprocess.Popen(command, env=env, text=True,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)
 

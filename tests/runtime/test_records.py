@@ -116,7 +116,7 @@ for n in range(40):
 
 
 def test_concurrent_writers_keep_the_fastest(records: Records) -> None:
-    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(records.folder), str(n)])
+    writers = [subprocess.Popen([sys.executable, "-P", "-c", WRITER, str(records.folder), str(n)])
                for n in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
     best = {n: max((k * 7 + n * 13) % 101 for k in range(40)) for n in range(3)}
