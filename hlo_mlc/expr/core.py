@@ -143,16 +143,19 @@ def _intern(cls: type, key: tuple, init, *fields) -> Expr:
 
 
 def _init_const(node: Const, value, dtype: DType) -> None:
-    node.value, node.dtype, node.free = value, dtype, frozenset()
+    node.value, node.dtype, node.free, node._loads = value, dtype, _NO_VARIABLES, ()
 
 
 def _init_var(node: Var, name: str, dtype: DType, extent) -> None:
     node.name, node.dtype, node.extent, node.free = name, dtype, extent, frozenset((node,))
+    node._loads = ()
 
 
 def _init_apply(node: Apply, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
     node.op, node.args, node.dtype = op, args, dtype
     node.free = _union(args)
+    if all([a._loads == () for a in args]):  # true of nearly all index arithmetic
+        node._loads = ()
 
 
 def _init_load(node: Load, source: Buffer, indices, guard, default) -> None:
@@ -161,8 +164,11 @@ def _init_load(node: Load, source: Buffer, indices, guard, default) -> None:
     node.free = _union(children(node))
 
 
+_NO_VARIABLES: frozenset[Var] = frozenset()
+
+
 def _union(nodes: tuple[Expr, ...]) -> frozenset[Var]:
-    free = nodes[0].free if nodes else frozenset()
+    free = nodes[0].free if nodes else _NO_VARIABLES
     for node in nodes[1:]:
         if not node.free <= free:
             free = free | node.free
@@ -197,8 +203,23 @@ def walk(*roots: Expr) -> Iterator[Expr]:
 def loads(node: Expr) -> tuple[Load, ...]:
     """The distinct loads in `node`, those inside indices included, in order of evaluation."""
     if node._loads is None:
-        node._loads = tuple(n for n in walk(node) if isinstance(n, Load))
+        node._loads = tuple(_find_loads(node))
     return node._loads
+
+
+def _find_loads(root: Expr) -> Iterator[Load]:
+    """As `walk` would come to them, but past all that is known to hold none."""
+    seen: set[Expr] = set()
+    stack: list[tuple[Expr, bool]] = [(root, False)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            yield node
+        elif node not in seen:
+            seen.add(node)
+            if isinstance(node, Load):
+                stack.append((node, True))
+            stack.extend([(c, False) for c in reversed(children(node)) if c._loads != ()])
 
 
 # In one line of text a shared expression of more nodes than this is written once and named:

@@ -7,6 +7,7 @@ walks through memory with which stride.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, text
@@ -15,7 +16,12 @@ from hlo_mlc.expr.dtypes import BOOL, INDEX
 Terms = dict[Expr, int]
 INFINITY = math.inf
 
+# What was computed lately is remembered: of the sums that are asked for while a kernel is written,
+# nineteen in twenty have been asked for before. Entries are small (a tuple and an expression).
+_remembered = functools.lru_cache(maxsize=1 << 15)
 
+
+@_remembered
 def constant(value: int) -> Const:
     """An index literal."""
     return Const(int(value), INDEX)
@@ -91,14 +97,17 @@ def _scaled(x: Expr, factor: int) -> Expr:
     return from_affine({a: c * factor for a, c in terms.items()}, offset * factor)
 
 
+@_remembered
 def add(x: Expr, y: Expr) -> Expr:
     return from_affine(*_sum(affine(x), affine(y), 1))
 
 
+@_remembered
 def subtract(x: Expr, y: Expr) -> Expr:
     return from_affine(*_sum(affine(x), affine(y), -1))
 
 
+@_remembered
 def multiply(x: Expr, y: Expr) -> Expr:
     if isinstance(y, Const):
         return _scaled(x, y.value) if y.value else constant(0)
@@ -130,6 +139,7 @@ def _coarse(terms: Terms, offset: int, divisor: int) -> tuple[int, Expr, Expr]:
     return 1, from_affine(terms, offset), constant(0)
 
 
+@_remembered
 def floordiv(x: Expr, divisor: int) -> Expr:
     """x // divisor, rounded toward minus infinity; divisor > 0."""
     if divisor == 1:
@@ -166,6 +176,7 @@ def _quotient(x: Expr, divisor: int) -> Expr:
     return Apply("floordiv", (x, constant(divisor)), INDEX)
 
 
+@_remembered
 def floormod(x: Expr, divisor: int) -> Expr:
     """x - divisor * (x // divisor); divisor > 0."""
     if divisor == 1:
@@ -184,6 +195,7 @@ def floormod(x: Expr, divisor: int) -> Expr:
     return Apply("floormod", (remainder, constant(divisor)), INDEX)
 
 
+@_remembered
 def minimum(x: Expr, y: Expr) -> Expr:
     low, high = bounds(subtract(x, y))
     if high <= 0:
@@ -191,6 +203,7 @@ def minimum(x: Expr, y: Expr) -> Expr:
     return y if low >= 0 else Apply("min", (x, y), INDEX)
 
 
+@_remembered
 def maximum(x: Expr, y: Expr) -> Expr:
     low, high = bounds(subtract(x, y))
     if low >= 0:
@@ -198,6 +211,7 @@ def maximum(x: Expr, y: Expr) -> Expr:
     return y if high <= 0 else Apply("max", (x, y), INDEX)
 
 
+@_remembered
 def compare(op: str, x: Expr, y: Expr) -> Expr:
     """x op y for index values, decided where the bounds decide it."""
     difference = subtract(x, y)

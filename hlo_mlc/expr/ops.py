@@ -141,6 +141,12 @@ def _minimum(x: Array, y: Array) -> Array:
     return np.where(np.isnan(x), x, np.where(np.isnan(y), y, smaller)).astype(x.dtype)
 
 
+def _ldexp(x: Array, exponent: Array) -> Array:
+    # What is not a number, or further out than any exponent, ends up where these limits do.
+    limited = np.nan_to_num(np.clip(exponent, -5000, 5000))
+    return np.where(np.isnan(exponent), exponent, np.ldexp(x, limited.astype(np.int32)))
+
+
 def _sign(x: Array) -> Array:
     if _is_integer(x):
         return np.sign(x)
@@ -272,6 +278,7 @@ _TABLE = [
     ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
     ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
     ScalarOp("fma", 3, _through_f32(_fma)),
+    ScalarOp("ldexp", 2, _wrap(_ldexp)),  # the exponent is a float without a fraction
     *_same(("pow", 2, _power), ("atan2", 2, np.arctan2), ("neg", 1, np.negative),
            ("abs", 1, np.abs), ("sign", 1, _sign), ("floor", 1, np.floor), ("ceil", 1, np.ceil),
            ("round_even", 1, np.rint), ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),

@@ -24,6 +24,10 @@ def _is(e: Expr, value: float) -> bool:
     return not isinstance(value, float) or math.copysign(1, e.value) == math.copysign(1, value)
 
 
+def _is_nan(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value != e.value
+
+
 def _is_op(e: Expr, op: str) -> bool:
     return isinstance(e, Apply) and e.op == op
 
@@ -208,15 +212,20 @@ def _not(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 
 
 def _max(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """max(x, x) -> x;  max(x, -inf) -> x"""
-    x, y = args
-    return x if x is y or (dtype.is_float and _is(y, -math.inf)) else None
+    """max(x, x) -> x;  max(x, -inf) -> x;  max(x, nan) -> nan"""
+    return _extremum(args, -math.inf)
 
 
 def _min(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """min(x, x) -> x;  min(x, inf) -> x"""
+    """min(x, x) -> x;  min(x, inf) -> x;  min(x, nan) -> nan"""
+    return _extremum(args, math.inf)
+
+
+def _extremum(args: tuple[Expr, ...], neutral: float) -> Expr | None:
     x, y = args
-    return x if x is y or (dtype.is_float and _is(y, math.inf)) else None
+    if x is y or _is(y, neutral):
+        return x
+    return y if _is_nan(y) else None
 
 
 def _select(args: tuple[Expr, ...], dtype: DType) -> Expr | None:

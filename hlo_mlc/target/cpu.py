@@ -48,6 +48,11 @@ class CpuTarget:
     def is_x86(self) -> bool:
         return self.triple.startswith("x86_64")
 
+    @property
+    def has_ldexp(self) -> bool:
+        """Whether y * 2**n is one instruction (AVX-512's VSCALEF)."""
+        return self.is_x86 and self.vector_bytes == 64
+
     def lanes(self, element_bytes: int) -> int:
         """Elements of this size in one vector register."""
         return self.vector_bytes // element_bytes

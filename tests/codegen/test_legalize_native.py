@@ -18,7 +18,7 @@ FUNCTIONS = ["exp", "expm1", "tanh", "logistic", "sinh", "cosh", "log", "log1p",
              "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma", "asin", "acos", "atan",
              "asinh", "acosh", "atanh", "rsqrt", "cbrt", "pow", "atan2", "rem", "sign",
              "round_away"]
-COUNT, LANES = 2048, 16
+COUNT = 2048
 
 
 def operands(dtype, seed: int) -> np.ndarray:
@@ -36,23 +36,34 @@ def operands(dtype, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("op", FUNCTIONS)
 def test_machine_code_computes_what_the_expression_says(machine, target, monkeypatch, op, dtype):
+    check(machine, target, monkeypatch, op, dtype, lanes=16)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize("lanes", [1, 2, 4, 8, 32])
+def test_vectors_of_all_sizes(machine, target, monkeypatch, lanes, dtype):
+    check(machine, target, monkeypatch, "exp", dtype, lanes)
+
+
+def check(machine, target, monkeypatch, op: str, dtype, lanes: int) -> None:
     arity = OPS[op].arity
     inputs = [operands(dtype, seed) for seed in range(arity)]
     buffers = tuple(Buffer(f"in{i}", dtype, (COUNT,), "operand") for i in range(arity))
     result = Buffer("out", dtype, (COUNT,), "result")
-    outer, lane = variable("outer", COUNT // LANES), variable("lane", LANES)
-    where = index.add(index.multiply(outer, index.constant(LANES)), lane)
+    outer, lane = variable("outer", COUNT // lanes), variable("lane", lanes)
+    where = index.add(index.multiply(outer, index.constant(lanes)), lane)
     value = apply(op, *(load(b, (where,)) for b in buffers))
     program = LoopProgram("function", buffers, (result,), (
-        For(outer, index.constant(COUNT // LANES), LoopKind.SERIAL, (
-            For(lane, index.constant(LANES), LoopKind.VECTORIZE, (
+        For(outer, index.constant(COUNT // lanes), LoopKind.SERIAL, (
+            For(lane, index.constant(lanes), LoopKind.VECTORIZE, (
                 Store(result, (where,), value),)),)),))
     actual, = machine.run(program, inputs, target=target)
 
     if not target.has_fma:
         monkeypatch.setitem(OPS, "fma", ScalarOp("fma", 3, lambda x, y, z: x * y + z))
     variables = [Var(f"v{i}", dtype) for i in range(arity)]
-    expr = legalize(apply(op, *variables), has_fma=target.has_fma)
+    expr = legalize(apply(op, *variables), has_fma=target.has_fma,
+                    has_ldexp=target.has_ldexp)
     with np.errstate(all="ignore"):
         expected = evaluate(expr, dict(zip(variables, inputs, strict=True)))
 

@@ -188,6 +188,15 @@ def test_round_trips_of_conversions_disappear_only_without_loss():
     assert apply("convert", apply("convert", N, dtype=I8), dtype=I32) is not N
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extremes_of_a_nan_are_that_nan(op):
+    nan = const(math.nan, F32)
+    for args in ((X, nan), (nan, X)):
+        built = apply(op, *args)
+        assert isinstance(built, Const)
+        assert math.isnan(built.value)
+
+
 def test_a_nan_stays_visible_through_bitcast():
     """Its sign and payload are a matter of the machine, so it is not folded."""
     assert isinstance(apply("bitcast", const(math.nan, F32), dtype=U32), Apply)

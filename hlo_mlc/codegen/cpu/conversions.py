@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block
-from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, U8, U16, U32, U64, DType
+from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I32, U8, U16, U32, U64, DType
 from hlo_mlc.target.cpu import CpuTarget
 
 BITS = {8: U8, 16: U16, 32: U32, 64: U64}
@@ -67,12 +67,33 @@ def _to_bool(block: Block, x: str, source: DType, lanes: int) -> str:
 
 
 def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str:
-    """Float to integer: out-of-range values give the nearest integer, NaN gives 0."""
-    intrinsic = "fptosi" if to.is_signed else "fptoui"
-    from_element, to_element = types.register_type(source), types.register_type(to)
-    return block.define(
-        f"call {_type(to, lanes)} @llvm.{intrinsic}.sat.{types.suffix(to_element, lanes)}"
-        f".{types.suffix(from_element, lanes)}({_type(source, lanes)} {x})")
+    """Float to integer: out-of-range values give the nearest integer, NaN gives 0.
+
+    The machine's own conversion between two choices; LLVM's intrinsic for it goes lane by lane.
+    """
+    lowest = -(1 << to.bits - 1) if to.is_signed else 0
+    beyond = 1 << (to.bits - 1 if to.is_signed else to.bits)
+    kind, whole, condition = _type(source, lanes), _type(to, lanes), types.vector("i1", lanes)
+
+    def compare(relation: str, y: str, limit: str) -> str:
+        return block.define(f"fcmp {relation} {kind} {y}, {limit}")
+
+    def select(where: str, of: str, chosen: str, other: str) -> str:
+        return block.define(f"select {condition} {where}, {of} {chosen}, {of} {other}")
+
+    low, end, zero = (_literal(float(v), source, lanes) for v in (lowest, beyond, 0))
+    raised = select(compare("ogt", x, low), kind, x, low)  # NaN becomes the lowest
+    below = compare("olt", raised, end)
+    inside = select(below, kind, raised, zero)
+    if to.bits < 32:
+        wide = block.define(f"fptosi {kind} {inside} to {_type(I32, lanes)}")
+        number = block.define(f"trunc {_type(I32, lanes)} {wide} to {whole}")
+    else:
+        instruction = "fptosi" if to.is_signed else "fptoui"
+        number = block.define(f"{instruction} {kind} {inside} to {whole}")
+    number = select(below, whole, number, _literal(beyond - 1, to, lanes))
+    nan = compare("uno", x, x)
+    return select(nan, whole, _literal(0, to, lanes), number)
 
 
 # Narrow floats.  Source of the bit manipulations: IEEE 754 formats; F. Giesen,

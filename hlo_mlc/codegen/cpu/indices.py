@@ -85,6 +85,19 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
     return resize(function, Value(text, work, lanes, depth, reads), element)
 
 
+def stepping(function: Function, base: Value, offset: int, step: int, lanes: int,
+             small: bool) -> Value:
+    """base + offset + step * lane."""
+    element = _SMALL if small else _WIDE
+    literal = types.iota(element, lanes, step, offset)
+    if base.text == "0":
+        return Value(literal, element, lanes)
+    shared = function.widen(resize(function, base, element), lanes)
+    text = function.at(base.depth).define(
+        f"add {types.vector(element, lanes)} {shared}, {literal}")
+    return Value(text, element, lanes, base.depth, base.reads)
+
+
 def _same_width(function: Function, args: Sequence[Value]) -> tuple[Value, Value, str]:
     small = all(a.element == _SMALL or (types.is_literal(a.text) and not a.lanes
                                         and -(1 << 31) <= int(a.text) < 1 << 31) for a in args)

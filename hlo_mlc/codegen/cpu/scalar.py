@@ -6,12 +6,13 @@ codegen/legalize into those that are.  Operands arrive as text of the result's n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import conversions, types
 from hlo_mlc.codegen.cpu.function import Block
-from hlo_mlc.expr.dtypes import BOOL, F32, F64, DType, Kind
+from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
@@ -105,8 +106,6 @@ def spell(op: str, site: Site, args: Sequence[str]) -> str:
         return site.op(instruction, *args)
     if op in _FLOAT_INTRINSICS and site.dtype.is_float:
         return site.call(_FLOAT_INTRINSICS[op], *args)
-    if op in _LIBRARY and site.dtype is F64:
-        return _call_library(site, _LIBRARY[op], args)
     spelling = _SPELLINGS.get(op)
     if spelling is None:
         raise CodegenError(
@@ -219,6 +218,8 @@ def _extremum(op: str) -> Spelling:
     def spelled(site: Site, x: str, y: str) -> str:
         if not site.dtype.is_float:
             return site.call(("s" if site.dtype.is_signed else "u") + op, x, y)
+        if y == site.literal(math.nan):
+            return y
         if types.is_literal(y):
             # One comparison and one choice, which keep x where that is NaN; on x86 together one
             # instruction unless y is the zero that wins against the other one.
@@ -256,6 +257,44 @@ def _range_maximum(site: Site, x: str, y: str) -> str:
     return site.block.define(
         f"call {whole} @llvm.x86.avx512.mask.range.{kind}.512({whole} {x}, {whole} {y}, "
         f"i32 5, {whole} zeroinitializer, i{site.lanes} -1, i32 4)")
+
+
+def _ldexp(site: Site, x: str, exponent: str) -> str:
+    """VSCALEF on the smallest register that holds the lanes, or on several large ones.
+
+    Source: Intel SDM, VSCALEFPS: x * 2**floor(exponent), rounded once.
+    """
+    define, bits = site.block.define, site.dtype.bits
+    if site.lanes * bits > 512:
+        parts = [_ldexp(site._replace(lanes=site.lanes // 2), *(
+            _resized(site, v, range(first, first + site.lanes // 2)) for v in (x, exponent)))
+            for first in (0, site.lanes // 2)]
+        half = types.vector(types.register_type(site.dtype), site.lanes // 2)
+        return define(f"shufflevector {half} {parts[0]}, {half} {parts[1]}, "
+                      f"{types.shuffle_mask(tuple(range(site.lanes)))}")
+    size = next(size for size in (128, 256, 512) if site.lanes * bits <= size)
+    register = site._replace(lanes=size // bits)
+    if not site.lanes:
+        x, exponent = (define(f"insertelement {register.type} zeroinitializer, {site.type} {v}, "
+                              f"i64 0") for v in (x, exponent))
+    elif site.lanes < register.lanes:
+        lanes = [min(n, site.lanes) for n in range(register.lanes)]
+        x, exponent = (_resized(site, v, lanes) for v in (x, exponent))
+    mask, mode = f"i{max(8, register.lanes)} -1", ", i32 4" if size == 512 else ""
+    kind, whole = "ps" if site.dtype is F32 else "pd", register.type
+    result = define(f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} {x}, "
+                    f"{whole} {exponent}, {whole} zeroinitializer, {mask}{mode})")
+    if not site.lanes:
+        return define(f"extractelement {whole} {result}, i64 0")
+    if site.lanes < register.lanes:
+        return _resized(register, result, range(site.lanes))
+    return result
+
+
+def _resized(site: Site, value: str, lanes: Sequence[int]) -> str:
+    """These lanes of a vector; those from `site.lanes` on are zeros."""
+    return site.block.define(f"shufflevector {site.type} {value}, {site.type} zeroinitializer, "
+                             f"{types.shuffle_mask(tuple(lanes))}")
 
 
 def _fma(site: Site, x: str, y: str, z: str) -> str:
@@ -307,26 +346,6 @@ def _trunc(site: Site, x: str) -> str:
     return site.call("copysign", _floor(site, site.call("fabs", x)), x)
 
 
-def _logistic(site: Site, x: str) -> str:
-    exponential = _call_library(site, "exp", (site.op("fneg", x),))
-    one = site.literal(1.0)
-    return site.op("fdiv", one, site.op("fadd", one, exponential))
-
-
-def _call_library(site: Site, name: str, args: Sequence[str]) -> str:
-    """A function of the C library, called lane by lane."""
-    function, define = site.block.function, site.block.define
-    function.library.add(f"declare double @{name}({', '.join(['double'] * len(args))}) nounwind")
-    if not site.lanes:
-        return define(f"call double @{name}({', '.join(f'double {a}' for a in args)})")
-    result = "poison"
-    for lane in range(site.lanes):
-        scalars = [define(f"extractelement {site.type} {a}, i64 {lane}") for a in args]
-        value = define(f"call double @{name}({', '.join(f'double {x}' for x in scalars)})")
-        result = define(f"insertelement {site.type} {result}, double {value}, i64 {lane}")
-    return result
-
-
 def _convert(site: Site, x: str) -> str:
     return conversions.convert(site.block, site.target, x, site.dtype, site.result, site.lanes)
 
@@ -342,11 +361,6 @@ def _bitcast(site: Site, x: str) -> str:
     return x if to == site.type else site.block.define(f"bitcast {site.type} {x} to {to}")
 
 
-# The C library's names for what it computes in f64.
-_LIBRARY = {op: op for op in (
-    "exp", "expm1", "log", "log1p", "cbrt", "sin", "cos", "tan", "tanh", "sinh", "cosh", "erf",
-    "erfc", "asin", "acos", "atan", "asinh", "acosh", "atanh", "atan2", "pow")}
-
 # Ops on f16 and bf16 that need no arithmetic in them.
 _MOVES = frozenset(("convert", "bitcast", "is_finite"))
 
@@ -356,7 +370,7 @@ _SPELLINGS: dict[str, Spelling] = {
     "popcnt": lambda site, x: site.call("ctpop", x), "clz": _count_leading_zeros,
     "mul_high": _multiply_high, "div": _divide, "rem": _remainder, "neg": _negate,
     "abs": _absolute, "max": _extremum("max"), "min": _extremum("min"),
-    "fma": _fma, "is_finite": _is_finite, "logistic": _logistic, "round_even": _round_even,
+    "fma": _fma, "ldexp": _ldexp, "is_finite": _is_finite, "round_even": _round_even,
     "floor": _floor, "ceil": _ceil, "trunc": _trunc, "convert": _convert,
     "convert_in_range": _convert_in_range, "bitcast": _bitcast,
 }

@@ -42,6 +42,11 @@ def fma(x: Operand, y: Operand, z: Operand) -> Expr:
     return apply("fma", *_lift((x, y, z)))
 
 
+def ldexp(x: Expr, exponent: Expr) -> Expr:
+    """x * 2**exponent, whose exponent is a float without a fraction; for AVX-512 only."""
+    return apply("ldexp", x, exponent)
+
+
 def neg(x: Expr) -> Expr:
     return apply("neg", x)
 

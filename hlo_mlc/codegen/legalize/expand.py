@@ -2,7 +2,7 @@
 
 What remains: add sub mul div max min fma neg abs floor ceil trunc round_even sqrt, comparisons,
 is_finite, select, select_unlikely, convert, convert_in_range, bitcast, logic, shifts, popcnt,
-clz, mul_high, and rem of integers.
+clz, mul_high, rem of integers, and ldexp where the target has it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from hlo_mlc.expr.dtypes import F32, DType
 Expansion = Callable[..., Expr]
 
 _FLOAT: Mapping[str, Expansion] = {
-    "exp": exponential.exp, "expm1": exponential.expm1, "tanh": exponential.tanh,
-    "logistic": exponential.logistic, "sinh": exponential.sinh, "cosh": exponential.cosh,
+    "exp": exponential.exp, "expm1": exponential.expm1,
+    "sinh": exponential.sinh, "cosh": exponential.cosh,
     "log": logarithm.log, "log1p": logarithm.log1p, "erf": error_function.erf,
     "erf_inv": error_function.erf_inv,
     "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan, "atan2": inverse.atan2,
@@ -42,34 +42,40 @@ _FLOAT: Mapping[str, Expansion] = {
 _FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
-    "div_common": division.div_common,
+    "div_common": division.div_common, "tanh": exponential.tanh, "logistic": exponential.logistic,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 
 
-def legalize(expr: Expr, *, has_fma: bool = True, memo: dict[Expr, Expr] | None = None) -> Expr:
-    """`expr` without the ops that printers lack, the same on every target but for has_fma.
+def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
+             memo: dict[Expr, Expr] | None = None) -> Expr:
+    """`expr` without the ops that printers lack, the same on all targets that have as much.
 
-    Pass one `memo` for all expressions of a kernel (with one has_fma) to share the work.
+    Pass one `memo` for all expressions of a kernel to share the work.
     """
     def rule(node: Expr) -> Expr | None:
-        return _legal(node.op, node.args, node.dtype, has_fma) if isinstance(node, Apply) else None
+        if not isinstance(node, Apply):
+            return None
+        return _legal(node.op, node.args, node.dtype, has_fma, has_ldexp)
 
     return transform(expr, rule, memo)
 
 
-def _legal(op: str, args: tuple[Expr, ...], dtype: DType, has_fma: bool) -> Expr | None:
+def _legal(op: str, args: tuple[Expr, ...], dtype: DType, has_fma: bool,
+           has_ldexp: bool) -> Expr | None:
     """The expansion of one op whose operands are legal; None if it is legal itself."""
     if narrow.concerns(args, dtype):
-        return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, has_fma))
+        return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, has_fma, has_ldexp))
     operand = args[0].dtype
     if operand.is_float:
+        if op == "exp" and has_ldexp:
+            return exponential.exp_by_ldexp(*args)
         if op in _FLOAT_BY_FMA:
             return _FLOAT_BY_FMA[op](*args, has_fma=has_fma)
         return _FLOAT[op](*args) if op in _FLOAT else None
     return _INTEGER[op](*args) if operand.is_integer and op in _INTEGER else None
 
 
-def _in_f32(op: str, args: tuple[Expr, ...], has_fma: bool) -> Expr:
-    expansion = _legal(op, args, F32, has_fma)
+def _in_f32(op: str, args: tuple[Expr, ...], has_fma: bool, has_ldexp: bool) -> Expr:
+    expansion = _legal(op, args, F32, has_fma, has_ldexp)
     return apply(op, *args) if expansion is None else expansion

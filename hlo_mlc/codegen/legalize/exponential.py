@@ -22,6 +22,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     floor,
     fma,
     from_bits,
+    ldexp,
     mul,
     polynomial,
     power_of_two,
@@ -31,6 +32,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     sub,
     with_sign_of,
 )
+from hlo_mlc.codegen.legalize.division import quotient, reciprocal
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 
@@ -48,7 +50,10 @@ class _Constants:
     ln2_low: float
     exp_is_zero: float  # below this
     exp_is_infinite: float  # above this
+    exp_vanishes: float  # below this even a subnormal result is 0
     expm1_is_minus_one: float  # below this
+    logistic_is_zero: float  # or subnormal, below this
+    logistic_is_one: float  # above this
     tanh_is_one: float  # above this
     exp: tuple[float, ...]  # e**r on [0, ln 2] and a little beyond, exactly 1 at 0
     expm1: tuple[float, ...]  # (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2]
@@ -59,7 +64,8 @@ _CONSTANTS = {
     F32: _Constants(
         log2_e_below=1.442694902420044,
         ln2_high=0.693145751953125, ln2_low=1.4286068203094172e-06,
-        exp_is_zero=-87.5, exp_is_infinite=89.0, expm1_is_minus_one=-17.5, tanh_is_one=9.5,
+        exp_is_zero=-87.5, exp_is_infinite=89.0, exp_vanishes=-104.0, expm1_is_minus_one=-17.5,
+        logistic_is_zero=-88.4, logistic_is_one=18.0, tanh_is_one=9.5,
         # errors 2.1e-9, 1.4e-8, 2.4e-8
         exp=(1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775,
              0.00194676581),
@@ -68,7 +74,8 @@ _CONSTANTS = {
     F64: _Constants(
         log2_e_below=1.4426950408889632,
         ln2_high=0.693147180559663, ln2_low=2.8235290563031577e-13,
-        exp_is_zero=-709.0, exp_is_infinite=710.0, expm1_is_minus_one=-38.0, tanh_is_one=19.5,
+        exp_is_zero=-709.0, exp_is_infinite=710.0, exp_vanishes=-746.0, expm1_is_minus_one=-38.0,
+        logistic_is_zero=-709.4, logistic_is_one=38.0, tanh_is_one=19.5,
         # errors 3.2e-18, 2.1e-17, 2.5e-19
         exp=(1.0, 1.0000000000000009, 0.4999999999999224, 0.16666666666900556,
              0.04166666663172944, 0.008333333634938192, 0.0013888872597216271,
@@ -102,6 +109,14 @@ def exp(x: Expr, factor: float = 1.0, low: Expr | None = None) -> Expr:
     return _exp_in_range(at_most(at_least(x, bottom), top), factor, low=low)
 
 
+def exp_by_ldexp(x: Expr) -> Expr:
+    """e**x in 13 operations (f32), where 2**n * y is one instruction that ends the range."""
+    c = _CONSTANTS[x.dtype]
+    clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
+    shifted, r = _reduce(clamped)
+    return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), sub(shifted, rounding_bias(x)))
+
+
 def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
                   low: Expr | None = None) -> Expr:
     """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
@@ -114,12 +129,19 @@ def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
     return mul(polynomial(r, _scaled(c.exp, factor)), scale)
 
 
+def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0) -> tuple[Expr, Expr]:
+    """(n + exponent + rounding_bias, r) with factor * x = n ln 2 + factor * r, n the nearest."""
+    c = _CONSTANTS[x.dtype]
+    bias = rounding_bias(x) + exponent
+    shifted = fma(x, LOG2_E * factor, bias)
+    n = sub(shifted, bias)
+    return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+
+
 def expm1_parts(x: Expr, factor: float, exponent: int = 0) -> tuple[Expr, Expr]:
     """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0."""
     c = _CONSTANTS[x.dtype]
-    shifted = fma(x, LOG2_E * factor, rounding_bias(x) + exponent)
-    n = sub(shifted, rounding_bias(x) + exponent)
-    r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+    shifted, r = _reduce(x, factor, exponent)
     quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
     return power_of_two(shifted), fma(mul(r, r), quotient, r)
 
@@ -139,17 +161,21 @@ def expm1(x: Expr) -> Expr:
     return _keep_sign(add(half, half), x)
 
 
-def tanh(x: Expr) -> Expr:
+def tanh(x: Expr, has_fma: bool) -> Expr:
     """e / (e + 1) with e = (e**2x - 1) / 2."""
     limit = _CONSTANTS[x.dtype].tanh_is_one
     scale, p = expm1_parts(at_most(at_least(x, -limit), limit), 2.0)
     e = fma(scale, p, fma(scale, 0.5, -0.5))
-    return _keep_sign(div(e, add(e, 1.0)), x)
+    return _keep_sign(quotient(e, add(e, 1.0), has_fma=has_fma), x)
 
 
-def logistic(x: Expr) -> Expr:
-    """1 / (1 + e**-x)."""
-    return div(1.0, add(exp(x, -1.0), 1.0))
+def logistic(x: Expr, has_fma: bool) -> Expr:
+    """1 / (1 + e**-x), by way of a quarter of the divisor, whose reciprocal is a normal number."""
+    c = _CONSTANTS[x.dtype]
+    clamped = at_most(at_least(x, c.logistic_is_zero), c.logistic_is_one)
+    shifted, r = _reduce(clamped, -1.0, exponent=-2)
+    e = polynomial(r, _scaled((1.0, 1.0, *c.expm1), -1.0))
+    return mul(reciprocal(fma(e, power_of_two(shifted), 0.25), has_fma=has_fma), 0.25)
 
 
 def sinh(x: Expr) -> Expr:
