@@ -1,22 +1,23 @@
 """From clusters to callable kernels: scheduled, printed, assembled, or fetched from the cache.
 
 Scheduling and printing are Python's work, assembling is LLVM's: while one kernel is assembled on a
-second thread, the next one is printed.
+second thread, the next one is printed.  When all are printed, both threads assemble.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import json
 import struct
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
@@ -90,6 +91,19 @@ class Building:
     failed: Mapping[str, str]
 
 
+_Callable = tuple[KernelObject, KernelCode]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A kernel that is being assembled, or will be: `work` does it, `future` is what comes."""
+
+    kernel: Kernel
+    source: str
+    work: Callable[[], _Callable]
+    future: Future[_Callable]
+
+
 _built: dict[tuple[str, CpuTarget], BuiltKernel] = {}
 _building = threading.Lock()
 
@@ -154,21 +168,22 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
         return Building({}, {})
     cache = object_cache(options)
     failed: dict[str, str] = {}
-    with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
-        pending: list[tuple[Kernel, str, Future[tuple[KernelObject, KernelCode]]]] = []
+    with _building, _eager_switching(), _no_collection(), \
+            ThreadPoolExecutor(1, "hlo_mlc") as assembler:
+        pending: list[_Pending] = []
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target))
             if known is not None and record.folder is None:
                 continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
-                pending.append(
-                    (kernel, *_begin(kernel, options, target, cache, record, assembler)))
-        for kernel, source, future in pending:
-            name = kernel.program.name
+                source, work = _begin(kernel, options, target, cache, record)
+                pending.append(_Pending(kernel, source, work, assembler.submit(work)))
+        for one in _assembled_by_both(pending):
+            kernel, name = one.kernel, one.kernel.program.name
             with _noted(failed, kernel, options):
-                stored, code = future.result()
+                stored, code = one.future.result()
                 record.stage(f"assemble {name}", f"90-{name}.s",
-                             lambda source=source: assembly(source, target))
+                             lambda source=one.source: assembly(source, target))
                 variants.publish(kernel.fingerprint, code)
                 _built[kernel.fingerprint, target] = BuiltKernel(kernel, stored.nests, code)
         built = {fingerprint: _built[fingerprint, target] for fingerprint in wanted
@@ -200,16 +215,45 @@ def _eager_switching() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing looks for cycles: there are hardly any in what is made here, but a collection goes
+    through all that JAX holds, which took up to a tenth of the time."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _assembled_by_both(pending: Sequence[_Pending]) -> list[_Pending]:
+    """The kernels in their order; this thread assembles what the other one has not begun, from the
+    last one on."""
+    result = []
+    for one in reversed(pending):
+        if one.future.cancel():
+            done: Future[_Callable] = Future()
+            try:
+                done.set_result(one.work())
+            except Exception as error:
+                done.set_exception(error)
+            one = replace(one, future=done)
+        result.append(one)
+    return result[::-1]
+
+
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder, assembler: ThreadPoolExecutor
-           ) -> tuple[str, Future[tuple[KernelObject, KernelCode]]]:
-    """The kernel's source, empty if it is not needed, and its object to come."""
+           record: Recorder) -> tuple[str, Callable[[], _Callable]]:
+    """The kernel's source, empty if it is not needed, and what makes it callable."""
     schedules = _schedules(kernel, options, target)
     key = object_key(kernel, target, schedules)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
     if stored is not None and record.folder is None:
-        return "", assembler.submit(_load, stored)
+        return "", functools.partial(_load, stored)
     name = kernel.program.name
     record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = replay(kernel.program, target, schedules)
@@ -218,12 +262,8 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
     source = print_program(loops, target)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
     if stored is not None:
-        return source, assembler.submit(_load, stored)
-
-    def assemble() -> tuple[KernelObject, KernelCode]:
-        return _load(_assembled(loops, decisions, source, target, cache, key))
-
-    return source, assembler.submit(assemble)
+        return source, functools.partial(_load, stored)
+    return source, lambda: _load(_assembled(loops, decisions, source, target, cache, key))
 
 
 def _assembled(loops: LoopProgram, decisions: Sequence[Decision], source: str, target: CpuTarget,
@@ -235,7 +275,7 @@ def _assembled(loops: LoopProgram, decisions: Sequence[Decision], source: str, t
     return fresh
 
 
-def _load(stored: KernelObject) -> tuple[KernelObject, KernelCode]:
+def _load(stored: KernelObject) -> _Callable:
     return stored, variants.load_object(stored.code, stored.symbol, stored.scratch_bytes)
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, walk
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.core import Apply, Buffer, Expr, walk
+from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage, derived
 
 Parameters = Mapping[str, int]
 
@@ -25,6 +25,8 @@ Parameters = Mapping[str, int]
 TASK_WORK = 240_000
 # Work below which a nest stays on one thread.
 SERIAL_WORK = 120_000
+# Instructions that rounding to bf16 takes (codegen/cpu/conversions.py), besides the operation.
+ROUNDING = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +69,24 @@ def work(nest: Nest) -> int:
     return sum(points(s) * (cost(*s.expressions) + 1 + len(s.inputs)) for s in nest.stages)
 
 
+def epilogue_cost(stage: Stage) -> int:
+    """Rough number of instructions between one result's fold and its stores."""
+    rounded = sum(node.dtype is BF16 for node in walk(*(a.value for a in stage.assigns))
+                  if isinstance(node, Apply))
+    return sum(cost(a.value) for a in stage.assigns) + ROUNDING * rounded
+
+
 def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:
     """Elements of one vector register, of the widest type that the stages compute with."""
-    widest = 1
-    for stage in stages:
-        for node in walk(*stage.expressions):
-            if node.dtype is not INDEX:
-                narrow_float = node.dtype.is_narrow_float
-                widest = max(widest, 4 if narrow_float else node.dtype.bytes)
-        for buffer in stage.outputs:
-            widest = max(widest, buffer.dtype.bytes)
-    return max(1, target.vector_bytes // widest)
+    return max(1, target.vector_bytes // max(map(_widest, stages), default=1))
+
+
+@derived
+def _widest(stage: Stage) -> int:
+    """Bytes of the widest value that a stage computes or stores."""
+    dtypes = {node.dtype for node in walk(*stage.expressions) if node.dtype is not INDEX}
+    computed = (4 if dtype.is_narrow_float else dtype.bytes for dtype in dtypes)
+    return max(1, *computed, *(buffer.dtype.bytes for buffer in stage.outputs))
 
 
 def open_schedule(nest: Nest, body: tuple[Stmt, ...]) -> Schedule:

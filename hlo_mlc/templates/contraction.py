@@ -21,7 +21,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded
+from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, epilogue_cost
 from hlo_mlc.templates.product import Tile, in_squares, is_direct, is_plain
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
@@ -361,12 +361,12 @@ class _Builder:
                                    substitute(a.value, where)) for a in stage.assigns)
             return one
 
-        work = sum(cost(a.value) for a in stage.assigns)
-        if work <= EPILOGUE_INLINE:
+        if epilogue_cost(stage) <= EPILOGUE_INLINE:
             return tile.each(f"{name}_s", store(tile.buffer))
         spilled = replace(tile.buffer, name=f"{tile.buffer.name}_out", scope="stack")
         spill = tile.each(f"{name}_o", lambda r, c: (Store(spilled, (r, c), tile.at(r, c)),))
         one = store(spilled)
+        work = sum(cost(a.value) for a in stage.assigns)
         kind = LoopKind.UNROLL if work <= EPILOGUE_ABREAST else LoopKind.SERIAL
         body = loop(f"{name}_ei", t.height, LoopKind.SERIAL, lambda r: self._across(
             f"{name}_e", t.width, lambda c: one(r, c), kind))

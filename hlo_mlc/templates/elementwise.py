@@ -22,6 +22,12 @@ from hlo_mlc.tensor.classify import cost, is_injective, is_map
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
+# Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
+SHORT, LONG = 8, 80
+# The work from which on more code pays: vectors whose chains of operations are written side by side
+# (codegen/cpu/interleave.py).
+MUCH = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class ElementwiseTemplate:
@@ -49,13 +55,14 @@ class ElementwiseTemplate:
         return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """Several vectors in flight for short bodies, one or two for long ones (registers).
+        """Several vectors in flight, fewer for long bodies and where little is to be done: code
+        takes time to compile.
 
         Stores past the caches gained a fifth at 16 and 32 MB, which the next op lost again.
         """
         stage = coalesce(nest.stages[0])
         each = sum(cost(a.value) for a in stage.assigns)
-        unroll = 4 if each <= 8 else 2 if each <= 80 else 1
+        unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
         return {"unroll": unroll, "grain": 1, "streaming": 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:

@@ -8,9 +8,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer
-from hlo_mlc.loops.core import Call, For, LoopKind, LoopProgram, Stmt, While, walk
-from hlo_mlc.loops.dependence import accesses
+from hlo_mlc.expr.core import Buffer, loads
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Call,
+    For,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    walk,
+)
+from hlo_mlc.loops.rewrite import expressions
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -39,10 +49,12 @@ class Decision:
     schedule: Schedule | None = None
 
 
-def choose_template(nest: Nest, target: CpuTarget) -> tuple[Template, tuple[tuple[str, str], ...]]:
-    """The first template that takes the nest, and why those before it do not."""
+def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
+                    ) -> tuple[Template, tuple[tuple[str, str], ...]]:
+    """The wanted template if it takes the nest, else the first that does, and why those before it
+    do not."""
     refused = []
-    for template in TEMPLATES:
+    for template in sorted(TEMPLATES, key=lambda template: template.name != wanted):
         reason = template.refusal(nest, target)
         if not reason:
             return template, tuple(refused)
@@ -124,11 +136,11 @@ class _Assembler:
         phases = in_phases(nest)
         if len(phases) > 1:
             return tuple(stmt for phase in phases for stmt in self._nest(phase))
-        template, refused = choose_template(nest, self.target)
-        wanted = self.tuned.get(len(self.decisions))
+        wanted, tuned = self.tuned.get(len(self.decisions), ("", {}))
+        template, refused = choose_template(nest, self.target, wanted)
         parameters = template.default(nest, self.target)
-        if wanted is not None and wanted[0] == template.name:
-            parameters = {**parameters, **wanted[1]}
+        if template.name == wanted:
+            parameters = {**parameters, **tuned}
         scheduled = template.apply(nest, self.target, parameters)
         self.decisions.append(Decision(nest, template, parameters, refused,
                                        scheduled.schedule))
@@ -194,6 +206,8 @@ def plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]
 
     A buffer lives from the first to the last top-level step that touches it.
     """
+    if not program.temporaries and not any(extra.values()):
+        return ()
     first: dict[str, int] = {}
     last: dict[str, int] = {}
     for n, (_, statements) in enumerate(parts):
@@ -219,6 +233,11 @@ def plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]
 
 def _buffers(statements: tuple[Stmt, ...]) -> set[str]:
     """Names of the scratch buffers that are touched (allocated ones are not in the arena)."""
-    found = {a.buffer.name for a in accesses(statements) if a.buffer.scope == "scratch"}
-    called = (b for s in walk(statements) if isinstance(s, Call) for b in s.buffers)
-    return found | {b.name for b in called if b.scope == "scratch"}
+    touched: list[Buffer] = []
+    for stmt in walk(statements):
+        if isinstance(stmt, Store):
+            touched.append(stmt.buffer)
+        elif isinstance(stmt, Accumulate | Call):
+            touched += stmt.buffers
+        touched += [load.source for e in expressions(stmt) for load in loads(e)]
+    return {b.name for b in touched if b.scope == "scratch"}

@@ -111,9 +111,10 @@ def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parame
 
 def _partial_results(stage: Stage, count: int) -> int:
     """`count` for terms that are hardly more than loads; fewer where computing them takes longer
-    than adding them up, and their temporaries need the registers."""
+    than adding them up, and their temporaries need the registers, or several values are folded."""
     heavy = cost(*stage.terms)
-    return max(1, count if heavy <= 4 else count // 2 if heavy <= 12 else count // 4)
+    shared = count // 2 if len(stage.accumulators) > 2 else count
+    return max(1, shared if heavy <= 4 else shared // 2 if heavy <= 12 else shared // 4)
 
 
 def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:

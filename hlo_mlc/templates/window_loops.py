@@ -12,9 +12,15 @@ from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, across, bounded
+from hlo_mlc.templates.base import (
+    SERIAL_WORK,
+    TASK_WORK,
+    Parameters,
+    across,
+    bounded,
+    epilogue_cost,
+)
 from hlo_mlc.templates.window_roles import Roles, is_batch, roles_of, windows_along
-from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
 
@@ -309,7 +315,7 @@ class WindowLoops:
                 totals, at[:-1], stage.combiner, tuple(load(b, at) for b in sums)),))
             return _allocated(totals, (*begin, *combine,
                                        *self._over_tile("s", base, store(totals))))
-        if sum(cost(a.value) for a in stage.assigns) <= EPILOGUE_INLINE:
+        if epilogue_cost(stage) <= EPILOGUE_INLINE:
             return self._each("s", base, width, store(sums))
         spilled = tuple(Buffer(f"{b.name}_out", b.dtype, b.shape, "stack") for b in sums)
         spill = self._each("o", base, width, lambda at, where: tuple(

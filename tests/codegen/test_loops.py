@@ -153,6 +153,21 @@ def test_what_was_read_before_a_loop_may_change_in_it(target: CpuTarget, machine
     _check(machine, program, [], target)
 
 
+def test_a_place_that_was_read_may_change(target: CpuTarget, machine) -> None:
+    """x[y[0]] is another element after y[0] has changed, whether x has changed or not."""
+    x = Buffer("x", t.I32, (9,), "operand")
+    y, z = Buffer("y", t.I32, (1,), "result"), Buffer("z", t.I32, (4,), "result")
+    here = load(y, (_constant(0),))
+    place = apply("max", apply("min", apply("convert", here, dtype=t.INDEX), _constant(8)),
+                  _constant(0))
+    i = variable("i", 4)
+    program = LoopProgram("moves", (x,), (y, z), (
+        Store(y, (_constant(0),), const(3, t.I32)),
+        _loop("i", 4, LoopKind.UNROLL, Store(z, (i,), load(x, (place,))),
+              Store(y, (_constant(0),), apply("add", here, const(1, t.I32))))))
+    _check(machine, program, [np.arange(9) * 5], target)
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_extents_known_at_run_time(count: int, target: CpuTarget, machine) -> None:
     """No iteration, no access: x and y have no element when count is 0."""

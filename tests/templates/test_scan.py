@@ -143,6 +143,22 @@ def test_extremes_propagate_nans(run, arrays):
         np.testing.assert_array_equal(ours, exact)
 
 
+def test_extremes_of_constant_nans(run):
+    """Their terms are literals of machine code."""
+    def function(x):
+        return lax.cummax(jnp.full_like(x, jnp.nan)), lax.cummin(jnp.full_like(x, jnp.nan))
+
+    for result in run(function, np.zeros(40, np.float32)):
+        assert np.isnan(result).all()
+
+
+@pytest.mark.parametrize("shape", [(50,), (3, 50), (50, 20)])
+def test_sums_that_are_places(check, arrays, shape):
+    """What is looked up at a sum is looked up anew at each."""
+    steps, rows = arrays("bool", shape)[0], arrays("float32", (60,))[0]
+    check(lambda steps, rows: rows[jnp.cumsum(steps, axis=0)], steps, rows, ulps=0)
+
+
 @pytest.mark.parametrize("shape", [(6, 40), (2, 3001)])
 def test_logsumexp(check, arrays, shape):
     x, = arrays("float32", shape)

@@ -167,6 +167,8 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
     function, lane = writer.function, writer.function.lane
     mask = function.mask
     terms = [_spread(writer, writer.evaluate(t), lane.width) for t in stmt.terms]
+    for place in places:
+        memory.release(writer, place)
     addresses = [Value(scattered(writer, place, None, function.depth), "ptr", lane.width)
                  for place in places]
     conditions = None if mask is None else _spread(writer, mask, lane.width)

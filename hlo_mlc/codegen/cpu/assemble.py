@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import queue
 import re
+from collections.abc import Iterator
 
 import llvmlite.binding as llvm
 
@@ -20,8 +23,8 @@ def compile_ir(ir: str, target: CpuTarget) -> bytes:
 
     Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
     """
-    module = _optimized(ir, target)
-    return _machine(target).emit_object(module)
+    with _machine(target) as machine:
+        return machine.emit_object(_optimized(ir, machine))
 
 
 def assembly(ir: str, target: CpuTarget) -> str:
@@ -29,8 +32,8 @@ def assembly(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    module = _optimized(ir, target)
-    return _machine(target).emit_assembly(module)
+    with _machine(target) as machine:
+        return machine.emit_assembly(_optimized(ir, machine))
 
 
 def optimized_ir(ir: str, target: CpuTarget) -> str:
@@ -38,11 +41,11 @@ def optimized_ir(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    return str(_optimized(ir, target))
+    with _machine(target) as machine:
+        return str(_optimized(ir, machine))
 
 
-def _optimized(ir: str, target: CpuTarget) -> llvm.ModuleRef:
-    machine = _machine(target)
+def _optimized(ir: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     context = llvm.create_context()  # one for each module: contexts belong to one thread
     try:
         module = llvm.parse_assembly(ir, context)
@@ -67,9 +70,29 @@ def _offending_line(ir: str, message: str) -> str | None:
     return lines[int(found[1]) - 1].strip()
 
 
+@contextlib.contextmanager
+def _machine(target: CpuTarget) -> Iterator[llvm.TargetMachine]:
+    """A machine that no other thread uses meanwhile; making one takes about 2 ms.
+
+    Raises: CodegenError for a target that LLVM was built without.
+    """
+    idle = _idle_machines(target)
+    try:
+        machine = idle.get_nowait()
+    except queue.Empty:
+        machine = _make_machine(target)
+    try:
+        yield machine
+    finally:
+        idle.put(machine)
+
+
 @functools.cache
-def _machine(target: CpuTarget) -> llvm.TargetMachine:
-    """Raises: CodegenError for a target that LLVM was built without."""
+def _idle_machines(target: CpuTarget) -> queue.SimpleQueue[llvm.TargetMachine]:
+    return queue.SimpleQueue()
+
+
+def _make_machine(target: CpuTarget) -> llvm.TargetMachine:
     _initialize()
     try:
         made = llvm.Target.from_triple(target.triple)

@@ -12,9 +12,13 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.block import Block, Names
+from hlo_mlc.codegen.cpu.registers import Registers
 from hlo_mlc.expr.core import Var
 
 NO_READS: frozenset[int] = frozenset()
+# Pointers that move along in one loop: half of the registers for addresses.
+_MOST_MOVING = 8
 
 
 class Value(NamedTuple):
@@ -55,52 +59,34 @@ class Lane(NamedTuple):
         return "splat (i1 true)" if self.is_full else types.prefix_mask(self.live, self.width)
 
 
-class Block:
-    """Lines, and the label of the basic block that the last of them stands in."""
-
-    __slots__ = ("function", "label", "lines")
-
-    def __init__(self, function: Function, label: str) -> None:
-        self.function, self.label, self.lines = function, label, []
-
-    def define(self, instruction: str) -> str:
-        """Emit an instruction and return its result's name."""
-        name = self.function.fresh()
-        self.lines.append(f"  {name} = {instruction}")
-        return name
-
-    def emit(self, line: str) -> None:
-        self.lines.append("  " + line)
-
-    def start(self, label: str) -> None:
-        """Begin a basic block; the one before has been ended."""
-        self.lines.append(f"{label}:")
-        self.label = label
-
-
 class Scope:
     """A loop body or a branch while it is open.
 
     `leaf`: the body of a loop that runs at least once and has no loop inside, so that loads may
     leave it; `writes`: the alias classes that such a body writes; `floor`: the outermost scope
-    that values computed here may be moved to.
+    that values computed here may be moved to; `counter`: the name of the counter of a long loop;
+    `moving`: the names of pointers that go along with it, by where they start and how far they
+    move at each iteration.
     """
 
-    __slots__ = ("block", "floor", "keys", "leaf", "writes")
+    __slots__ = ("block", "counter", "floor", "keys", "leaf", "moving", "writes")
 
-    def __init__(self, block: Block, leaf: bool, writes: frozenset[int], floor: int) -> None:
+    def __init__(self, block: Block, leaf: bool, writes: frozenset[int], floor: int,
+                 counter: str) -> None:
         self.block, self.leaf, self.writes, self.floor = block, leaf, writes, floor
+        self.counter = counter
+        self.moving: dict[tuple[str, int], str] = {}
         self.keys: list[object] = []
 
 
-class Function:
+class Function(Names):
     """The lines of one LLVM function, with the values that its scopes hold."""
 
     def __init__(self) -> None:
-        self._names = 0
+        super().__init__()
         self.prologue: list[str] = []
-        self.library: set[str] = set()  # declarations of the C functions that are called
-        self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0)]
+        self.registers = Registers(self.prologue)
+        self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0, "")]
         self.bindings: dict[Var, Value] = {}
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
         self.lane: Lane | None = None
@@ -108,15 +94,7 @@ class Function:
         self._memo: dict[object, Value] = {}
         self._dependents: dict[int, list[object]] = {}
 
-    # Names and lines
-
-    def fresh(self) -> str:
-        self._names += 1
-        return f"%v{self._names}"
-
-    def label(self) -> str:
-        self._names += 1
-        return f"b{self._names}"
+    # Blocks
 
     @property
     def depth(self) -> int:
@@ -130,6 +108,12 @@ class Function:
     def at(self, depth: int) -> Block:
         return self.scopes[depth].block
 
+    def block_depth(self, depth: int) -> int:
+        """The outermost scope that shares the block of scope `depth`."""
+        while depth and self.scopes[depth - 1].block is self.scopes[depth].block:
+            depth -= 1
+        return depth
+
     def prepare(self, instruction: str) -> str:
         """Emit an instruction at the very start of the function."""
         name = self.fresh()
@@ -140,26 +124,39 @@ class Function:
 
     @contextmanager
     def scope(self, block: Block | None = None, *, leaf: bool = False,
-              writes: frozenset[int] = NO_READS, branch: bool = False) -> Iterator[Block]:
+              writes: frozenset[int] = NO_READS, branch: bool = False,
+              counter: str = "") -> Iterator[Block]:
         """Open a scope; without a block of its own it writes into that of the enclosing one.
 
         Only index arithmetic leaves a `branch`: what is computed there may never be needed.
         """
         outer = self.scopes[-1]
         floor = len(self.scopes) if branch else outer.floor
-        scope = Scope(block or outer.block, leaf, writes, floor)
+        scope = Scope(block or outer.block, leaf, writes, floor, counter)
+        outside = None if block is None else self.registers.begin(outer.block)
         self.scopes.append(scope)
         try:
             yield scope.block
         finally:
+            if outside is not None:
+                self.registers.end(outside, scope.block)
             self.scopes.pop()
             for key in scope.keys:
                 self._memo.pop(key, None)
+
+    def begin_loop(self, writes: frozenset[int]) -> None:
+        """What is known of these alias classes holds no longer: it would in the first iteration
+        only."""
+        self.registers.flush(self.block)
+        self.registers.forget(writes)
+        self.forget(writes)
 
     @contextmanager
     def truncated(self, depth: int) -> Iterator[None]:
         """Write as if the scopes deeper than `depth` were not open."""
         inner = self.scopes[depth + 1:]
+        if inner:
+            self.registers.flush(self.block)
         del self.scopes[depth + 1:]
         try:
             yield
@@ -187,6 +184,18 @@ class Function:
                 break
             depth -= 1
         return depth
+
+    def moving_pointer(self, start: Value, counter: Value, step: int) -> str | None:
+        """The pointer `start + counter * step` as a variable of its own, where `counter` is that of
+        a long innermost loop; None elsewhere."""
+        depth = counter.depth
+        scope = self.scopes[depth] if start.depth < depth < len(self.scopes) else None
+        if scope is None or not scope.leaf or counter.text != scope.counter:
+            return None
+        known = scope.moving.get((start.text, step))
+        if known is None and len(scope.moving) < _MOST_MOVING:
+            known = scope.moving[start.text, step] = self.fresh()
+        return known
 
     # Values known so far
 

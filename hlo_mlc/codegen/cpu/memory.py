@@ -82,9 +82,11 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
     """
     function, storage = writer.function, place.storage
     depth = max(place.depth, function.load_depth(storage.writable))
+    reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     for condition in (switch, mask):
         if condition is not None:
             depth = max(depth, condition.depth)
+            reads |= condition.reads
     if place.is_uniform:
         lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
     else:
@@ -95,15 +97,42 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         elif not place.varying and mask is None and function.lane.is_full \
                 and abs(place.stride) <= _WIDEST_STEP:
+            settle(writer, place)
             text = _read_every_other(writer, place, depth)
         else:
+            settle(writer, place)
             text = _gather(writer, place, mask, fill, depth)
     if place.dtype is BOOL:
         whole = types.vector("i8", lanes)
         zero = types.spread("0", "i8", lanes)
         text = function.at(depth).define(f"icmp ne {whole} {text}, {zero}")
-    reads = frozenset() if storage.writable is None else frozenset((storage.writable,))
     return Value(text, types.register_type(place.dtype), lanes, depth, reads)
+
+
+def _read_own(writer: Writer, place: Place, offset: int, kind: str, size: int, depth: int) -> str:
+    """What is at a place of an array that becomes registers."""
+    function = writer.function
+    return function.registers.load(place.storage.array, offset, kind, size, function.at(depth),
+                                   function.block_depth(depth))
+
+
+def _write_own(writer: Writer, place: Place, kind: str, size: int, text: str) -> None:
+    """Let `text` be at a place of an array that becomes registers."""
+    function = writer.function
+    function.registers.store(place.storage.array, place.constant, kind, size, text,
+                             function.block, function.block_depth(function.depth))
+
+
+def settle(writer: Writer, place: Place) -> None:
+    """Have in memory what is read there by other ways than as one of an array's registers."""
+    if place.storage.own_bytes:
+        writer.function.registers.settle(place.storage.array, writer.function.block)
+
+
+def release(writer: Writer, place: Place) -> None:
+    """Have in memory what is written there by other ways than as one of an array's registers."""
+    if place.storage.own_bytes:
+        writer.function.registers.release(place.storage.array, writer.function.block)
 
 
 def _tags(storage: Storage) -> str:
@@ -126,6 +155,10 @@ def _has_masks(writer: Writer, place: Place) -> bool:
 def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
               fill: str | None, depth: int) -> str:
     block, element = writer.function.at(depth), place.element
+    if place.storage.own_bytes:
+        if place.is_own_element and switch is None and mask is None:
+            return _read_own(writer, place, place.constant, element, place.dtype.bytes, depth)
+        settle(writer, place)
     address = displaced(block, pointer(writer, place).text, place.constant)
     condition = switch.text if switch is not None else None
     if mask is not None:
@@ -143,6 +176,10 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     block, width, size = function.at(depth), lane.width, place.dtype.bytes
     whole, backwards = types.vector(place.element, width), place.stride < 0
     first = place.constant - (width - 1) * size if backwards else place.constant
+    free = place.holds_vector(width) and (mask is None or fill is None)
+    if free and switch is None:
+        return _read_own(writer, place, first, whole, width * size, depth)
+    settle(writer, place)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
     padding = _memory_fill(place, fill)
@@ -150,7 +187,6 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
         table = writer.module.table(place.element, padding, width)
         address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
         alignment = size
-    free = place.holds_vector(width) and (mask is None or fill is None)
     active = None if free else _active(writer, place, mask, block)
     if active is None:
         text = block.define(f"load {whole}, ptr {address}, align {alignment}"
@@ -251,13 +287,22 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
             text = block.define(f"extractelement {value.typed}, i64 {lane.live - 1}")
-        address = displaced(block, pointer(writer, place).text, place.constant)
-        write_element(block, place, address, text)
+        if place.is_own_element:
+            _write_own(writer, place, place.element, place.dtype.bytes,
+                       _to_memory(block, place.dtype, text, 0))
+        else:
+            release(writer, place)
+            address = displaced(block, pointer(writer, place).text, place.constant)
+            write_element(block, place, address, text)
     else:
         text = _to_memory(block, place.dtype, function.widen(value, lane.width), lane.width)
-        if place.is_contiguous:
+        if place.holds_vector(lane.width):
+            _write_registers(writer, place, text)
+        elif place.is_contiguous:
+            release(writer, place)
             _write_contiguous(writer, place, text, streaming)
         else:
+            release(writer, place)
             _scatter(writer, place, text)
     function.forget((storage.writable,))
 
@@ -282,6 +327,18 @@ def _to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
     return block.define(f"zext {types.vector('i1', lanes)} {text} to {types.vector('i8', lanes)}")
 
 
+def _write_registers(writer: Writer, place: Place, text: str) -> None:
+    """A vector of an array that becomes registers; lanes that are off keep what they have."""
+    function, width = writer.function, writer.function.lane.width
+    block, whole, size = function.block, types.vector(place.element, width), place.dtype.bytes
+    active = _active(writer, place, function.mask, block)
+    if active is not None:
+        old = _read_own(writer, place, place.constant, whole, width * size, function.depth)
+        text = block.define(f"select {types.vector('i1', width)} {active}, {whole} {text}, "
+                            f"{whole} {old}")
+    _write_own(writer, place, whole, width * size, text)
+
+
 def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) -> None:
     function, lane, tags = writer.function, writer.function.lane, place.storage.tags
     block, width, size = function.block, lane.width, place.dtype.bytes
@@ -294,11 +351,6 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
             active = _reverse(block, "i1", width, active)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
-    if active is not None and place.holds_vector(width):  # stays a register, unlike under a mask
-        old = block.define(f"load {whole}, ptr {address}, align {alignment}")
-        text = block.define(f"select {types.vector('i1', width)} {active}, {whole} {text}, "
-                            f"{whole} {old}")
-        active = None
     if active is not None:
         block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0("
                    f"{whole} {text}, ptr align {size} {address}, "

@@ -11,12 +11,17 @@ import math
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import indices, types
-from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.function import NO_READS, Block, Value
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load
 from hlo_mlc.expr.dtypes import DType
+
+# What an address can hold a counter times.  For others the pointer moves: that is one addition an
+# iteration, where products take the ports of vectors, and arithmetic on memory at a sum of two
+# registers is two operations.
+_ADDRESSABLE = frozenset((1, 2, 4, 8))
 
 
 class Place(NamedTuple):
@@ -56,9 +61,19 @@ class Place(NamedTuple):
     def depth(self) -> int:
         return max((v.depth for v, _ in (*self.uniform, *self.varying)), default=0)
 
+    @property
+    def reads(self) -> frozenset[int]:
+        """The alias classes that where it is was read from: it lies elsewhere when they change."""
+        return NO_READS.union(*(v.reads for v, _ in (*self.uniform, *self.varying)))
+
     def alignment_at(self, constant: int) -> int:
         """What is known to divide the address with another constant part, in bytes."""
         return math.gcd(self.storage.alignment, constant, *(c for _, c in self.uniform))
+
+    @property
+    def is_own_element(self) -> bool:
+        """Whether all lanes are at one element, always the same, of an array of this function."""
+        return self.storage.own_bytes > 0 and self.is_uniform and not self.uniform
 
     def holds_vector(self, width: int) -> bool:
         """Whether `width` elements from here on lie in an array of this function alone, which may
@@ -117,11 +132,15 @@ def pointer(writer: Writer, place: Place) -> Value:
         known = function.recall(key)
         if known is None:
             depth = max(current.depth, value.depth)
-            define, amount = function.at(depth).define, value.text
-            if scale < 0:
-                amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
-            kind = "i8" if scale == 1 else f"[{scale} x i8]"
-            text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
+            text = None
+            if scale not in _ADDRESSABLE:
+                text = function.moving_pointer(current, value, scale)
+            if text is None:
+                define, amount = function.at(depth).define, value.text
+                if scale < 0:
+                    amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
+                kind = "i8" if scale == 1 else f"[{scale} x i8]"
+                text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
             known = function.remember(key, Value(text, "ptr", 0, depth))
         current = known
     return current

@@ -23,5 +23,5 @@ def print_program(program: LoopProgram, target: CpuTarget) -> str:
     statements.finish(entry, f'define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, '
                              f'ptr %scratch)')
     tables = [f"{name} = {definition}" for definition, name in module.tables.items()]
-    return "\n".join([f'target triple = "{target.triple}"', *sorted(module.library), *tables,
+    return "\n".join([f'target triple = "{target.triple}"', *tables,
                       *module.functions, *module.metadata(), ""])

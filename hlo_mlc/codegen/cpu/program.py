@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import NO_READS, Function
+from hlo_mlc.codegen.cpu.registers import Array
 from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr import core, index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Var
@@ -47,6 +48,11 @@ class Storage(NamedTuple):
     own_bytes: int = 0
 
     @property
+    def array(self) -> Array:
+        """What the function's registers know a buffer with `own_bytes` by."""
+        return Array(self.pointer, self.alias_class)
+
+    @property
     def writable(self) -> int | None:
         """The alias class, if its memory can change while the kernel runs."""
         return self.alias_class or None
@@ -63,7 +69,6 @@ class Module:
         self.program, self.target = program, target
         self.root = root or self
         self.functions: list[str] = root.functions if root else []
-        self.library: set[str] = root.library if root else set()  # declarations
         # definition of a constant global -> its name
         self.tables: dict[str, str] = root.tables if root else {}
         self.numbers: Iterator[int] = root.numbers if root else itertools.count(1)
@@ -89,7 +94,8 @@ class Module:
             return node
         known = self._legal.get(node)
         if known is None:
-            known = self._legal[node] = legalize(node, has_fma=self.target.has_fma)
+            known = legalize(node, has_fma=self.target.has_fma, has_ldexp=self.target.has_ldexp,
+                             memo=self._legal)
         return known
 
     def unrolled(self, node: Expr) -> tuple[Var, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from hlo_mlc.codegen.cpu import memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.function import Block, Lane, Value
+from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
@@ -18,6 +19,9 @@ from hlo_mlc.support.errors import CodegenError
 
 STACK_LIMIT_BYTES = 256 * 1024
 """Bytes that one function may allocate: XLA's threads have small stacks."""
+
+# Iterations from which on pointers that move along with a loop pay.
+_LONG = 16
 
 Statements = tuple[Stmt, ...]
 
@@ -47,11 +51,7 @@ def write_all(writer: Writer, statements: Statements) -> None:
 
 def _write_for(writer: Writer, loop: For) -> None:
     if is_unrolled(loop):
-        constants = writer.function.constants
-        for number in range(_constant_extent(writer, loop)):
-            constants[loop.var] = number
-            write_all(writer, loop.body)
-        constants.pop(loop.var, None)
+        _write_unrolled(writer, loop)
         return
     if loop.kind is LoopKind.VECTORIZE:
         _write_vector(writer, loop)
@@ -62,6 +62,24 @@ def _write_for(writer: Writer, loop: For) -> None:
         _write_maybe(writer, loop, extent, write)
     elif int(extent.text) > 0:
         write(writer, loop, extent)
+
+
+def _write_unrolled(writer: Writer, loop: For) -> None:
+    block, constants = writer.function.block, writer.function.constants
+    label, begin = block.label, len(block.lines)
+    copies = []
+    for number in range(_constant_extent(writer, loop)):
+        constants[loop.var] = number
+        first = len(block.lines)
+        write_all(writer, loop.body)
+        copies.append(block.lines[first:])
+    constants.pop(loop.var, None)
+    if block.label == label and _is_vector(loop.body):  # no branch, nor another unrolled loop
+        block.lines[begin:] = interleave(copies, writer.module.target.registers)
+
+
+def _is_vector(body: Statements) -> bool:
+    return len(body) == 1 and isinstance(body[0], For) and body[0].kind is LoopKind.VECTORIZE
 
 
 def _constant_extent(writer: Writer, loop: For) -> int:
@@ -91,22 +109,39 @@ def _block(writer: Writer) -> Block:
 def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     function = writer.function
     writes = writer.module.writes(loop.body)
-    function.forget(writes)  # what was read before the loop holds in its first iteration only
-    with function.scope(_block(writer), leaf=not has_loops(loop.body), writes=writes) as inner:
-        start, counter = inner.label, function.fresh()
+    function.begin_loop(writes)
+    counter = function.fresh()
+    is_long = not types.is_literal(extent.text) or int(extent.text) >= _LONG
+    with function.scope(_block(writer), leaf=not has_loops(loop.body), writes=writes,
+                        counter=counter if is_long else "") as inner:
+        start = inner.label
         function.bindings[loop.var] = Value(counter, types.INDEX_TYPE, 0, function.depth)
         write_all(writer, loop.body)
-        following = inner.define(f"add nuw nsw i64 {counter}, 1")
+        following = _advanced(inner, "i64", f"add nuw nsw i64 {counter}, 1")
         done = inner.define(f"icmp eq i64 {following}, {extent.text}")
+        pointers = [(name, first, _advanced(inner, "ptr", f"getelementptr i8, ptr {name}, "
+                                            f"i64 {step}"))
+                    for (first, step), name in function.scopes[-1].moving.items()]
     del function.bindings[loop.var]
     outer, after = function.block, function.label()
     outer.emit(f"br label %{start}")
     before = outer.label
     outer.start(start)
     outer.emit(f"{counter} = phi i64 [ 0, %{before} ], [ {following}, %{inner.label} ]")
+    for name, first, moved in pointers:
+        outer.emit(f"{name} = phi ptr [ {first}, %{before} ], [ {moved}, %{inner.label} ]")
     outer.lines += inner.lines
     outer.emit(f"br i1 {done}, label %{after}, label %{start}")
     outer.start(after)
+
+
+def _advanced(block: Block, kind: str, instruction: str) -> str:
+    """What moves along with a loop, at the next iteration.
+
+    Frozen, so that LLVM does not know how it moves: it would look for other ways to count, which
+    took a third of the time of assembling and made nothing faster.
+    """
+    return block.define(f"freeze {kind} {block.define(instruction)}")
 
 
 def _write_vector(writer: Writer, loop: For) -> None:
@@ -125,7 +160,7 @@ def _write_vector(writer: Writer, loop: For) -> None:
 def _write_while(writer: Writer, loop: While) -> None:
     """head: test; body; back to head."""
     function = writer.function
-    function.forget(writer.module.writes(loop.body))
+    function.begin_loop(writer.module.writes(loop.body))
     with function.scope(_block(writer)) as head:
         start = head.label
         condition = writer.evaluate(loop.condition)
@@ -167,22 +202,22 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
     for slot, value in enumerate(task.captured):
         place = block.define(f"getelementptr i64, ptr {closure}, i64 {slot}") if slot else closure
         block.emit(f"store {value.typed}, ptr {place}, align 8")
+    function.begin_loop(module.writes(loop.body))
     own = writer.context()
     parallel_for = block.define(f"load ptr, ptr {own}, align 8, !invariant.load !0")
     block.emit(f"call void {parallel_for}(ptr {own}, ptr {name}, ptr {closure}, "
                f"i64 {count.text})")
-    function.forget(module.writes(loop.body))
 
 
 def finish(writer: Writer, header: str) -> None:
     """End a function and add it to the module."""
     function = writer.function
+    function.registers.flush(function.block)
     lines = [f"{header} nounwind {{", "entry:", *function.prologue, *function.block.lines]
     if writer.streams and writer.module.target.is_x86:
         lines.append("  call void @llvm.x86.sse.sfence()")
     lines += ["  ret void", "}"]
     writer.module.functions.append("\n".join(lines))
-    writer.module.library |= function.library
 
 
 def _write_call(writer: Writer, stmt: Call) -> None:
@@ -297,6 +332,7 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
         lanes, size if is_register else 0))
     write_all(writer, stmt.body)
     function.forget((module.alias_class(buffer),))
+    function.registers.drop(writer.storage(buffer).array)
     writer.allocate(buffer, None)
 
 

@@ -36,6 +36,8 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     column = width - 1 - constants[across] if backwards else constants[across]
     depth = max(place.depth, function.load_depth(storage.writable))
     block, whole = function.at(depth), types.vector(place.element, width)
+    if storage.own_bytes:
+        function.registers.settle(storage.array, function.block)
     base, size = pointer(writer, place).text, place.dtype.bytes
     invariant = ", !invariant.load !0" if storage.writable is None else ""
     rows = []
@@ -43,7 +45,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         address = displaced(block, base, place.constant + (row * place.stride - column) * size)
         rows.append(block.define(f"load {whole}, ptr {address}, align {size}"
                                  f"{storage.tags}{invariant}"))
-    reads = frozenset() if storage.writable is None else frozenset((storage.writable,))
+    reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
     values = [Value(text, register, width, depth, reads)
               for text in _transposed(block, whole, width, rows)]

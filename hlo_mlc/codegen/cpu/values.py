@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from hlo_mlc.codegen.cpu import indices, scalar, types
 from hlo_mlc.codegen.cpu.function import NO_READS, Block, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
+from hlo_mlc.expr import index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
@@ -45,25 +46,27 @@ class Writer:
         known = self.known(root)
         if known is not None:
             return known
-        stack = [root]
-        while stack:
+        function, stack = self.function, [root]
+        while True:
             node = stack[-1]
             pending = [c for c in _eager(node) if self.known(c) is None]
             if pending:
                 stack += pending
                 continue
             stack.pop()
-            if self.known(node) is None:
-                self.function.remember(self.key(node), self._write(node))
-        known = self.known(root)
-        assert known is not None
-        return known
+            key = self.key(node)
+            known = function.recall(key)
+            if known is None:
+                known = function.remember(key, self._write(node))
+            if not stack:
+                return known
 
     def known(self, node: Expr) -> Value | None:
         """The value of `node` if it needs no code."""
-        if isinstance(node, Const):
+        kind = type(node)
+        if kind is Const:
             return Value(types.constant(node), types.register_type(node.dtype))
-        if isinstance(node, Var):
+        if kind is Var:
             return self.variable(node)
         return self.function.recall(self.key(node))
 
@@ -111,6 +114,25 @@ class Writer:
         self.captured.append(value)
         text = prepare(f"load {value.element}, ptr {slot}, align 8, !invariant.load !0")
         return Value(text, value.element)
+
+    def _stepping(self, node: Expr) -> Value | None:
+        """An index that grows evenly from lane to lane: what all lanes share, plus a literal."""
+        function = self.function
+        lane = function.lane
+        if lane is None or node.dtype is not INDEX or not isinstance(node, Apply) \
+                or node.op != "add" or lane.var not in node.free:
+            return None
+        terms, offset = index.affine(node)
+        step, shared = terms.get(lane.var, 0), {}
+        for atom, factor in terms.items():
+            if atom in function.constants:
+                offset += factor * function.constants[atom]
+            elif atom is not lane.var:
+                if lane.var in atom.free:
+                    return None
+                shared[atom] = factor
+        base = self.value(index.from_affine(shared, 0))
+        return indices.stepping(function, base, offset, step, lane.width, indices.fits_small(node))
 
     def _write(self, node: Expr) -> Value:
         if isinstance(node, Load):

@@ -1,0 +1,144 @@
+"""What is in the arrays that become registers: read once, stored late.
+
+LLVM keeps these arrays in registers and removes their loads and stores again, which were four lines
+in five of a register tile.  So what was written in a block is what is read there, and is stored
+only where the block ends; LLVM joins the blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu.block import Block
+
+ALIGNMENT = 64
+"""Of every array, in bytes."""
+
+
+class Array(NamedTuple):
+    """An array of a function's own: its pointer and alias class."""
+
+    pointer: str
+    alias_class: int
+
+
+class _Held(NamedTuple):
+    """What is in `size` bytes of an array since scope `depth`; `pending`: not stored yet."""
+
+    kind: str
+    text: str
+    size: int
+    depth: int
+    pending: bool
+
+
+Contents = dict[Array, dict[int, _Held]]  # by offset in bytes; no two overlap
+
+
+class Registers:
+    """The contents of a function's arrays, as far as they are known at the place being written.
+
+    The addresses of elements become lines of the function's prologue.
+    """
+
+    def __init__(self, prologue: list[str]) -> None:
+        self._prologue = prologue
+        self._contents: Contents = {}
+        self._written: set[Array] = set()  # since the innermost block was begun
+        self._addresses: set[str] = set()
+
+    # Elements
+
+    def load(self, array: Array, offset: int, kind: str, size: int, block: Block,
+             depth: int) -> str:
+        """What is at an offset, loaded in `block`, that of scope `depth`, if it is not known."""
+        held = self._contents.get(array, {}).get(offset)
+        if held is not None and held.kind == kind and held.depth <= depth:
+            return held.text
+        self._make_room(array, offset, size, block)
+        text = block.define(f"load {kind}, ptr {self._address(array, offset)}, "
+                            f"align {math.gcd(ALIGNMENT, offset, size)}")
+        self._contents[array][offset] = _Held(kind, text, size, depth, False)
+        return text
+
+    def store(self, array: Array, offset: int, kind: str, size: int, text: str, block: Block,
+              depth: int) -> None:
+        """Let `text` be what is at an offset from now on, in `block`, that of scope `depth`."""
+        held = self._contents.get(array, {}).get(offset)
+        if held is None or held.size != size:
+            self._make_room(array, offset, size, block)
+        self._contents[array][offset] = _Held(kind, text, size, depth, True)
+        self._written.add(array)
+
+    def _make_room(self, array: Array, offset: int, size: int, block: Block) -> None:
+        """Store and forget what lies partly where an element is."""
+        slots = self._contents.setdefault(array, {})
+        for start, held in tuple(slots.items()):
+            if start < offset + size and offset < start + held.size:
+                if held.pending:
+                    self._store(array, start, held, block)
+                del slots[start]
+
+    # Arrays
+
+    def settle(self, array: Array, block: Block) -> None:
+        """Store what an array holds, for those who look into memory."""
+        slots = self._contents.get(array, {})
+        for offset, held in slots.items():
+            if held.pending:
+                self._store(array, offset, held, block)
+                slots[offset] = held._replace(pending=False)
+
+    def release(self, array: Array, block: Block) -> None:
+        """Store what an array holds, and forget it: others write into it now."""
+        self.settle(array, block)
+        self._contents.pop(array, None)
+        self._written.add(array)
+
+    def drop(self, array: Array) -> None:
+        """The array ends here."""
+        self._contents.pop(array, None)
+
+    # Blocks
+
+    def flush(self, block: Block) -> None:
+        """Store all that is pending at the end of a block, or before it goes on elsewhere."""
+        for array in self._contents:
+            self.settle(array, block)
+
+    def forget(self, classes: Collection[int]) -> None:
+        """Forget arrays that change; nothing is pending."""
+        for array in tuple(self._contents):
+            if array.alias_class in classes:
+                del self._contents[array]
+
+    def begin(self, block: Block) -> tuple[Contents, set[Array]]:
+        """Another block begins, inside of `block`; gives what `end` needs."""
+        self.flush(block)
+        outside = {array: dict(slots) for array, slots in self._contents.items()}, self._written
+        self._written = set()
+        return outside
+
+    def end(self, outside: tuple[Contents, set[Array]], block: Block) -> None:
+        """The inner `block` ends."""
+        self.flush(block)
+        contents, written = outside
+        self._contents = {a: slots for a, slots in contents.items() if a not in self._written}
+        self._written |= written
+
+    # Text
+
+    def _store(self, array: Array, offset: int, held: _Held, block: Block) -> None:
+        block.emit(f"store {held.kind} {held.text}, ptr {self._address(array, offset)}, "
+                   f"align {math.gcd(ALIGNMENT, offset, held.size)}")
+
+    def _address(self, array: Array, offset: int) -> str:
+        if not offset:
+            return array.pointer
+        name = f"{array.pointer}.{offset}"
+        if name not in self._addresses:
+            self._addresses.add(name)
+            self._prologue.append(f"  {name} = getelementptr i8, ptr {array.pointer}, i64 {offset}")
+        return name
