@@ -42,14 +42,18 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.scatter import depends_on_order
 from hlo_mlc.tensor.text import program_text
 
 NOT_MEASURED = ('how fast our kernels are on GPUs has not been measured: they are used with '
                 'choose="ours" only')
 
 
-# FLOPs of matrix products that our kernels take: those of 128 x 128 matrices.
+# FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
+# of 128 x 128 matrices.
 LARGE_PRODUCT = 2 * 128**3
+_MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
+    "dot_general", "convolution", "convert", "transpose", "reshape", "broadcast_in_dim"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +65,14 @@ class GpuKernel:
     source: Source
     compiled: Compiled
     target: CudaTarget
+    depends_on_order: bool  # of threads: in last bits of sums of floats
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What each function needs, a line each, and what else there is to say."""
+        note = ("floats are added in the order in which threads arrive: last bits may differ "
+                "between runs",) if self.depends_on_order else ()
+        return (*resources(self.compiled), *note)
 
     def raw_kernel(self, launch: int = 0) -> object:
         """The function of one of the launches (`source.launches`) as a `cupy.RawKernel`.
@@ -83,10 +95,12 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
                     entry: str = "main") -> CompiledModule:
     """Compile all of the function `entry` that can be, if that is asked for.
 
-    Raises: MlcError subclasses of the stage that fails.
+    Raises: MlcError subclasses of the stage that fails; CodegenError where there is no compiler
+    for CUDA C++.
     """
     if options.choose != "ours":
         return CompiledModule(module, Report.untouched(NOT_MEASURED))
+    nvrtc.require()
     began = time.perf_counter()
     with Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
@@ -101,7 +115,7 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
             if plan.taken else module
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = report_on(plan, built, time.perf_counter() - began, record)
-    kernels = tuple(replace(k, resources=resources(built[k.id].compiled)) for k in report.kernels)
+    kernels = tuple(replace(k, resources=built[k.id].resources) for k in report.kernels)
     return CompiledModule(emitted, replace(report, kernels=kernels))
 
 
@@ -130,8 +144,9 @@ def _chooser(failed: Mapping[str, str]) -> Chooser:
     def choose(cluster: Cluster) -> Verdict:
         about = estimate(cluster.kernel, cpu.host())
         reason = failed.get(cluster.kernel.fingerprint)
-        if about.contraction_flops > LARGE_PRODUCT:
-            reason = "large matrix products are left to cuBLAS, which uses tensor cores"
+        if about.contraction_flops > LARGE_PRODUCT and _MOVEMENT.issuperset(
+                node.op for node in cluster.nodes):
+            reason = "large matrix products with nothing around are left to cuBLAS and cuDNN"
         return Verdict(reason is None, reason or 'choose="ours"', about, math.nan, math.nan)
 
     return choose
@@ -155,8 +170,10 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
         record.stage(f"assemble {name}", f"90-{name}.resources.txt",
                      lambda: "\n".join(resources(compiled)) + "\n")
         runtime.publish(kernel.fingerprint, compiled.cubin, source.functions, source.plan)
+        depends = any(d.template.name == "scatter" and depends_on_order(d.nest)
+                      for d in decisions)
         _built[key] = GpuKernel(kernel, tuple(map(nest_report, decisions)), source, compiled,
-                                target)
+                                target, depends)
         return _built[key]
 
 

@@ -1,5 +1,6 @@
 """What every test relies on: eight CPU devices, a cache of its own, no options from outside; and
-the fixtures of differential tests: `check`, `take_apart`, `machine_code`, `fenced`, `arrays`."""
+the fixtures of differential tests: `check`, `take_apart`, `machine_code`, `emulator`, `fenced`,
+`arrays`."""
 
 from __future__ import annotations
 
@@ -11,31 +12,37 @@ import tempfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxlib.mlir import passmanager
+from jaxlib.mlir import ir, passmanager
 
 from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.codegen.cuda.emulation import Emulator
+from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.printer import print_program
+from hlo_mlc.compiler import is_small_unit
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph, Value
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.ops.registry import lookup, references
-from hlo_mlc.partition.cost import choose_all, is_small
+from hlo_mlc.partition.cost import choose_all
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import partition
-from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.measure import run_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
+from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import CpuTarget, host
 from hlo_mlc.templates.base import Parameters
+from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
-from hlo_mlc.tensor.core import Nest, TensorProgram
+from hlo_mlc.tensor.core import TensorProgram
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -46,6 +53,11 @@ os.environ["HLO_MLC_CALIBRATE"] = "0"  # what is predicted may not depend on the
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--emulate", action="store_true", help="check every function's kernels for "
+                     "GPUs too, on the emulator: takes some minutes, since g++ compiles them")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -112,6 +124,13 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
     assert report.coverage >= coverage, report.explain()
     assert kernels in (None, KERNEL_TARGET in stage.as_text()), report.explain()
     actual = jax.tree.leaves(stage.compile()(*args))
+    _compare(actual, function, args, ulps, magnitude, exact)
+    return report
+
+
+def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
+             magnitude: float | None, exact: Callable | None) -> None:
+    """With what `jax.jit` of the function gives, as `_check` says."""
     expected = jax.tree.leaves(jax.jit(function)(*args))
     assert len(actual) == len(expected)
     wide: list[np.ndarray] = []
@@ -127,12 +146,32 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
                           lambda n=number: exact_result(n), ulps, magnitude)
         else:
             np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs), f"result {number}")
-    return report
 
 
 @pytest.fixture(scope="session")
-def check() -> Callable[..., Report]:
-    return _check
+def check(request: pytest.FixtureRequest) -> Callable[..., Report]:
+    """`check(function, *args, …)`; with --emulate the kernels for GPUs are checked too."""
+    if not request.config.getoption("--emulate"):
+        return _check
+    emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
+
+    def on_both(function: Callable, *args: object, ulps: float = 16.0,
+                magnitude: float | None = None, exact: Callable | None = None,
+                **rest: object) -> Report:
+        report = _check(function, *args, ulps=ulps, magnitude=magnitude, exact=exact, **rest)
+        parts = _take_apart(function, *args)
+        if any(n.op != KERNEL_OP and (n.regions or lookup(n.op) is None)
+               for n in parts.graph.nodes):
+            return report  # kernels in what only XLA can run
+        sources = {p: cuda_source(p) for p in parts.programs}
+        emulator.prepare(list(sources.values()), keep=False, run_once=True)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
+        actual = parts.run(leaves, lambda p, operands: emulator.run(sources[p], p, operands, 7))
+        # Sums are in another order there.
+        _compare(actual, function, args, max(ulps, 64.0), None, exact)
+        return report
+
+    return on_both
 
 
 @pytest.fixture(scope="session")
@@ -175,26 +214,31 @@ class Parts:
         return [known[v] for v in self.graph.results]
 
 
-def _take_apart(function: Callable, *args: object) -> Parts:
-    module = jax.jit(function, keep_unused=True).lower(*args).compiler_ir()
+def _take_apart(function: Callable, *args: object, platform: str = "cpu") -> Parts:
+    traced = jax.jit(function, keep_unused=True).trace(*args)
+    return _take_module_apart(traced.lower(lowering_platforms=(platform,)).compiler_ir())
+
+
+def _take_module_apart(module: ir.Module) -> Parts:
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
     graph, _ = simplify(import_function(module), references, verify=True)
-    plan = partition(graph, lambda cluster: choose_all(cluster, host()), _is_small)
+    plan = partition(graph, lambda cluster: choose_all(cluster, host()),
+                     lambda unit: is_small_unit(unit, host()))
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
-
-
-def _is_small(unit: Unit) -> bool:
-    if unit.joined is not None:
-        return is_small(Nest(unit.joined.stages, unit.joined.shared), host())
-    return all(is_small(step, host()) for step in unit.steps)
 
 
 @pytest.fixture(scope="session")
 def take_apart() -> Callable[..., Parts]:
     """`take_apart(function, *args)`: its kernels, to be scheduled and run one by one."""
     return _take_apart
+
+
+@pytest.fixture(scope="session")
+def take_module_apart() -> Callable[[ir.Module], Parts]:
+    """The same of a StableHLO module."""
+    return _take_module_apart
 
 
 class Fenced:
@@ -265,6 +309,27 @@ class MachineCode:
 @pytest.fixture(scope="session")
 def machine_code(fenced: Fenced) -> MachineCode:
     return MachineCode(fenced)
+
+
+@pytest.fixture(scope="session")
+def emulator(request: pytest.FixtureRequest, tmp_path_factory, fenced: Fenced) -> Emulator:
+    """Runs CUDA C++ here; skips where there is no g++."""
+    if shutil.which("g++") is None:
+        pytest.skip("g++, which the emulator is compiled with, is not installed")
+    return Emulator(Path(request.config.cache.mkdir("emulator")),
+                    tmp_path_factory.mktemp("emulator"),
+                    lambda size, at_end: fenced.empty((size,), np.uint8, at_end))
+
+
+@pytest.fixture(scope="session")
+def cuda_source() -> Callable[..., Source]:
+    """`cuda_source(tensor program, tuned=None)`: its CUDA C++ and launches."""
+    target = cuda.named("sm_90")
+
+    def make(program: TensorProgram, tuned: Mapping[int, Parameters] | None = None) -> Source:
+        return print_program(cuda_templates.schedule_program(program, target, tuned)[0], target)
+
+    return make
 
 
 def _arrays(dtype: str, *shapes: tuple[int, ...], special: bool = False,

@@ -27,6 +27,7 @@ class LoopKind(enum.Enum):
     UNROLL = "unroll"  # written out; constant extent
     BLOCK = "block"  # independent tasks, each a block of threads of a GPU
     THREAD = "thread"  # the threads of a block, in any order; all are done before what follows
+    TENSOR = "tensor"  # a lane's part of a small matrix product of a warp (loops/matrices.py)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +64,7 @@ class Accumulate:
     combiner: Combiner
     terms: tuple[Expr, ...]
     guard: Expr | None = None
+    atomic: bool = False  # iterations side by side may update one element, in any order
 
 
 @dataclass(frozen=True, slots=True, eq=False)

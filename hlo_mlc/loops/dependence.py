@@ -190,7 +190,7 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     """A dependence between different iterations of `loop`, or None if there is provably none.
 
     With `reductions_are_free`, updates of one element by all iterations, through the same
-    combiner, do not count.  With `only`, nothing but that buffer counts.
+    combiner, do not count; nor do atomic ones ever.  With `only`, nothing but that buffer counts.
     """
     if index.bounds(loop.extent)[1] <= 1:
         return None  # one iteration at most
@@ -200,6 +200,8 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     unstable = {a.buffer for a in written}
     independent: set[tuple] = set()  # many accesses have the same indices: ask once
     for a, b in pairs(memory, written, touched):
+        if same_reduction(a, b) and a.stmt.atomic and b.stmt.atomic:
+            continue
         if reductions_are_free and same_reduction(a, b) and lane_invariant(a.stmt, loop.var) \
                 and lane_invariant(b.stmt, loop.var):
             continue

@@ -88,7 +88,8 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             guard = None if stmt.guard is None else rule(stmt.guard)
             if indices == stmt.indices and terms == stmt.terms and guard is stmt.guard:
                 return stmt
-            return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms), guard)
+            return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms, None,
+                                      stmt.atomic), guard)
         case Allocate():
             return with_bodies(stmt, (map_expressions(stmt.body, rule),))
         case While() | If():
@@ -113,7 +114,7 @@ def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate 
         return None
     if isinstance(stmt, Store):
         return Store(stmt.buffer, stmt.indices, stmt.value, both, stmt.streaming)
-    return Accumulate(stmt.buffers, stmt.indices, stmt.combiner, stmt.terms, both)
+    return Accumulate(stmt.buffers, stmt.indices, stmt.combiner, stmt.terms, both, stmt.atomic)
 
 
 def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
@@ -143,7 +144,7 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
             case Accumulate() if old in stmt.buffers:
                 assert len(stmt.buffers) == 1, "the buffers of one Accumulate share their indices"
                 return (Accumulate((new,), place(stmt.indices), stmt.combiner, stmt.terms,
-                                   stmt.guard),)
+                                   stmt.guard, stmt.atomic),)
         return None
 
     def rule(e: Expr) -> Expr:
@@ -209,7 +210,8 @@ def inlined(call: Call) -> Body:
                 return (Store(target, stmt.indices, stmt.value, stmt.guard, stmt.streaming),)
             case Accumulate():
                 targets = tuple(buffers.get(b, b) for b in stmt.buffers)
-                return (Accumulate(targets, stmt.indices, stmt.combiner, stmt.terms, stmt.guard),)
+                return (Accumulate(targets, stmt.indices, stmt.combiner, stmt.terms, stmt.guard,
+                                   stmt.atomic),)
         return None
 
     body = inline_calls(program.body)

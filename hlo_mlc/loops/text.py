@@ -114,7 +114,7 @@ def _lines(stmt: Stmt) -> list[str]:
             targets = ", ".join(b.name + place for b in stmt.buffers)
             terms = ", ".join(parts[rank:rank + count])
             line = f"{targets} <- {combiner_text(stmt.combiner)} {terms}"
-            return [*lets, line + _suffix(parts[rank + count:])]
+            return [*lets, line + _suffix(parts[rank + count:], " atomic" * stmt.atomic)]
     raise TypeError(f"not a statement: {stmt!r}")
 
 
@@ -130,8 +130,8 @@ def combiner_text(combiner: Combiner) -> str:
     return f"{{({parameters}) {body}{identity}}}"
 
 
-def _suffix(guard: tuple[str, ...], streaming: str = "") -> str:
-    return (f" where {guard[0]}" if guard else "") + streaming
+def _suffix(guard: tuple[str, ...], hint: str = "") -> str:
+    return (f" where {guard[0]}" if guard else "") + hint
 
 
 def _spelled(roots: tuple[Expr, ...]) -> tuple[list[str], tuple[str, ...]]:

@@ -229,7 +229,8 @@ class _Checker:
             if most > stmt.var.extent:
                 self.unproven.append(f"{stmt.var.name} stays below {stmt.var.extent} in "
                                      f"`{headline(stmt)}`")
-        if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL) and constant is None:
+        if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL, LoopKind.TENSOR) \
+                and constant is None:
             raise self._fail(stmt, scope, "expected a constant extent")
         self._uniform(stmt, stmt.extent, scope)
         if stmt.kind is LoopKind.VECTORIZE:

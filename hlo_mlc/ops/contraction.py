@@ -16,7 +16,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import BOOL, F32, F64, DType
+from hlo_mlc.expr.dtypes import BOOL, F32, F64, U32, DType
 from hlo_mlc.expr.ops import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
@@ -41,6 +41,32 @@ def accumulate_dtype(node: Node) -> DType:
     return F64 if wide else F32
 
 
+def _asks_for_tf32(node: Node) -> bool:
+    """Whether f32 factors are to be multiplied as tf32.
+
+    Only where the algorithm says so, in one pass: default precision allows XLA to do so on GPUs,
+    but does not ask for it.
+    """
+    algorithm = node.attributes.get("algorithm")
+    return isinstance(algorithm, tuple) and algorithm[:3] == ("tf32", "tf32", "f32") \
+        and algorithm[5] == 1 and all(v.type.dtype is F32 for v in node.operands)
+
+
+# tf32 is f32 without the last 13 bits of the fraction.
+_LAST_BITS = 13
+
+
+def as_tf32(x: Expr) -> Expr:
+    """An f32 rounded to tf32, to the nearest, ties to even."""
+    bits = apply("bitcast", x, dtype=U32)
+    odd = apply("and", apply("shr_logical", bits, const(_LAST_BITS, U32)), const(1, U32))
+    half = const((1 << _LAST_BITS - 1) - 1, U32)
+    rounded = apply("add", apply("add", bits, half), odd)
+    quiet = apply("or", bits, const(1 << 22, U32))  # of a NaN, something must be left
+    chosen = apply("select", apply("ne", x, x), quiet, rounded)
+    return apply("bitcast", apply("and", chosen, const(-1 << _LAST_BITS, U32)), dtype=F32)
+
+
 def _supports(node: Node) -> str:
     result = node.results[0].type.dtype
     for value in node.operands:
@@ -53,10 +79,13 @@ def _sum_of_products(node: Node, extents: tuple[int, ...], lhs, rhs) -> Fold:
     """lhs, rhs: (indices, reduced) -> the element that is multiplied."""
     dtype, result = accumulate_dtype(node), node.results[0].type.dtype
     combiner: Combiner = named_combiner("or" if dtype is BOOL else "add", dtype)
+    narrowed = _asks_for_tf32(node)
 
     def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
         left, right = (apply("convert", side(indices, reduced), dtype=dtype)
                        for side in (lhs, rhs))
+        if narrowed:
+            left, right = as_tf32(left), as_tf32(right)
         return (apply("and" if dtype is BOOL else "mul", left, right),)
 
     def finish(accumulators: tuple[Expr, ...]) -> tuple[Expr, ...]:

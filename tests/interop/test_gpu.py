@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.codegen.cuda import compile
 from hlo_mlc.codegen.cuda.compile import why_not
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import names
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
@@ -63,6 +65,22 @@ def test_large_matrix_products_stay_with_cublas() -> None:
     assert not calls(lowered(product, large, large))
     assert "cuBLAS" in product.report().explain()
     assert calls(lowered(product, small, small))
+    fused = mlc_jit(lambda x, y: jnp.tanh(x @ y + 1), choose="ours")
+    assert calls(lowered(fused, large, large))
+    assert "contraction(rows=" in fused.report().explain()
+
+
+def test_sums_whose_order_is_open_are_pointed_out() -> None:
+    def total(values: jax.Array, places: jax.Array) -> jax.Array:
+        return jax.ops.segment_sum(values, places, num_segments=10)
+
+    places = jax.ShapeDtypeStruct((500,), jnp.int32)
+    for dtype, noted in ((jnp.float32, True), (jnp.int32, False)):
+        compiled = mlc_jit(total, choose="ours")
+        lowered(compiled, jax.ShapeDtypeStruct((500,), dtype), places)
+        text = compiled.report().explain()
+        assert "scatter(threads=" in text
+        assert ("order in which threads arrive" in text) is noted
 
 
 def test_the_gradient_is_compiled_too() -> None:
@@ -79,6 +97,15 @@ def test_what_is_lowered_for_several_platforms_stays_with_xla() -> None:
     both = softmax.trace(X).lower(lowering_platforms=("cpu", "cuda")).as_text()
     assert not calls(both)
     assert "one of cpu, cuda alone" in softmax.report().explain()
+
+
+def test_without_a_compiler_it_says_what_to_install(monkeypatch) -> None:
+    monkeypatch.setattr(compile, "_nvrtc", lambda: "NVRTC cannot be used (no module named cupy); "
+                                                   "pip install 'hlo-mlc[cuda]'")
+    asked = mlc_jit(lambda x: x * 3, choose="ours")
+    with pytest.raises(CodegenError, match=r"pip install 'hlo-mlc\[cuda\]'"):
+        lowered(asked, X)
+    assert not calls(lowered(mlc_jit(lambda x: x * 3), X))  # nobody asked for it
 
 
 def test_kernels_can_be_had_one_by_one() -> None:

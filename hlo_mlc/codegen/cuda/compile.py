@@ -74,10 +74,14 @@ def why_not() -> str:
 
 def version() -> str:
     """That of the compiler: part of the key under which machine code is kept."""
-    return ".".join(map(str, _required().getVersion()))
+    return ".".join(map(str, require().getVersion()))
 
 
-def _required() -> ModuleType:
+def require() -> ModuleType:
+    """CuPy's binding.
+
+    Raises: CodegenError where there is none, with what to install.
+    """
     found = _nvrtc()
     if isinstance(found, str):
         raise CodegenError(f"CUDA C++ cannot be compiled: {found}")
@@ -89,7 +93,7 @@ def compile_source(source: Source, target: CudaTarget) -> Compiled:
 
     Raises: CodegenError where the compiler is missing or rejects the source.
     """
-    nvrtc = _required()
+    nvrtc = require()
     program = nvrtc.createProgram(source.text, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, (f"-arch={target.name}", *OPTIONS,

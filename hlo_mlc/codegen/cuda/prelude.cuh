@@ -138,3 +138,113 @@ __device__ inline T mlc_floor_modulo(T x, T y) {
   T rest = x % y;
   return rest < 0 ? rest + y : rest;
 }
+
+// A square of 16 x 16 elements of 16 bits in shared memory, `stride` apart from row to row, as the
+// left factor of a warp's product; or 8 rows of it, as the right factor, column by column.
+__device__ inline void mlc_load_matrices(unsigned (&to)[4], const unsigned short* from,
+                                         int stride) {
+  const int lane = threadIdx.x % 32;
+  const unsigned short* row = from + lane % 16 * stride + lane / 16 * 8;
+#ifdef MLC_EMULATED
+  emulated::load_matrices(to, row, false);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+__device__ inline void mlc_load_matrices(unsigned (&to)[2], const unsigned short* from,
+                                         int stride) {
+  const int lane = threadIdx.x % 16;
+  const unsigned short* row = from + lane % 8 * stride + lane / 8 * 8;
+#ifdef MLC_EMULATED
+  emulated::load_matrices(to, row, false);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
+               : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+
+// The same where it is the depth that goes from row to row.
+__device__ inline void mlc_load_matrices_transposed(unsigned (&to)[4], const unsigned short* from,
+                                                    int stride) {
+  const int lane = threadIdx.x % 32;
+  const unsigned short* row = from + (lane % 8 + lane / 16 * 8) * stride + lane / 8 % 2 * 8;
+#ifdef MLC_EMULATED
+  emulated::load_matrices(to, row, true);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+__device__ inline void mlc_load_matrices_transposed(unsigned (&to)[2], const unsigned short* from,
+                                                    int stride) {
+  const unsigned short* row = from + threadIdx.x % 16 * stride;
+#ifdef MLC_EMULATED
+  emulated::load_matrices(to, row, true);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(to[0]), "=r"(to[1])
+               : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
+#endif
+}
+
+// A lane's elements of a factor in f32: 16 rows, or 8 columns, `step` elements apart, by 8 in the
+// depth, `along` apart.
+__device__ inline void mlc_load_elements(unsigned (&to)[4], const float* from, int step,
+                                         int along) {
+  const int lane = threadIdx.x % 32;
+  const float* own = from + lane / 4 * step + lane % 4 * along;
+  to[0] = __float_as_uint(own[0]);
+  to[1] = __float_as_uint(own[8 * step]);
+  to[2] = __float_as_uint(own[4 * along]);
+  to[3] = __float_as_uint(own[8 * step + 4 * along]);
+}
+__device__ inline void mlc_load_elements(unsigned (&to)[2], const float* from, int step,
+                                         int along) {
+  const int lane = threadIdx.x % 32;
+  const float* own = from + lane / 4 * step + lane % 4 * along;
+  to[0] = __float_as_uint(own[0]);
+  to[1] = __float_as_uint(own[4 * along]);
+}
+
+// sums += lhs * rhs, of bf16: 16 rows by 8 columns of f32, 16 products each.
+__device__ inline void mlc_multiply_bf16(float* sums, const unsigned (&lhs)[4],
+                                         const unsigned (&rhs)[2]) {
+#ifdef MLC_EMULATED
+  emulated::multiply<16>(sums, lhs, rhs, [](unsigned bits) { return __int_as_float(bits << 16); });
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(lhs[0]), "r"(lhs[1]), "r"(lhs[2]), "r"(lhs[3]), "r"(rhs[0]), "r"(rhs[1]));
+#endif
+}
+
+// sums += lhs * rhs, of f16: 16 rows by 8 columns of f32, 16 products each.
+__device__ inline void mlc_multiply_f16(float* sums, const unsigned (&lhs)[4],
+                                        const unsigned (&rhs)[2]) {
+#ifdef MLC_EMULATED
+  emulated::multiply<16>(sums, lhs, rhs, [](unsigned bits) { return emulated::from_f16(bits); });
+#else
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(lhs[0]), "r"(lhs[1]), "r"(lhs[2]), "r"(lhs[3]), "r"(rhs[0]), "r"(rhs[1]));
+#endif
+}
+
+// sums += lhs * rhs, of tf32: 16 rows by 8 columns of f32, 8 products each.
+__device__ inline void mlc_multiply_tf32(float* sums, const unsigned (&lhs)[4],
+                                         const unsigned (&rhs)[2]) {
+#ifdef MLC_EMULATED
+  emulated::multiply<32>(sums, lhs, rhs, [](unsigned bits) { return __int_as_float(bits); });
+#else
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, "
+               "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+               : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+               : "r"(lhs[0]), "r"(lhs[1]), "r"(lhs[2]), "r"(lhs[3]), "r"(rhs[0]), "r"(rhs[1]));
+#endif
+}

@@ -100,7 +100,8 @@ class Values:
         stack = [root]
         while stack:
             node = stack[-1]
-            pending = [c for c in _eager(node) if c not in self.texts]
+            pending = () if node in self.texts else [
+                c for c in _eager(node) if c not in self.texts]
             if pending:
                 stack += reversed(pending)
                 continue

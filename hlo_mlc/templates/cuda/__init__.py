@@ -2,12 +2,16 @@
 
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate
+from hlo_mlc.templates.cuda.contraction import ContractionTemplate
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.rows import RowsTemplate
+from hlo_mlc.templates.cuda.scatter import ScatterTemplate
 from hlo_mlc.templates.cuda.transpose import TransposeTemplate
+from hlo_mlc.templates.cuda.window import WindowTemplate
 
 TEMPLATES: tuple[CudaTemplate, ...] = (
-    ColumnsTemplate(), RowsTemplate(), TransposeTemplate(), ElementwiseTemplate(), PlainTemplate())
+    WindowTemplate(), ContractionTemplate(), ColumnsTemplate(), RowsTemplate(),
+    TransposeTemplate(), ElementwiseTemplate(), ScatterTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "CudaTemplate"]

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, apply
+from hlo_mlc.expr.build import TRUE, apply, substitute
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import For, If, LoopKind, Stmt
+from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
 THREADS = 256
@@ -112,6 +112,13 @@ def product(axes: Sequence[Var]) -> int:
 def thread_var(name: str, extent: int) -> Var:
     """The variable of a loop over so many threads."""
     return Var(name, INDEX, extent)
+
+
+def store(assign: Assign, mapping: Mapping[Var, Expr]) -> Store:
+    """An assignment at one point."""
+    guard = None if assign.guard is None else substitute(assign.guard, mapping)
+    return Store(assign.buffer, tuple(substitute(i, mapping) for i in assign.indices),
+                 substitute(assign.value, mapping), guard)
 
 
 def equals(e: Expr, value: int) -> Expr:

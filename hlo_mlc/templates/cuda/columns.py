@@ -31,6 +31,7 @@ from hlo_mlc.templates.cuda.base import (
     lanes,
     power_of_two,
     product,
+    store,
     thread_loop,
     thread_var,
     vector_width,
@@ -39,7 +40,7 @@ from hlo_mlc.templates.cuda.base import (
 from hlo_mlc.tensor.classify import walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage
 
 # Groups of columns below which rows are cut, the blocks that there are then about, and the rows
 # that a chunk has at least.  Results must not depend on the GPU at hand.
@@ -157,7 +158,7 @@ def _columns(stage: Stage, merged: Combiner, warps: int, outer: LoopKind) -> tup
     def finish(v: Expr) -> tuple[Stmt, ...]:
         values = {a: Load(s, (warp, lane, v))
                   for a, s in zip(stage.accumulators, shared, strict=True)}
-        return tuple(_store(assign, {**mapping(v), **values}) for assign in stage.assigns)
+        return tuple(store(assign, {**mapping(v), **values}) for assign in stage.assigns)
 
     fold = loop(f"{name}_o", -(-rows // warps), LoopKind.SERIAL, row)
     all_columns = thread_loop(warp, (thread_loop(lane, (
@@ -168,9 +169,3 @@ def _columns(stage: Stage, merged: Combiner, warps: int, outer: LoopKind) -> tup
         body = (Allocate(buffer, body),)
     return (For(group, index.constant(groups * others), outer, body),)
 
-
-def _store(assign: Assign, mapping: dict[Var, Expr]) -> Store:
-    """An assignment at one result."""
-    guard = None if assign.guard is None else build.substitute(assign.guard, mapping)
-    return Store(assign.buffer, tuple(build.substitute(i, mapping) for i in assign.indices),
-                 build.substitute(assign.value, mapping), guard)

@@ -50,13 +50,7 @@ class ElementwiseTemplate:
         stage = nest.stages[0]
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
-        written = set(stage.outputs)
-        for access in accesses(stage):
-            if isinstance(access, Load) and access.source in written and not any(
-                    a.buffer == access.source and a.indices == access.indices
-                    for a in stage.assigns):
-                return "it reads elements that other points overwrite"
-        return ""
+        return reads_foreign_results(stage)
 
     def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
         """Vectors a thread, and threads a block."""
@@ -108,6 +102,17 @@ class ElementwiseTemplate:
                 flat((b, 1), (u, unroll), (t, threads)))),)),)
 
         return Scheduled((loop(f"{name}_b", blocks, LoopKind.BLOCK, block),), ())
+
+
+def reads_foreign_results(stage: Stage) -> str:
+    """Says so where a point of the stage reads an element that another one overwrites."""
+    written = set(stage.outputs)
+    for access in accesses(stage):
+        if isinstance(access, Load) and access.source in written and not any(
+                a.buffer == access.source and a.indices == access.indices
+                for a in stage.assigns):
+            return "it reads elements that other points overwrite"
+    return ""
 
 
 def _width(stage: Stage) -> int:

@@ -83,9 +83,10 @@ class _Assembler:
             if not reason:
                 return self._apply(template, nest, tuple(refused), outer, scratch)
             refused.append((template.name, reason))
-        # One after the other: a stage reads what earlier ones wrote at its own point only.
+        # One after the other: a stage reads what earlier ones wrote at its own point only, but now
+        # it does so from memory.
         return tuple(stmt for stage in nest.stages for stmt in self._nest(
-            Nest((stage,), 0, nest.private), outer, scratch))
+            Nest((stage,), 0), outer, scratch))
 
     def _apply(self, template: CudaTemplate, nest: Nest, refused: tuple[tuple[str, str], ...],
                outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -40,6 +42,23 @@ KERNELS = {
     "sums of few columns": (lambda x: x.sum(0), "float32", (100_000, 16)),
     "places of the largest": (lambda x: jnp.argmax(x, -1), "float32", (4096, 4096)),
     "transpose": (lambda x: x.T + 1, "float32", (4096, 2048)),
+    "product": (lambda x: jnp.tanh(x @ x.T), "float32", (1024, 512)),
+    "product of narrow floats": (lambda x: jax.nn.gelu(x @ x.T), "bfloat16", (4096, 1024)),
+    "product of halves": (lambda x: jax.nn.relu(x.T @ x), "float16", (1000, 2048)),
+    "product of integers": (lambda x: x @ x.T, "int32", (512, 512)),
+    "batch of products": (lambda x: jnp.einsum("bik,bjk->bij", x, x), "bfloat16", (96, 128, 64)),
+    "convolution": (lambda x: lax.conv_general_dilated(
+        x, jnp.ones((3, 3, 64, 128), x.dtype), (1, 1), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC")), "bfloat16", (8, 56, 56, 64)),
+    "depthwise convolution": (lambda x: lax.conv_general_dilated(
+        x, jnp.ones((3, 3, 1, 128), x.dtype), (1, 1), "SAME", feature_group_count=128,
+        dimension_numbers=("NHWC", "HWIO", "NHWC")), "float32", (8, 56, 56, 128)),
+    "pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+             "float32", (8, 112, 112, 64)),
+    "sums by places": (lambda x: jnp.zeros((1000, 64), x.dtype).at[
+        jnp.abs(x[:, 0].astype(jnp.int32))].add(x), "float32", (10_000, 64)),
+    "largest by places": (lambda x: jnp.zeros((1000,), x.dtype).at[
+        jnp.abs(x[:, 0].astype(jnp.int32))].max(x[:, 1]), "bfloat16", (10_000, 64)),
     "loop": (lambda x: lax.fori_loop(0, 1000, lambda i, c: jnp.tanh(c + jnp.roll(c, 1)), x),
              "float32", (512,)),
 }
@@ -93,6 +112,13 @@ def test_rejected_sources_come_with_the_compiler_s_words() -> None:
     with pytest.raises(CodegenError, match="NVRTC rejects") as caught:
         compile_source(Source("this is no C++", (), 0), cuda.named("sm_90"))
     assert "error" in str(caught.value)
+
+
+def test_raw_kernels_without_cupy(sources, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    (source,) = sources("softmax", "sm_90")
+    with pytest.raises(CodegenError, match="Expected CuPy for a RawKernel"):
+        raw_kernel(source, source.launches[0].function)
 
 
 def test_raw_kernels(sources) -> None:

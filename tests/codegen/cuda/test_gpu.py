@@ -23,6 +23,16 @@ FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "sums of columns": (lambda x: x.sum(0), (3000, 50)),
     "places of the largest": (lambda x: jnp.argmax(x, -1), (64, 777)),
     "transpose": (lambda x: x.T + 1, (333, 130)),
+    "product": (lambda x: jnp.tanh(jnp.dot(x, x.T, precision="highest")), (37, 130)),
+    "product of narrow floats": (lambda x: jnp.dot(
+        x.T.astype(jnp.bfloat16), x.astype(jnp.bfloat16),
+        preferred_element_type=jnp.float32) + 1, (65, 100)),
+    "product of halves": (lambda x: jnp.dot(
+        x.astype(jnp.float16), x.T.astype(jnp.float16),
+        preferred_element_type=jnp.float32) + 1, (100, 64)),
+    "pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"),
+             (61, 130)),
+    "sums by places": (lambda x: x.at[jnp.arange(300) % 7].add(x), (300, 20)),
     "loop": (lambda x: lax.fori_loop(
         0, 20, lambda i, c: c * 0.5 + jnp.roll(c, 1) * i, x), (300,)),
 }
@@ -45,9 +55,10 @@ def test_raw_kernels(cupy, take_apart, cuda_source, name: str) -> None:
 
     def execute(program, operands):
         source = cuda_source(program)
-        buffers = [cupy.asarray(np.asarray(a).reshape(b.shape))
-                   for a, b in zip(operands, program.operands, strict=True)]
-        buffers += [cupy.zeros(b.shape, b.dtype.numpy) for b in program.results]
+        # As bytes: CuPy does not know all of our types.
+        buffers = [cupy.asarray(np.ascontiguousarray(a).reshape(-1).view(np.uint8))
+                   for a in operands]
+        buffers += [cupy.zeros(b.bytes, cupy.uint8) for b in program.results]
         scratch = cupy.zeros(max(1, source.scratch_bytes), cupy.uint8)
         for launch in source.launches:
             arguments = [buffers[n] for n in launch.buffers]
@@ -55,7 +66,8 @@ def test_raw_kernels(cupy, take_apart, cuda_source, name: str) -> None:
             arguments += [np.int32(n) for n in launch.counters]
             raw = raw_kernel(source, launch.function)
             raw((launch.blocks,), (launch.threads,), tuple(arguments))
-        return [cupy.asnumpy(b) for b in buffers[len(program.operands):]]
+        return [cupy.asnumpy(raw).view(b.dtype.numpy).reshape(b.shape) for raw, b in
+                zip(buffers[len(operands):], program.results, strict=True)]
 
     for ours, theirs in zip(parts.run([x], execute), jax.tree.leaves(function(x)),
                             strict=True):

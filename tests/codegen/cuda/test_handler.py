@@ -74,6 +74,21 @@ def test_kernels_run_in_programs(driver, emulator, cuda_source, take_apart, arra
     np.testing.assert_allclose(again, np.asarray(jax.jit(FUNCTIONS[name])(2 * x + 2)), 1e-4, 1e-4)
 
 
+def test_every_device_has_its_own_module(driver, emulator, cuda_source, take_apart, arrays):
+    x, = arrays("float32", (300,))
+    source = cuda_source(take_apart(lambda x: jnp.tanh(x), x).programs[0])
+    cuda.publish("on several", emulator.image(source), source.functions, source.plan)
+    before = driver.fake_loads()
+    try:
+        for number, device in enumerate((0, 1, 3, 1, 0, 3)):
+            driver.fake_use_device(device)
+            actual, = call("on several", [((300,), np.float32)], x + number)
+            np.testing.assert_allclose(actual, np.tanh(2 * x + 2 * number), 1e-5, 1e-5)
+            assert driver.fake_loads() - before == min(3, number + 1)
+    finally:
+        driver.fake_use_device(0)
+
+
 def test_unknown_kernels_are_named(driver):
     with pytest.raises(Exception, match="kernel 'never published', which was not compiled"):
         call("never published", [((4,), np.float32)], np.ones(4, np.float32))

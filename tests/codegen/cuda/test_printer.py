@@ -15,7 +15,7 @@ from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.expr.dtypes import BOOL, F32
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
@@ -102,7 +102,7 @@ def test_threads_that_nobody_joins_are_reported(emulator) -> None:
     broken = Source(source.text.replace("__syncthreads();",
                                         "if (threadIdx.x < 100) __syncwarp();"),
                     source.launches, 0)
-    with pytest.raises(AssertionError, match="4 for their warp"):
+    with pytest.raises(CodegenError, match="4 for their warp"):
         emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [np.zeros(1024, np.float32)])
 
 
@@ -133,6 +133,7 @@ A, B, T = variable("a", 8), variable("b", 8), variable("t", 2048)
 LARGE = Buffer("large", F32, (100_000,), "shared")
 COPY = Store(Y, (A,), load(X, (A,)))
 SUM = Buffer("sum", F32, (), "shared")
+FLAGS = Buffer("flags", BOOL, (8,), "result")
 REFUSED = {
     "Expected a loop over blocks": (COPY,),
     "Expected at most 1024 threads, got 2048": (loop(B, BLOCK, loop(T, THREAD, Store(
@@ -144,6 +145,10 @@ REFUSED = {
     "Expected a loop that a block can run": (loop(B, BLOCK, loop(A, LoopKind.PARALLEL, COPY)),),
     "Expected stores and updates in a vector": (loop(B, BLOCK, loop(
         A, LoopKind.VECTORIZE, loop(variable("c", 2), SERIAL, COPY))),),
+    "Expected a product of small matrices by whole warps": (loop(B, BLOCK, loop(A, THREAD, loop(
+        variable("e", 4), LoopKind.TENSOR, COPY))),),
+    "Expected one element of 16 bits or more": (loop(B, BLOCK, loop(A, THREAD, Accumulate(
+        (FLAGS,), (A,), named_combiner("or", BOOL), (const(True, BOOL),), None, True))),),
     "Expected up to 32 threads": (loop(B, BLOCK, Allocate(SUM, (loop(
         variable("w", 64), THREAD, Accumulate((SUM,), (), named_combiner("add", F32),
                                               (ONE,))),))),),
@@ -152,5 +157,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("reason", REFUSED)
 def test_refusals(reason: str) -> None:
+    program = LoopProgram("k", (X,), (Y, FLAGS), REFUSED[reason])
     with pytest.raises(CodegenError, match=reason):
-        printed(*REFUSED[reason])
+        print_program(program, SM90)

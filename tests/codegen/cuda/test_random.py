@@ -6,6 +6,7 @@ g++ takes most of the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,10 @@ EXTENTS = st.sampled_from((0, 1, 2, 3, 4, 5, 7, 8, 16, 31, 32, 33, 64, 67, 128, 
 
 def _places(y: jax.Array) -> jax.Array:
     return jnp.abs(y[:, 0].astype(jnp.int32))
+
+
+def _weights(dtype: jnp.dtype, *shape: int) -> jax.Array:
+    return jnp.asarray(np.arange(math.prod(shape)).reshape(shape) % 3, dtype)
 
 
 def _chain(x: jax.Array) -> jax.Array:
@@ -52,9 +57,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "argmax": lambda x, y, z: (jnp.argmax(x, 1), jnp.argmin(x, 0)),
     "chain": lambda x, y, z: (_chain(x), _chain(z)),
     "product": lambda x, y, z: (x @ y.T, x.T @ y),
+    "product with more": lambda x, y, z: jnp.maximum(x @ (y * 2).T + x[:, :1], 0),
+    "batched products": lambda x, y, z: jnp.einsum("bij,bkj->bik", z, z),
+    "convolution": lambda x, y, z: lax.conv_general_dilated(
+        z[None], _weights(x.dtype, 5, 2, 3, 3), (1, 1), "SAME"),
+    "depthwise convolution": lambda x, y, z: lax.conv_general_dilated(
+        z.transpose(1, 2, 0)[None], _weights(x.dtype, 3, 3, 1, 2), (2, 1), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2),
+    "pool": lambda x, y, z: lax.reduce_window(
+        z, z.dtype.type(0), lax.add, (1, 3, 2), (1, 1, 1), "SAME"),
     "cumulative": lambda x, y, z: (jnp.cumsum(x, 1), lax.cummax(x, 0)),
     "gather": lambda x, y, z: x[_places(y)],
     "scatter": lambda x, y, z: x.at[_places(y)].add(y),
+    "scatter of products": lambda x, y, z: x.at[_places(y)].add(y * x),
+    "largest at places": lambda x, y, z: x[:, 0].at[_places(y)].max(y[:, 0]),
+    "last at places": lambda x, y, z: x.at[_places(y)].set(y),
     "window": lambda x, y, z: lax.dynamic_update_slice(x, y[:1, :1] + 1, (_places(y)[0], 0)),
     "loop": lambda x, y, z: lax.fori_loop(0, 3, lambda i, s: (s[1], s[0] - s[1] + 1), (x, y)),
     "loop with sums": lambda x, y, z: lax.fori_loop(
@@ -62,7 +79,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
                                        - i.astype(c.dtype), 3), x),
 }
 NEEDS_ELEMENTS = frozenset(("largest of rows", "largest of columns", "argmax", "chain", "gather",
-                            "scatter", "window"))
+                            "scatter", "scatter of products", "largest at places",
+                            "last at places", "window", "convolution", "depthwise convolution",
+                            "pool"))
 PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(FUNCTIONS)), EXTENTS, EXTENTS,
                               st.sampled_from(DTYPES), st.integers(0, 10**6)),
                     min_size=8, max_size=8)

@@ -43,7 +43,7 @@ struct Thread {
 };
 
 struct Warp {
-  unsigned char values[2][32][8];  // what its threads hand to each other, in turns
+  unsigned char values[2][32][24];  // what its threads hand to each other, in turns
 };
 
 constexpr unsigned kWarp = 32;
@@ -58,6 +58,7 @@ static char* stacks;
 static void (*body)(void*);
 static void* arguments;
 static char message[256];
+static const char* fault;  // what a thread did that the machine does not allow
 
 // Saves the registers that a callee must keep, and the stack; goes on with another stack.
 extern "C" void mlc_switch(void** save, void* load) __attribute__((visibility("hidden")));
@@ -138,9 +139,15 @@ inline unsigned turn(unsigned number, unsigned count, unsigned order, unsigned s
   return (number * step + salt) % count;
 }
 
+// Not with memset, of which a sanitizer would say that it writes between arrays.
+__attribute__((no_sanitize_address)) inline void poison_shared_memory() {
+  for (char* byte = __start_mlc_shared; byte < __stop_mlc_shared; ++byte) {
+    *const_cast<volatile char*>(byte) = static_cast<char>(0xff);
+  }
+}
+
 inline bool run_block(unsigned count, unsigned order) {
-  const size_t shared_bytes = __stop_mlc_shared - __start_mlc_shared;
-  if (shared_bytes != 0) memset(__start_mlc_shared, 0xff, shared_bytes);
+  poison_shared_memory();
   threads.assign(count, Thread{});
   warps.resize((count + kWarp - 1) / kWarp);
   for (unsigned t = 0; t < count; ++t) start(t);
@@ -205,7 +212,64 @@ const char* launch(void (*function)(Parameters...), unsigned blocks, unsigned co
     blockIdx.x = order == 0 ? n : blocks - 1 - n;
     if (!run_block(count, order)) return message;
   }
-  return nullptr;
+  return std::exchange(fault, nullptr);
+}
+
+// What all threads of this one's warp hand to each other, by lane; read before the next exchange
+// but one.
+template <class T>
+const unsigned char (*exchange(const T& value))[sizeof Warp::values[0][0]] {
+  static_assert(sizeof value <= sizeof Warp::values[0][0]);
+  const unsigned thread = current, turn = threads[thread].operations++ % 2;
+  Warp& warp = warps[thread / kWarp];
+  memcpy(warp.values[turn][thread % kWarp], &value, sizeof value);
+  wait(Waiting::kShuffle);
+  return warp.values[turn];
+}
+
+// ldmatrix: `row` of lane 8 j + i is row i of the j-th matrix of 8 x 8.
+template <int count>
+void load_matrices(unsigned (&to)[count], const unsigned short* row, bool transposed) {
+  if (reinterpret_cast<uintptr_t>(row) % 16 != 0) fault = "a row of a matrix is not aligned";
+  const auto* rows = exchange(row);
+  const unsigned lane = current % kWarp;
+  for (int j = 0; j < count; ++j) {
+    unsigned short pair[2];
+    for (int n = 0; n < 2; ++n) {
+      const unsigned r = transposed ? lane % 4 * 2 + n : lane / 4;
+      const unsigned short* from;
+      memcpy(&from, rows[8 * j + r], sizeof from);
+      pair[n] = from[transposed ? lane / 4 : lane % 4 * 2 + n];
+    }
+    to[j] = pair[0] | static_cast<unsigned>(pair[1]) << 16;
+  }
+}
+
+// mma.sync.m16n8, of elements of `bits` bits: 256 bits of a row of lhs and of a column of rhs.
+template <unsigned bits, class Value>
+void multiply(float* sums, const unsigned (&lhs)[4], const unsigned (&rhs)[2], Value value) {
+  struct Factors {
+    unsigned lhs[4], rhs[2];
+  } mine;
+  memcpy(mine.lhs, lhs, sizeof mine.lhs);
+  memcpy(mine.rhs, rhs, sizeof mine.rhs);
+  const auto* all = exchange(mine);
+  const unsigned lane = current % kWarp;
+  constexpr unsigned in_word = 32 / bits, half = 4 * in_word;  // elements of a row in 4 lanes
+  for (unsigned e = 0; e < 4; ++e) {
+    const unsigned row = lane / 4 + 8 * (e / 2), column = lane % 4 * 2 + e % 2;
+    float sum = sums[e];
+    for (unsigned k = 0; k < 2 * half; ++k) {
+      Factors left, right;
+      memcpy(&left, all[row % 8 * 4 + k % half / in_word], sizeof left);
+      memcpy(&right, all[column * 4 + k % half / in_word], sizeof right);
+      const unsigned shift = k % in_word * bits, mask = ~0u >> (32 - bits);
+      const float x = value(left.lhs[row / 8 + 2 * (k / half)] >> shift & mask);
+      const float y = value(right.rhs[k / half] >> shift & mask);
+      sum = fmaf(x, y, sum);
+    }
+    sums[e] = sum;
+  }
 }
 
 inline float from_f16(unsigned short bits) {
@@ -243,15 +307,47 @@ inline void __syncwarp() { emulated::wait(emulated::Waiting::kWarp); }
 
 template <class T>
 inline T __shfl_down_sync(unsigned, T value, unsigned distance, int width) {
-  using namespace emulated;
-  const unsigned thread = current, lane = thread % kWarp;
-  const unsigned turn = threads[thread].operations++ % 2;
-  Warp& warp = warps[thread / kWarp];
-  memcpy(warp.values[turn][lane], &value, sizeof value);
-  wait(Waiting::kShuffle);
+  const auto* all = emulated::exchange(value);
+  const unsigned lane = emulated::current % emulated::kWarp;
   const bool inside = lane % width + distance < static_cast<unsigned>(width);
-  memcpy(&value, warp.values[turn][inside ? lane + distance : lane], sizeof value);
+  memcpy(&value, all[inside ? lane + distance : lane], sizeof value);
   return value;
+}
+
+// Threads run one at a time: nothing comes between.
+template <class T, class Update>
+inline T emulated_atomic(T* place, Update update) {
+  const T old = *place;
+  *place = update(old);
+  return old;
+}
+template <class T>
+inline T atomicAdd(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return static_cast<T>(old + x); });
+}
+template <class T>
+inline T atomicMin(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return x < old ? x : old; });
+}
+template <class T>
+inline T atomicMax(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return old < x ? x : old; });
+}
+template <class T>
+inline T atomicAnd(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return static_cast<T>(old & x); });
+}
+template <class T>
+inline T atomicOr(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return static_cast<T>(old | x); });
+}
+template <class T>
+inline T atomicXor(T* place, T x) {
+  return emulated_atomic(place, [x](T old) { return static_cast<T>(old ^ x); });
+}
+template <class T>
+inline T atomicCAS(T* place, T expected, T x) {
+  return emulated_atomic(place, [=](T old) { return old == expected ? x : old; });
 }
 
 template <class T>

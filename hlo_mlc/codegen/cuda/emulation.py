@@ -1,40 +1,39 @@
-"""Running generated CUDA C++ on this machine: emulator.h, compiled together with the kernels."""
+"""Running generated CUDA C++ on this machine: emulator.h, compiled together with the kernels.
+
+For tests: nothing here is fast but the wish to know whether a kernel is right.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import os
-import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from hlo_mlc.codegen.cuda.plan import Launch, Source
-from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import LoopProgram
-from hlo_mlc.target import cuda
-from hlo_mlc.templates.base import Parameters
-from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.core import TensorProgram
 
 HEADER = Path(__file__).parent / "emulator.h"
 # Arithmetic exactly as written; fused multiply-adds as instructions.
-FLAGS = ("-std=c++17", "-O1", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
+FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
          "-fwrapv", "-fPIC", "-shared", "-w")
 ALIGNMENT = 16  # of every buffer's start: what GPU allocators give at least
-SM90 = cuda.named("sm_90")
 Arrays = Sequence[np.ndarray]
+# So many bytes, between pages that cannot be touched, at the end of its own or at their start.
+Fenced = Callable[[int, bool], np.ndarray]
 
 
 class Emulator:
     """Compiles sources, several at once, and runs their launches."""
 
-    def __init__(self, folder: Path, passing: Path, fenced) -> None:
+    def __init__(self, folder: Path, passing: Path, fenced: Fenced) -> None:
         """`folder` is kept between runs, `passing` is not."""
         self._folder, self._passing, self._fenced = folder, passing, fenced
         self._libraries: dict[str, ctypes.CDLL] = {}
@@ -54,25 +53,31 @@ class Emulator:
     def image(self, source: Source) -> bytes:
         """What the stand-in for the driver takes as the machine code of a source."""
         self.prepare([source])
-        return f"EMULATED {self._paths[_space(source)]} {_space(source)}\0".encode()
+        return f"EMULATED {self._paths[namespace_of(source)]} {namespace_of(source)}\0".encode()
 
-    def prepare(self, sources: Sequence[Source], keep: bool = True) -> None:
+    def prepare(self, sources: Sequence[Source], keep: bool = True, run_once: bool = False) -> None:
         """Make sure that these are compiled: most of g++'s time is spent on each call of it.
 
-        `keep`: whether they will be wanted in the next run too.
+        `keep`: whether they will be wanted in the next run too; `run_once`: what runs so little
+        that optimising it takes longer.
         """
-        missing = list({_space(s): s for s in sources if _space(s) not in self._libraries}.values())
+        missing = list({space: s for s in sources
+                        if (space := namespace_of(s)) not in self._libraries}.values())
         if not missing:
             return
-        text = "\n".join(["#include \"emulator.h\"", *map(_in_namespace, missing)])
-        path = self.build(text, *FLAGS, keep=keep)
+        level = "-O0" if run_once else "-O1"
+        path = self.build(translation_unit(missing), level, *FLAGS, keep=keep)
         library = ctypes.CDLL(str(path))
-        self._paths.update({_space(s): path for s in missing})
-        self._libraries.update({_space(s): library for s in missing})
+        self._paths.update({namespace_of(s): path for s in missing})
+        self._libraries.update({namespace_of(s): library for s in missing})
 
     def run(self, source: Source, program: LoopProgram | TensorProgram, operands: Arrays,
             order: int = 0, fence_at: str = "end") -> list[np.ndarray]:
-        """The results of all launches, on memory that ends or starts at a fence."""
+        """The results of all launches, on memory that ends or starts at a fence.
+
+        Raises: CodegenError where threads wait for each other in vain, or break other rules of
+        the machine.
+        """
         self.prepare([source])
         twins = dict(program.aliases)
         memory = {b: self._place(b, fence_at) for b in (*program.operands, *program.results)
@@ -84,7 +89,7 @@ class Emulator:
                 memory[buffer] = memory[twins[buffer]].view()
             else:
                 memory[buffer].reshape(-1).view(np.uint8)[...] = 0x55
-        scratch = self._fenced.empty((max(1, source.scratch_bytes),), np.uint8, False)
+        scratch = self._fenced(max(1, source.scratch_bytes), False)
         scratch[...] = 0xFF
         buffers = [memory[b] for b in (*program.operands, *program.results)]
         for launch in source.launches:
@@ -93,8 +98,7 @@ class Emulator:
 
     def _place(self, buffer: Buffer, fence_at: str) -> np.ndarray:
         size = max(1, buffer.bytes)
-        raw = self._fenced.empty((-(-size // ALIGNMENT) * ALIGNMENT,), np.uint8,
-                                 fence_at == "end")
+        raw = self._fenced(-(-size // ALIGNMENT) * ALIGNMENT, fence_at == "end")
         return raw[:buffer.bytes].view(buffer.dtype.numpy).reshape(buffer.shape)
 
     def _launch(self, source: Source, launch: Launch, buffers: Arrays, scratch: np.ndarray,
@@ -105,39 +109,27 @@ class Emulator:
         values += [ctypes.c_int(n) for n in launch.counters]
         arguments = (ctypes.c_void_p * max(1, len(values)))(
             *[ctypes.cast(ctypes.pointer(v), ctypes.c_void_p) for v in values])
-        function = getattr(self._libraries[_space(source)], f"{_space(source)}_{launch.function}")
+        space = namespace_of(source)
+        function = getattr(self._libraries[space], f"{space}_{launch.function}")
         function.restype = ctypes.c_char_p
         error = function(ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads), arguments,
                          ctypes.c_uint(order))
-        assert error is None, f"{launch.function}: {error.decode()}"
+        if error is not None:
+            raise CodegenError(f"{launch.function}: {error.decode()}")
 
 
-def _space(source: Source) -> str:
-    """A namespace of its own for each source."""
+def translation_unit(sources: Sequence[Source]) -> str:
+    """The C++ of all sources, each in a namespace of its own, with the emulator."""
+    return "\n".join(["#include \"emulator.h\"", *map(_in_namespace, sources)])
+
+
+def namespace_of(source: Source) -> str:
+    """Where a source's functions are found: `namespace_function` launches one of them."""
     return f"s{hashlib.sha256(source.text.encode()).hexdigest()[:16]}"
 
 
 def _in_namespace(source: Source) -> str:
-    space = _space(source)
+    space = namespace_of(source)
     text = source.text.replace('extern "C" __global__', "__global__")
     calls = "\n".join(f"EMULATED({space}, {name})" for name in source.functions)
     return f"namespace {space} {{\n{text}\n}}\n{calls}"
-
-
-@pytest.fixture(scope="session")
-def emulator(request: pytest.FixtureRequest, tmp_path_factory, fenced) -> Emulator:
-    """Skips where there is no g++."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++, which the emulator is compiled with, is not installed")
-    return Emulator(Path(request.config.cache.mkdir("emulator")),
-                    tmp_path_factory.mktemp("emulator"), fenced)
-
-
-@pytest.fixture(scope="session")
-def cuda_source() -> Callable[..., Source]:
-    """`cuda_source(tensor program, tuned=None)`: its CUDA C++ and launches."""
-
-    def make(program: TensorProgram, tuned: Mapping[int, Parameters] | None = None) -> Source:
-        return print_program(schedule_program(program, SM90, tuned)[0], SM90)
-
-    return make

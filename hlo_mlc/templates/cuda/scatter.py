@@ -1,0 +1,126 @@
+"""Updates of places that may meet: a thread for each of them, each update at once.
+
+    for b block: for t thread:
+      target[place] <- op term  atomic
+
+Neighbouring threads have neighbouring elements of an update.  Whole numbers, minima and maxima come
+out the same in every run.  Sums and products of floats do so but for their last bits, since they
+are added in the order in which threads arrive; so are those of XLA's own scatter on GPUs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.core import Apply, Expr, Load, loads
+from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.cuda.base import (
+    THREADS,
+    at,
+    below,
+    flat,
+    power_of_two,
+    product,
+    thread_loop,
+    thread_var,
+    where,
+)
+from hlo_mlc.tensor.classify import is_injective, is_map
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+
+# Ops of which any order of updates gives one result, up to rounding.
+OPS = ("add", "mul", "max", "min", "and", "or", "xor")
+
+
+@dataclass(frozen=True, slots=True)
+class ScatterTemplate:
+    """A thread for each update."""
+
+    name: str = "scatter"
+
+    def refusal(self, nest: Nest) -> str:
+        """Why the nest is not one of updates that may meet; empty where it is."""
+        if len(nest.stages) != 1 or not is_map(nest.stages[0]):
+            return "not a single elementwise stage"
+        stage = nest.stages[0]
+        if not stage.axes:
+            return "a single update"
+        if all(is_injective(a, stage.axes) for a in stage.assigns):
+            return "no two points write one element"
+        for assign in stage.assigns:
+            if assign.buffer.dtype.bytes < 2 or assign.buffer.dtype.bits < 16:
+                return "elements that cannot be exchanged alone"
+            if _update(assign) is None:
+                return "the last of several updates counts, or each sees those before it"
+        written = set(stage.outputs)
+        rest = [e for a in stage.assigns for e in (
+            _update(a)[1], *a.indices, *(() if a.guard is None else (a.guard,)))]
+        if any(load.source in written for e in rest for load in loads(e)):
+            return "it reads elements that other points overwrite"
+        return ""
+
+    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
+        """Threads of a block."""
+        return {"threads": (64, 128, 256)}
+
+    def default(self, nest: Nest, target: CudaTarget) -> Parameters:
+        """Small blocks for few updates."""
+        points = product(nest.stages[0].axes)
+        return {"threads": 64 if points <= 64 * target.multiprocessors else THREADS}
+
+    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        total = product(stage.axes)
+        t = thread_var(f"{stage.name}_t", min(parameters["threads"], power_of_two(total)))
+        rounds = -(-total // t.extent)
+
+        def one(number: Expr) -> tuple[Stmt, ...]:
+            position = flat((number, 1), (t, t.extent))
+            return where(below(position, total), _updates(stage, at(position, stage.axes)))
+
+        if outer is LoopKind.SERIAL:
+            return Scheduled((thread_loop(t, (
+                loop(f"{stage.name}_o", rounds, LoopKind.SERIAL, one),)),), ())
+        return Scheduled((loop(f"{stage.name}_b", rounds, outer,
+                               lambda b: (thread_loop(t, one(b)),)),), ())
+
+
+def depends_on_order(nest: Nest) -> bool:
+    """Whether last bits of what this template computes may differ from run to run."""
+    return any(a.buffer.dtype.is_float and _update(a)[0] in ("add", "mul")
+               for a in nest.stages[0].assigns)
+
+
+def _update(assign: Assign) -> tuple[str, Expr] | None:
+    """The op and the term with which an assignment updates its element."""
+    def is_own(e: Expr) -> bool:
+        return isinstance(e, Load) and e.source == assign.buffer and e.guard is None \
+            and e.indices == assign.indices
+
+    value = assign.value
+    if not isinstance(value, Apply):
+        return None
+    if value.op == "fma" and is_own(value.args[2]):
+        return "add", apply("mul", *value.args[:2])
+    if value.op not in OPS:
+        return None
+    return next(((value.op, term) for own, term in (value.args, value.args[::-1])
+                 if is_own(own)), None)
+
+
+def _updates(stage: Stage, mapping: dict) -> tuple[Stmt, ...]:
+    result = []
+    for assign in stage.assigns:
+        op, term = _update(assign)
+        guard = None if assign.guard is None else substitute(assign.guard, mapping)
+        result.append(Accumulate(
+            (assign.buffer,), tuple(substitute(i, mapping) for i in assign.indices),
+            named_combiner(op, assign.buffer.dtype), (substitute(term, mapping),), guard, True))
+    return tuple(result)

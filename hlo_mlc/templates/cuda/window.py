@@ -1,0 +1,182 @@
+"""Folds over windows that overlap: depthwise and narrow convolutions, pooling, stencils as sums.
+
+    for b block:
+      for t thread:                        some outputs along an axis of the windows, as vectors
+        for u, v: sums[u, v] = initial
+        for the window: for u, v: sums[u, v] = combine(sums[u, v], term)
+        for u, v: results
+
+Neighbouring outputs of a thread share most of their windows: with the loops written out, what they
+share is loaded once and stays in registers.  What threads share with each other is served by the
+first cache, which is the same memory as shared memory would be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.cuda.base import (
+    THREADS,
+    at,
+    below,
+    flat,
+    lanes,
+    power_of_two,
+    product,
+    store,
+    thread_loop,
+    thread_var,
+    vector_width,
+    where,
+)
+from hlo_mlc.templates.cuda.contraction import ContractionTemplate
+from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
+from hlo_mlc.tensor.classify import contraction, cost, is_injective, is_map, slides, sliding, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Outputs of a thread along an axis of the windows, best first: each divides many image sizes.
+ALONG = (4, 8, 7, 6, 5, 3, 2)
+# Simple operations of a thread that are written out: code size.
+WRITTEN_OUT = 1500
+# Features of a convolution from which on it is done as a matrix product.
+MANY_FEATURES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTemplate:
+    """Outputs to threads, windows in registers."""
+
+    name: str = "window"
+
+    def refusal(self, nest: Nest) -> str:
+        """Why the nest is not a fold over windows for this template; empty where it is."""
+        if len(nest.stages) != 1 or is_map(nest.stages[0]):
+            return "not a single reduction"
+        stage = nest.stages[0]
+        if stage.along or stage.scan is not None:
+            return "it stores on the way"
+        if any(v.extent == 0 for v in stage.reduce_axes):
+            return "an axis without elements"
+        if not slides(stage):
+            return "its terms are used once"
+        roles = contraction(stage)
+        if roles is not None and product(roles.columns) >= MANY_FEATURES \
+                and product(roles.rows) >= MANY_FEATURES \
+                and not ContractionTemplate().refusal(nest):
+            return "features enough for tiles of a matrix product"
+        if not all(is_injective(a, stage.axes) for a in stage.assigns):
+            return "several points may write one element"
+        return reads_foreign_results(stage)
+
+    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
+        """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
+        return {"along": (1, 2, 4, 8), "vector": (1, 2, 4), "threads": (64, 128, 256)}
+
+    def default(self, nest: Nest, target: CudaTarget) -> Parameters:
+        """As many outputs as there are threads to be had without them."""
+        stage = coalesce(nest.stages[0])
+        axis, vector = _axis(stage), _vector(stage)
+        points = product(stage.axes) // vector
+        fits = [u for u in ALONG if axis is not None and axis.extent % u == 0
+                and points // u >= THREADS * target.multiprocessors
+                and u * vector * product(stage.reduce_axes) * cost(*stage.terms) <= WRITTEN_OUT]
+        return {"along": fits[0] if fits else 1, "vector": vector,
+                "threads": min(THREADS, max(32, power_of_two(points)))}
+
+    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+        """The loops for the given parameters."""
+        return Scheduled(_windows(coalesce(nest.stages[0]), parameters, outer), ())
+
+
+def _axis(stage: Stage) -> Var | None:
+    """The innermost axis along which windows overlap, but for the last one: there neighbouring
+    threads have neighbouring outputs."""
+    return next((v for v in reversed(stage.axes[:-1]) if sliding(stage, v)), None)
+
+
+def _vector(stage: Stage) -> int:
+    """Elements along the last axis that can be loaded at once."""
+    last = stage.axes[-1]
+    accesses = [access for term in stage.terms for access in loads(term)]
+    if sliding(stage, last) or any(stride(a, last) not in (0, 1) for a in accesses):
+        return 1
+    return vector_width((stage,), (stage.axes,))
+
+
+def _windows(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:
+    name, axis, last = stage.name, _axis(stage), stage.axes[-1]
+    along = math.gcd(parameters["along"], axis.extent) if axis is not None else 1
+    vector = math.gcd(parameters["vector"], _vector(stage))
+    # What a thread has of each axis.
+    share = {v: along if v is axis else vector if v is last else 1 for v in stage.axes}
+    parts = tuple(Var(v.name, INDEX, v.extent // share[v]) for v in stage.axes)
+    total = product(parts)
+    t = thread_var(f"{name}_t", min(parameters["threads"], power_of_two(total)))
+    sums = tuple(Buffer(f"{name}_{n}_sum", a.dtype, (t.extent, along, vector), "thread")
+                 for n, a in enumerate(stage.accumulators))
+
+    def one(position: Expr) -> tuple[Stmt, ...]:
+        here = at(position, parts)
+
+        def place(u: Expr, v: Expr) -> dict[Var, Expr]:
+            inner = {axis: u, last: v}
+            return {x: index.add(index.multiply(here[part], index.constant(share[x])),
+                                 inner[x] if share[x] > 1 else index.constant(0))
+                    for x, part in zip(stage.axes, parts, strict=True)}
+
+        def each(body: Callable[[Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+            def row(u: Expr) -> tuple[Stmt, ...]:
+                return lanes(f"{name}_v", vector, lambda v: body(u, v))
+
+            if along == 1:
+                return row(index.constant(0))
+            return (loop(f"{name}_u", along, LoopKind.UNROLL, row),)
+
+        def begin(u: Expr, v: Expr) -> tuple[Stmt, ...]:
+            return tuple(Store(b, (t, u, v), substitute(e, place(u, v)))
+                         for b, e in zip(sums, stage.initial, strict=True))
+
+        def step(u: Expr, v: Expr) -> tuple[Stmt, ...]:
+            terms = tuple(substitute(e, place(u, v)) for e in stage.terms)
+            return (Accumulate(sums, (t, u, v), stage.combiner, terms),)
+
+        def finish(u: Expr, v: Expr) -> tuple[Stmt, ...]:
+            mapping = {**place(u, v), **{a: Load(b, (t, u, v)) for a, b in
+                                         zip(stage.accumulators, sums, strict=True)}}
+            return tuple(store(a, mapping) for a in stage.assigns)
+
+        fold = each(step)
+        written = along * vector * max(1, cost(*stage.terms))
+        for window in reversed(stage.reduce_axes):
+            written *= window.extent
+            kind = LoopKind.UNROLL if written <= WRITTEN_OUT else LoopKind.SERIAL
+            fold = (For(window, index.constant(window.extent), kind, fold),)
+        return where(below(position, total), (*each(begin), *fold, *each(finish)))
+
+    blocks = -(-total // t.extent)
+    if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
+        rounds = loop(f"{name}_o", blocks, LoopKind.SERIAL,
+                      lambda o: one(flat((o, 1), (t, t.extent))))
+        body: tuple[Stmt, ...] = (thread_loop(t, (rounds,)),)
+    else:
+        body = (loop(f"{name}_b", blocks, LoopKind.BLOCK,
+                     lambda b: _allocated(sums, (thread_loop(t, one(
+                         flat((b, 1), (t, t.extent)))),))),)
+    return body if outer is LoopKind.BLOCK else _allocated(sums, body)
+
+
+def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    for buffer in reversed(buffers):
+        body = (Allocate(buffer, body),)
+    return body
