@@ -20,7 +20,14 @@ from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.cost import choose_all, choose_predicted, is_small, predict
+from hlo_mlc.partition.cost import (
+    choose_all,
+    choose_predicted,
+    completes,
+    is_small,
+    predict,
+    worth_it,
+)
 from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
@@ -83,8 +90,13 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     """The plan, and its kernels; a cluster whose kernel cannot be built stays with XLA."""
     failed: dict[str, str] = {}
     while True:
-        plan = partition(graph, _chooser(options, target, failed),
-                         lambda unit: is_small_unit(unit, target), donated)
+        choose = _chooser(options, target, failed)
+        plan = partition(graph, choose, lambda unit: is_small_unit(unit, target), donated)
+        if options.choose != "ours":
+            plan = worth_it(plan, target)
+            if completes(plan, target):
+                plan = partition(graph, _all_of_it(choose, failed),
+                                 lambda unit: is_small_unit(unit, target), donated)
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
         if not result.failed:
@@ -108,6 +120,19 @@ def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, str]) -> 
     return choose
 
 
+def _all_of_it(choose: Chooser, failed: Mapping[str, str]) -> Chooser:
+    """What takes the rest as well, but for what cannot be built."""
+
+    def choose_it(cluster: Cluster) -> Verdict:
+        verdict = choose(cluster)
+        if verdict.take or cluster.kernel.fingerprint in failed:
+            return verdict
+        return replace(verdict, take=True, reason=f"{verdict.reason}, but nothing else is left "
+                                                  "to XLA then, which would start a thread for it")
+
+    return choose_it
+
+
 def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
     records = open_records(options)
 
@@ -117,9 +142,10 @@ def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], V
         if known is None or not known.choice:
             return predicted
         found = known.measured
-        return replace(predicted, take=known.choice == OURS, ours_us=found.ours_us,
-                       xla_us=found.xla_us, reason=f"recorded when it was tuned: XLA takes "
-                       f"{found.xla_ratio:.2f} times as long as ours")
+        return replace(predicted, take=known.choice == OURS, recorded=True,
+                       ours_us=found.ours_us, xla_us=found.xla_us,
+                       reason=f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times "
+                              "as long as ours")
 
     return choose
 
@@ -138,9 +164,8 @@ def clusters_of(module: ir.Module, options: Options, *, entry: str = "main") -> 
 
 def is_small_unit(unit: Unit, target: CpuTarget) -> bool:
     """Whether a unit is too small to deserve a kernel of its own."""
-    if unit.joined is not None:
-        return is_small(Nest(unit.joined.stages, unit.joined.shared), target)
-    return all(is_small(step, target) for step in unit.steps)
+    nests = (Nest(joined.stages, joined.shared) for joined in unit.nests)
+    return all(is_small(step, target) for step in (*unit.steps, *nests))
 
 
 def plan_text(plan: Plan) -> str:

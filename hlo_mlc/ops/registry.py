@@ -42,6 +42,8 @@ _LEFT_TO_XLA: Mapping[str, str] = {
                     "matrix factorisations and solves stay with XLA's libraries"),
     **dict.fromkeys(("stablehlo.rng", "stablehlo.rng_bit_generator"),
                     "XLA defines the state and the bits of its own generators"),
+    **dict.fromkeys(("stablehlo.if", "stablehlo.case"),
+                    "XLA chooses between branches that are more than a few simple operations"),
     **dict.fromkeys(("stablehlo.sort", "chlo.top_k"),
                     "sorting has no form as index -> scalar expressions"),
 }

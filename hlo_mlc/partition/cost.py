@@ -26,6 +26,10 @@ from hlo_mlc.tensor.core import Loop, Stage, Step, TensorProgram
 # Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
 # one on vectors, whose rate counts what really waits for memory and other operations.
 _SCALAR_OPERATIONS = 4
+# Operations for an element that does not lie beside those of the next lanes: transposing 2048
+# square of f32 and of bf16 took a quarter of a nanosecond each on two threads, exp of every other
+# element 0.13 more than of neighbours.
+_APART = 16
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
 
 # XLA hands a program of so many operations to another thread; one that is all ours it runs at once.
@@ -45,9 +49,9 @@ UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
 
-def estimate(kernel: Kernel, target: CpuTarget) -> Estimate:
-    """Predict both sides from the kernel's stages."""
-    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, False)]
+def estimate(kernel: Kernel, target: CpuTarget, in_loop: bool = False) -> Estimate:
+    """Predict both sides from the kernel's stages; `in_loop`: inside a loop of XLA's."""
+    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, in_loop)]
     largest = max(parts, key=lambda part: part.ours_us, default=None)
     return Estimate(
         sum(part.ours_us for part in parts) + target.rates.call_us,
@@ -98,7 +102,8 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
     if template == "plain":
         ours = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
     else:
-        threads = max(1, min(target.cores, 2 * (work.operations + work.products) // SERIAL_WORK))
+        amount = work.operations + work.products + work.apart
+        threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))
         ours = OurTime(work, False, _vector_us(work, rates) / vector, threads, scalar_us)
     kind, xla = xla_us(stage, ours, target)
     computing = ours.computing_us
@@ -116,7 +121,8 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
 
 def _vector_us(work: Work, rates: Rates) -> float:
     """Computing on one thread, if vectors had one lane."""
-    return work.operations / rates.vector_operations + work.products / rates.vector_products
+    return (work.operations + _APART * work.apart) / rates.vector_operations \
+        + work.products / rates.vector_products
 
 
 def _border_bytes(program: TensorProgram) -> int:
@@ -144,7 +150,7 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
-    predicted = estimate(cluster.kernel, target)
+    predicted = estimate(cluster.kernel, target, cluster.in_loop)
     ours, xla = predicted.ours_us, predicted.xla_us
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
@@ -180,6 +186,37 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
     xla = sum(v.xla_us for v in verdicts)
     return Prediction(target.rates.dispatch_us + ours, target.rates.dispatch_us + xla)
+
+
+def worth_it(plan: Plan, target: CpuTarget) -> Plan:
+    """The plan, or one that takes nothing where its kernels save next to nothing of the program.
+
+    They are to be compiled, and XLA is to run what is around them apart from each other.  What is
+    not modelled takes time as well, so the share that is saved is no larger than it looks here; how
+    often a loop of XLA's repeats its kernels is not known, so those count as worth it.
+    """
+    if any(cluster.in_loop or verdict.recorded for cluster, verdict in plan.taken):
+        return plan
+    saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
+    total = target.rates.dispatch_us + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected))
+    if saved > (1 - 1 / MARGIN) * total:
+        return plan
+    reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
+    left = [(cluster, replace(verdict, take=False, reason=reason))
+            for cluster, verdict in plan.taken]
+    return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
+
+
+def completes(plan: Plan, target: CpuTarget) -> bool:
+    """Whether the rest of a program should be taken as well, though XLA is faster at it.
+
+    It hands its part to another thread, which one that is all ours does not need.
+    """
+    if plan.left or not plan.taken or not plan.rejected or any(
+            verdict.recorded for _, verdict in plan.rejected):
+        return False
+    more = sum(v.ours_us - v.xla_us for _, v in plan.rejected)
+    return more < target.rates.start_us
 
 
 def is_small(step: Step, target: CpuTarget) -> bool:

@@ -17,6 +17,7 @@ from hlo_mlc.tensor.classify import (
     is_plain,
     reads,
     slides,
+    stage_cost,
     walks_columns,
 )
 from hlo_mlc.tensor.combine import side_by_side
@@ -72,7 +73,7 @@ def join(nest: Joined, stage: Stage) -> Joined | str:
     wanted = frozenset(stage.inputs)
     stages = _append(nest.stages, stage, shared)
     handed = nest.handed | (wanted - {b for s in stages for b in s.inputs})
-    if sum(cost(*s.expressions) for s in stages) > COST_LIMIT:
+    if sum(map(stage_cost, stages)) > COST_LIMIT:
         return "the fused expressions would need more registers than there are"
     buffers = {b for s in stages for b in (*s.inputs, *s.outputs)} - handed
     if len(buffers) > BUFFER_LIMIT:
@@ -313,7 +314,7 @@ def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | 
     folds = any(s.combiner is not None for s in found.between)
     if not folds and math.prod(v.extent for v in stages[0].axes) < WIDE:
         return "two products whose rows stay in the caches"
-    if sum(cost(*s.expressions) for s in stages) > COST_LIMIT:
+    if sum(map(stage_cost, stages)) > COST_LIMIT:
         return "the fused expressions would need more registers than there are"
     return joined
 

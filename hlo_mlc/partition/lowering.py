@@ -21,7 +21,7 @@ from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.core import Assign, Stage
-from hlo_mlc.tensor.extremum import split_extremum
+from hlo_mlc.tensor.extremum import in_one_pass
 
 # Operations per element above which a value with several users is stored rather than computed
 # again.  Low, because users in the same nest get the value handed over without a load.
@@ -244,8 +244,7 @@ class StageLowering:
                         for buffer, e in zip(buffers, finished, strict=True))
         stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,
                       fold.initial, accumulators)
-        for part in split_extremum(stage, self.fresh) or (stage,):
-            self._emit(node, part, inner=inner)
+        self._emit(node, in_one_pass(stage, self.fresh) or stage, inner=inner)
 
     def _staged(self, node: Node, staged: Staged) -> None:
         """The tensor in between, then the results."""

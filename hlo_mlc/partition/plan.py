@@ -37,7 +37,8 @@ class Cluster:
     `aliases` are the positions of results and of the operands whose memory they take over.
     `border_bytes` are those of values that pass between it and other nodes of its graph,
     `copied_bytes` those of results that XLA has to copy into memory that is read for them;
-    `is_whole` says that there is nothing else in the graph.
+    `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
+    body of a loop that stays with XLA.
     """
 
     kernel: Kernel
@@ -48,13 +49,15 @@ class Cluster:
     border_bytes: int
     copied_bytes: int
     is_whole: bool
+    in_loop: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Verdict:
     """Whether a cluster is taken, why, and what both sides are expected to need.
 
-    `ours_us` and `xla_us` are those of the cluster in its place: more than its kernel's.
+    `ours_us` and `xla_us` are those of the cluster in its place: more than its kernel's.  What was
+    `recorded` when the kernel was tuned stands, whatever the rest of the program is.
     """
 
     take: bool
@@ -62,6 +65,7 @@ class Verdict:
     estimate: Estimate
     ours_us: float
     xla_us: float
+    recorded: bool = False
 
 
 Chooser = Callable[[Cluster], Verdict]
@@ -86,19 +90,22 @@ class Plan:
 
 
 def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-              donated: Sequence[tuple[int, int]] = ()) -> Plan:
+              donated: Sequence[tuple[int, int]] = (), around: frozenset[str] = frozenset()
+              ) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
     become one kernel.  `donated` are the numbers of parameters and of the results that their
-    memory is for.
+    memory is for; `around` are the ops that `graph` is a region of.
     """
     plan = Plan(graph)
     reasons = {node: _refusal(node) for node in graph.nodes}
-    graph = _rewrite_regions(graph, reasons, choose, small, plan)
+    graph = _rewrite_regions(graph, reasons, choose, small, plan, around)
     fuser, values = _lower(graph, reasons)
     results = frozenset(graph.results)
     fuser.join_chains(frozenset(b for b, v in values.items() if v in results))
+    fuser.join_siblings()
+    fuser.settle()
     plan.apart.update(fuser.refusals)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
@@ -108,11 +115,12 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     heirs = {graph.results[r]: graph.parameters[p] for p, r in donated
              if graph.parameters[p] not in results
              and graph.parameters[p].type == graph.results[r].type}
-    whole = len(runs) == 1
+    whole = len(runs) == 1 and around <= _WHOLE
     for run in runs:
         if run[0].is_outside:
             continue
-        cluster = _cluster(run, read_by, results, values, makers, heirs, whole)
+        cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
+                           _LOOP in around)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
         if verdict.take:
@@ -135,12 +143,12 @@ def _refusal(node: Node) -> str:
 
 
 def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], plan: Plan) -> Graph:
+                     small: Callable[[Unit], bool], plan: Plan, around: frozenset[str]) -> Graph:
     """Partition the bodies of control flow that stays with XLA."""
     nodes, changed = [], False
     for node in graph.nodes:
         if reasons[node] and node.op in CONTROL_FLOW:
-            inner = [partition(region, choose, small, _carried(node, region))
+            inner = [partition(region, choose, small, _carried(node, region), around | {node.op})
                      for region in node.regions]
             if any(p.taken for p in inner):
                 new = Node(node.op, node.operands, node.results, node.attributes,
@@ -166,8 +174,9 @@ def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
     return [(k, k) for k in range(len(region.results))]
 
 
-CONTROL_FLOW = frozenset(("stablehlo.while", "stablehlo.if", "stablehlo.case",
-                          "sdy.manual_computation"))
+_LOOP = "stablehlo.while"
+_WHOLE = frozenset(("sdy.manual_computation",))  # its region is all that a device runs
+CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 
 
 def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, Value]]:
@@ -219,7 +228,7 @@ def _is_table(node: Node) -> bool:
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
-             heirs: Mapping[Value, Value], is_whole: bool) -> Cluster:
+             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -241,7 +250,8 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     copied = [b for b in outputs if heirs.get(values[b]) in at and b not in moved]
     return Cluster(kernel, _between(sources, targets, makers), sources, targets,
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
-                   sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole)
+                   sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
+                   in_loop)
 
 
 def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],

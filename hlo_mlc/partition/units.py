@@ -6,12 +6,14 @@ path leads from one to the other through a third.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.joining import Joined, chained, finish, join
+from hlo_mlc.partition.siblings import factors, together_refusal
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Loop, Stage, Step
 
@@ -24,16 +26,30 @@ CHAIN_LIMIT = 8
 
 @dataclass(slots=True)
 class Unit:
-    """`joined` is an open nest, `steps` finished ones; both are empty for an outside operation."""
+    """`joined` is an open nest, `steps` finished ones; both are empty for an outside operation.
+
+    `beside` are nests that run with `joined` in one kernel, and do not depend on it.
+    """
 
     number: int
     nodes: list[Node]
     joined: Joined | None = None
+    beside: list[Joined] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     reads: set[Buffer] = field(default_factory=set)
     writes: set[Buffer] = field(default_factory=set)
     ancestors: int = 0  # a bit for each unit that must run before
     parents: set[int] = field(default_factory=set)  # the nearest of them
+    children: set[int] = field(default_factory=set)  # those that it is a parent of
+    members: int = 0  # a bit for itself and for each unit that has become a part of it
+
+    def __post_init__(self) -> None:
+        self.members = 1 << self.number
+
+    @property
+    def nests(self) -> tuple[Joined, ...]:
+        """The open nests, in order."""
+        return () if self.joined is None else (self.joined, *self.beside)
 
     @property
     def product(self) -> Stage | None:
@@ -53,7 +69,8 @@ class Fuser:
     units: list[Unit] = field(default_factory=list)
     refusals: dict[Node, str] = field(default_factory=dict)  # why an operation joined nothing
     _producer: dict[Buffer, Unit] = field(default_factory=dict)
-    _readers: dict[Buffer, list[Unit]] = field(default_factory=dict)
+    _merged: dict[int, int] = field(default_factory=dict)  # units that are part of another one now
+    _readers: dict[Buffer, dict[int, Unit]] = field(default_factory=dict)  # the latest one last
 
     def add_outside(self, node: Node, reads: Iterable[Buffer], writes: Iterable[Buffer]) -> None:
         """An operation that stays as it is."""
@@ -64,6 +81,8 @@ class Fuser:
         unit = Unit(len(self.units), [node], steps=steps)
         if after_all:
             unit.ancestors = (1 << unit.number) - 1
+            for earlier in self.units:
+                earlier.children.add(unit.number)
         reads = {b for step in steps for b in step_reads(step)}
         writes = {b for step in steps for b in step_writes(step)}
         self._new(unit, reads - writes, writes)
@@ -91,14 +110,17 @@ class Fuser:
 
     def _candidates(self, stage: Stage) -> list[Unit]:
         """Producers of its inputs, latest first, then other readers of its inputs."""
-        found: dict[int, Unit] = {}
         producers = {u.number: u for b in stage.inputs if (u := self._producer.get(b))}
-        for number in sorted(producers, reverse=True):
-            found[number] = producers[number]
-        for buffer in stage.inputs:
-            for unit in reversed(self._readers.get(buffer, ())):
+        latest = (producers[number] for number in sorted(producers, reverse=True))
+        others = (unit for buffer in stage.inputs
+                  for unit in reversed(self._readers.get(buffer, {}).values()))
+        found: dict[int, Unit] = {}
+        for unit in itertools.chain(latest, others):
+            if len(found) == CANDIDATE_LIMIT:
+                break
+            if unit.joined is not None:
                 found.setdefault(unit.number, unit)
-        return [u for u in found.values() if u.joined is not None][:CANDIDATE_LIMIT]
+        return list(found.values())
 
     def _would_cycle(self, unit: Unit, reads: set[Buffer]) -> bool:
         bit = 1 << unit.number
@@ -116,53 +138,105 @@ class Fuser:
             if producer is not None and producer is not unit:
                 unit.ancestors |= producer.ancestors | 1 << producer.number
                 unit.parents.add(producer.number)
+                producer.children.add(unit.number)
             if producer is not unit:
-                self._readers.setdefault(buffer, []).append(unit)
+                known = self._readers.setdefault(buffer, {})
+                known.pop(unit.number, None)
+                known[unit.number] = unit
         unit.reads |= reads
         unit.writes |= writes
         for buffer in writes:
             self._producer[buffer] = unit
-        if unit.ancestors != before and unit is not self.units[-1]:
-            bit = 1 << unit.number
-            for later in self.units:
-                if later.ancestors & bit:
-                    later.ancestors |= unit.ancestors
+        if unit.ancestors != before:
+            self._pass_on(unit)
 
+    def _pass_on(self, unit: Unit) -> None:
+        """Let all that runs after a unit run after its ancestors and all its members too."""
+        waiting = [unit]
+        while waiting:
+            parent = waiting.pop()
+            parent.children = {self._at(n).number for n in parent.children} - {parent.number}
+            for child in map(self.units.__getitem__, parent.children):
+                before = child.ancestors
+                child.ancestors |= parent.ancestors | parent.members
+                if child.ancestors != before:
+                    waiting.append(child)
+
+    def _at(self, number: int) -> Unit:
+        """The unit of that number, or the one that it has become a part of."""
+        while number in self._merged:
+            number = self._merged[number]
+        return self.units[number]
+
+    def _absorb(self, unit: Unit, parts: Iterable[Unit]) -> None:
+        """Make `parts` a part of `unit`, whose nests are up to the caller."""
+        for part in parts:
+            self._merged[part.number] = unit.number
+            unit.reads |= part.reads
+            unit.writes |= part.writes
+            unit.parents |= part.parents
+            unit.children |= part.children
+            unit.members |= part.members
+            unit.ancestors |= part.ancestors
+        unit.ancestors &= ~unit.members
+        unit.nodes = [n for part in (*parts, unit) for n in part.nodes]
+        self._pass_on(unit)
 
     def join_chains(self, needed: frozenset[Buffer]) -> None:
         """Make one unit of a matrix product, of what is computed row by row from its results, and
         of the product that sums over these rows, where nothing else reads what is in between."""
         read_by = readers(self.units)
-        merged: dict[int, int] = {}  # numbers of units that are part of another one now
-        chains: list[tuple[Unit, int]] = []
         for last in self.units:
             if last.product is None:
                 continue
             reasons = []
             for first in self._leaders(last):
-                parts = self._between(first, last, read_by, needed, merged)
+                parts = self._between(first, last, read_by, needed)
                 result = parts if isinstance(parts, str) else chained(
                     first.joined, [part.joined for part in parts], last.joined)
                 if isinstance(result, str):
                     reasons.append(result)
                     continue
                 last.joined = result
-                bits = 0
-                for part in (first, *parts):
-                    bits |= 1 << part.number
-                    merged[part.number] = last.number
-                    last.reads |= part.reads
-                    last.writes |= part.writes
-                    last.parents |= part.parents
-                last.nodes = [n for part in (first, *parts, last) for n in part.nodes]
-                chains.append((last, bits))
+                self._absorb(last, (first, *parts))
                 for node in last.nodes:
                     self.refusals.pop(node, None)
                 break
             else:
                 self.refusals.update((last.nodes[0], reason) for reason in reasons[:1])
-        if chains:
-            self._replace(merged, chains)
+
+    def join_siblings(self) -> None:
+        """Make one unit of products that share a factor and do not wait for each other."""
+        known: dict[Expr, dict[int, Unit]] = {}  # by factor, the latest last
+        for unit in self.units:
+            product = None if unit.number in self._merged else unit.product
+            if product is None:
+                continue
+            found = (u for factor in factors(product)
+                     for u in reversed(known.get(factor, {}).values()))
+            leader = unit
+            for other in itertools.islice(found, CANDIDATE_LIMIT):
+                if other.ancestors & unit.members or unit.ancestors & other.members:
+                    continue
+                reason = together_refusal(other.joined.stages[0], product)
+                if reason:
+                    self.refusals[unit.nodes[0]] = reason
+                    continue
+                leader = other
+                self.refusals.pop(unit.nodes[0], None)
+                leader.beside.append(unit.joined)
+                self._absorb(leader, (unit,))
+                break
+            for factor in factors(product):
+                known.setdefault(factor, {})[leader.number] = leader
+
+    def settle(self) -> None:
+        """Take out units that have become part of others, which take their place in the order."""
+        gone = sum(1 << number for number in self._merged)
+        for unit in self.units:
+            unit.parents = {self._at(n).number for n in unit.parents} - {unit.number}
+            unit.ancestors &= ~gone
+        self.units = [u for u in self.units if u.number not in self._merged]
 
     def _leaders(self, last: Unit) -> list[Unit]:
         """The products whose results `last` sums over, as far as only row-wise units are between;
@@ -182,7 +256,7 @@ class Fuser:
         return sorted(found.values(), key=lambda u: -max(b.size for b in u.writes))
 
     def _between(self, first: Unit, last: Unit, read_by: Mapping[Buffer, set[int]],
-                 needed: frozenset[Buffer], merged: Mapping[int, int]) -> list[Unit] | str:
+                 needed: frozenset[Buffer]) -> list[Unit] | str:
         """The units that run after `first` and before `last`, or why they cannot become one."""
         bit = 1 << first.number
         numbers: set[int] = set()
@@ -198,25 +272,12 @@ class Fuser:
         inside = {first.number, *numbers, last.number}
         if any(part.joined is None for part in parts):
             return "another operation runs between the two products"
-        if any(number in merged for number in inside):
+        if any(number in self._merged for number in inside):
             return "a part of it belongs to another chain of products"
         if any(b in needed or not read_by.get(b, inside) <= inside
                for part in (first, *parts) for b in part.writes):
             return "what is between the two products is needed elsewhere"
         return parts
-
-    def _replace(self, merged: Mapping[int, int], chains: list[tuple[Unit, int]]) -> None:
-        """Take out units that have become part of others, which take their place in the order."""
-        gone = sum(1 << number for number in merged)
-        for unit in self.units:
-            unit.parents = {merged.get(n, n) for n in unit.parents} - {unit.number}
-            for last, bits in chains:
-                if unit.ancestors & bits and unit is not last:
-                    unit.ancestors |= last.ancestors | 1 << last.number
-            unit.ancestors &= ~gone
-        self._producer = {b: self.units[merged.get(u.number, u.number)]
-                          for b, u in self._producer.items()}
-        self.units = [u for u in self.units if u.number not in merged]
 
 
 def step_reads(step: Step) -> set[Buffer]:
@@ -248,9 +309,8 @@ def finished(unit: Unit, read_by: Mapping[Buffer, set[int]], needed: frozenset[B
     if unit.joined is None:
         return unit.steps
     own = {unit.number}
-    wanted = (b for b in unit.writes if b in needed or not read_by.get(b, own) <= own)
-    nest = finish(unit.joined, frozenset(wanted))
-    return [nest] if nest.stages else []
+    wanted = frozenset(b for b in unit.writes if b in needed or not read_by.get(b, own) <= own)
+    return [nest for joined in unit.nests if (nest := finish(joined, wanted)).stages]
 
 
 def in_order(units: list[Unit]) -> list[Unit]:

@@ -6,14 +6,21 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Apply, Buffer, Expr, loads, walk
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.classify import contraction, cost
-from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.classify import contraction, cost_of, slides, stride, walks_columns
+from hlo_mlc.tensor.core import Stage, derived
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
 _EXACT = frozenset(("abs", "max", "min", "neg", "select", "sign"))  # need none
 _FACTOR_REUSE = 16  # of what is computed for a factor of a product: a register tile is so high
+# What divides and takes roots computes no other lanes meanwhile: 10 to 24 cycles for a vector of 64
+# bytes, where simple operations take one.  Source: uops.info, Ice Lake and Golden Cove.
+_DIVIDER = {"div": 8, "sqrt": 10, "rsqrt": 14}
+# Operations of a step of a scan for each of its combiner's: the next one waits for the result.
+_WAITING = 8
+_LINE = 64  # bytes that come from memory together
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +28,24 @@ class Work:
     """What one run of a stage does.
 
     `operations` are simple ones, besides the multiply-adds of a product: none where values only
-    move. `moved` are the bytes read and written of each buffer.
+    move. `moved` are the bytes read and written of each buffer, `apart` counts elements that
+    do not lie beside those of the next lanes.
     """
 
     operations: int
     products: int  # multiply-adds of a sum of products
     moved: Mapping[Buffer, int]
+    apart: int
 
-    @classmethod
-    def of(cls, stage: Stage) -> Work:
+    @staticmethod
+    @derived
+    def of(stage: Stage) -> Work:
         """The work of a stage."""
         count = points(stage)
-        moved = {b: min(b.bytes, count * b.dtype.bytes) for b in (*stage.inputs, *stage.outputs)}
-        return cls(_operations(stage), count if multiplies(stage) else 0, moved)
+        moved = {b: min(b.bytes, count * b.dtype.bytes) for b in stage.outputs}
+        for buffer, read in stage.loads_by_buffer.items():
+            moved[buffer] = max(_read_bytes(load, stage) for load in read)
+        return Work(_operations(stage), count if multiplies(stage) else 0, moved, _apart(stage))
 
     @property
     def moved_bytes(self) -> int:
@@ -51,9 +63,13 @@ def _operations(stage: Stage) -> int:
     outer = math.prod(v.extent for v in stage.axes)
     values = [a.value for a in (*stage.along, *stage.assigns)]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    folded = _cost(*stage.terms)
+    folded = 0
     if stage.combiner is not None:
-        folded += -1 if multiplies(stage) else _cost(*stage.combiner.results)
+        # Whether an element exists is asked once for a whole tile (tensor/guards.py).
+        folded = _cost(*stage.terms) - _cost(*(
+            load.guard for term in stage.terms for load in loads(term) if load.guard is not None))
+        each = _cost(*stage.combiner.results)
+        folded += -1 if multiplies(stage) else each if stage.scan is None else each * _WAITING
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
@@ -61,10 +77,52 @@ def _operations(stage: Stage) -> int:
 
 
 def _cost(*roots: Expr) -> int:
-    """`cost`, and what it takes to round every f16 and bf16."""
-    rounded = sum(isinstance(node, Apply) and node.dtype.is_narrow_float
-                  and node.op not in _EXACT for node in walk(*roots))
-    return cost(*roots) + _ROUNDING * rounded
+    """Operations for evaluating these once, with what it takes to round every f16 and bf16."""
+    total = 0
+    for node in walk(*roots):
+        if isinstance(node, Apply) and node.dtype is not INDEX:
+            rounded = node.dtype.is_narrow_float and node.op not in _EXACT
+            total += cost_of(node.op) + _DIVIDER.get(node.op, 0) + _ROUNDING * rounded
+            if _rotates(node):
+                total -= 2  # one instruction for three
+    return total
+
+
+def _rotates(node: Apply) -> bool:
+    """x << a | x >> (bits - a)"""
+    if node.op != "or" or not all(isinstance(part, Apply) for part in node.args):
+        return False
+    left, right = node.args
+    return {left.op, right.op} == {"shl", "shr_logical"} and left.args[0] is right.args[0]
+
+
+def _read_bytes(load: Load, stage: Stage) -> int:
+    """What a load brings from memory in all points of a stage."""
+    buffer, count = load.source, points(stage)
+    steps = {v: abs(stride(load, v) or 0) for v in (*stage.axes, *stage.reduce_axes)}
+    nearest = min(filter(None, steps.values()), default=1) * buffer.dtype.bytes
+    lanes = _lanes(stage)
+    if lanes is not None and nearest > buffer.dtype.bytes \
+            and steps[lanes] * buffer.dtype.bytes >= _LINE:
+        return count * _LINE  # before its neighbours are read, the line has left the cache
+    return min(buffer.bytes, count * min(nearest, _LINE))
+
+
+def _lanes(stage: Stage) -> Var | None:
+    """The axis that vectors lie along, where the stage itself says so: in a map or in a fold."""
+    if multiplies(stage) or stage.scan is not None or slides(stage):
+        return None
+    if stage.combiner is None or walks_columns(stage):
+        return stage.axes[-1] if stage.axes else None
+    return stage.reduce_axes[-1] if stage.reduce_axes else None
+
+
+def _apart(stage: Stage) -> int:
+    lanes = _lanes(stage)
+    if lanes is None:
+        return 0
+    read = (load for group in stage.loads_by_buffer.values() for load in group)
+    return points(stage) * sum(stride(load, lanes) not in (-1, 0, 1) for load in read)
 
 
 def window(stage: Stage) -> int:

@@ -14,12 +14,14 @@ from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
 # Computed where they are read, in every trip, at no cost.
 _FREE = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "constant", "iota", "reshape"))
-# Costs less to compute again than to load, where the result is larger than what it is made of.
+# Cost less to compute again than to load, where the result is larger than what it is made of.
 _CHEAP = frozenset(f"stablehlo.{name}" for name in (
     "abs", "add", "and", "bitcast_convert", "ceil", "clamp", "compare", "concatenate", "convert",
     "floor", "gather", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad",
     "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "subtract",
     "xor"))
+# So many of them cost what a load from the second level does.
+_MOST_OPERATIONS = 4
 # Bytes that a value may take which is larger than what it is made of.
 _MOST_GROWN_BYTES = 64 << 20
 # Nobody knows what they cost, or whether they end.
@@ -43,7 +45,8 @@ def hoist_invariants(graph: Graph) -> Graph:
 
     A loop that may run no trip at all wastes one evaluation; loops of one trip are left, and so
     are inner loops, which need not end.  Whatever is free stays inside, and so does what is cheap
-    and larger than what it is made of.  Returns `graph` itself where nothing moved.
+    and larger than what it is made of, a few operations on iotas for instance.  Returns `graph`
+    itself where nothing moved.
     """
     return rewrite_loops(graph, _hoist)
 
@@ -108,6 +111,7 @@ def _hoist(loop: Node, known: Known) -> Rewritten | None:
 def _split(region: Graph) -> tuple[list[Node], Graph]:
     """(nodes to compute before the loop, the region without them)."""
     invariant = invariant_nodes(region)
+    staying = _staying(invariant)
     # What the rest of the region reads, followed down through what stays inside.
     pending = list(region.results)
     for node in region.nodes:
@@ -119,7 +123,7 @@ def _split(region: Graph) -> tuple[list[Node], Graph]:
         node = invariant.get(pending.pop())
         if node is None or node in inside or node in outside:
             continue
-        if _stays(node, invariant):
+        if node in staying:
             inside.add(node)
             pending += used_by(node)
         else:
@@ -172,22 +176,24 @@ def _is_movable(node: Node) -> bool:
     return not any(inner.op in _UNKNOWN for region in node.regions for inner in region.walk())
 
 
-def _stays(node: Node, invariant: dict[Value, Node]) -> bool:
-    """Whether an invariant node is computed in every trip, because that costs nothing or less than
-    a load."""
-    if node.op in _FREE:
-        return True
-    made = sum(v.type.bytes for v in node.results)
-    grows = made > sum(_stored_bytes(v, invariant) for v in dict.fromkeys(node.operands))
-    return grows and (node.op in _CHEAP or made > _MOST_GROWN_BYTES)
-
-
-def _stored_bytes(value: Value, invariant: dict[Value, Node]) -> int:
-    """Bytes of the arrays behind a value that is not stored itself."""
-    node = invariant.get(value)
-    if node is None or node.op not in _FREE:
-        return value.type.bytes
-    return sum(_stored_bytes(v, invariant) for v in node.operands)
+def _staying(invariant: dict[Value, Node]) -> set[Node]:
+    """The invariant nodes that are computed in every trip, because that costs nothing or less than
+    a load of what they make."""
+    inside: set[Node] = set()
+    behind: dict[Value, tuple[int, int]] = {}  # bytes to read, and operations, where it is used
+    for node in dict.fromkeys(invariant.values()):
+        operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(used_by(node))]
+        read, operations = (sum(part) for part in zip(*operands, strict=True)) \
+            if operands else (0, 0)
+        if node.op not in _FREE:
+            operations += 1
+            made = sum(v.type.bytes for v in node.results)
+            cheap = node.op in _CHEAP and operations <= _MOST_OPERATIONS
+            if made <= read or not (cheap or made > _MOST_GROWN_BYTES):
+                continue
+        inside.add(node)
+        behind.update(dict.fromkeys(node.results, (read, operations)))
+    return inside
 
 
 def _needed(roots: set[Node], invariant: dict[Value, Node]) -> set[Node]:

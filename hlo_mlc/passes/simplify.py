@@ -10,9 +10,10 @@
 | hoist-invariants | closed loops | | what does not change is then what comes from outside |
 | multiply-before-loops | closed loops | | rows are of arrays from outside |
 | multiply-after-loops | closed loops | | takes what rows before the loop have left |
+| narrow-slices | | | what only dead nodes read, and what loops carry, is settled |
 
-The passes on loops add nodes that rules improve and that are alike: another round tidies up.  Each
-pass takes time in proportion to the number of nodes (tests/passes/test_work.py).
+The last passes add nodes that rules improve and that are alike: another round tidies up.  Each pass
+takes time in proportion to the number of nodes (tests/passes/test_work.py).
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ from hlo_mlc.passes.branches import BRANCH_RULES
 from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.composition import COMPOSITION_RULES
+from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
 from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
+from hlo_mlc.passes.narrowing import narrow_slices
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
 from hlo_mlc.passes.powers import POWER_RULES
 from hlo_mlc.passes.sinking import sink_constants
@@ -55,8 +58,8 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     folding = {EVERY_OP: (constant_folding(references),)}
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
     rules = merged(
-        MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES, COMPOSITION_RULES, BRANCH_RULES, folding,
-        unrolling)
+        MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES, COMPOSITION_RULES, CONVOLUTION_RULES,
+        BRANCH_RULES, folding, unrolling)
     return (
         Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),
@@ -71,6 +74,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
         Pass("hoist-invariants", hoist_invariants, requires=(CLOSED_LOOPS,)),
         Pass("multiply-before-loops", multiply_before_loops, requires=(CLOSED_LOOPS,)),
         Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),
+        Pass("narrow-slices", narrow_slices),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
-from hlo_mlc.tensor.rewrite import refined, rename_variables, replace_buffers
+from hlo_mlc.tensor.rewrite import refined, renamed
 
 # Prefixes of the names of operands, results and temporaries: of a kernel, and of a program that
 # kernels call, whose names must differ from theirs.
@@ -40,9 +40,9 @@ def canonical(name: str, steps: Sequence[Step], inputs: Sequence[Buffer], output
         counters[prefix] = counters.get(prefix, -1) + 1
         return f"{prefix}{counters[prefix]}"
 
-    renamed = tuple(refined(rename_variables(replace_buffers(s, mapping), fresh)) for s in steps)
+    canonical_steps = tuple(refined(renamed(step, mapping, fresh)) for step in steps)
     return TensorProgram(name, tuple(mapping[b] for b in inputs),
-                         tuple(mapping[b] for b in outputs), tuple(temporaries), renamed,
+                         tuple(mapping[b] for b in outputs), tuple(temporaries), canonical_steps,
                          tuple((mapping[r], mapping[o]) for r, o in aliases))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
-from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.core import Assign, Stage, derived
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Contraction:
     rhs: Expr
 
 
+@derived
 def contraction(stage: Stage) -> Contraction | None:
     """The roles of a stage's axes if it is a matrix product with more than one row and column."""
     if stage.combiner is None or stage.combiner.name != "add" or stage.along or stage.scan:
@@ -97,7 +98,16 @@ def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
 def stride(access: Load | Assign, variable: Var) -> int | None:
     """Elements between what neighbouring values of `variable` access; None where irregular."""
     buffer = access.source if isinstance(access, Load) else access.buffer
-    return index.coefficient(offset(buffer, access.indices), variable)
+    total = 0
+    for i, apart in zip(access.indices, buffer.element_strides, strict=True):
+        if variable not in i.free:
+            continue
+        terms, _ = index.affine(i)
+        if any(variable in atom.free and atom is not variable for atom in terms):
+            # Indices may complete each other: i // 4 and i % 4 of one buffer are i.
+            return index.coefficient(offset(buffer, access.indices), variable)
+        total += terms.get(variable, 0) * apart
+    return total
 
 
 _COSTS = {"div": 4, "div_common": 2, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30,
@@ -116,6 +126,12 @@ def cost(*roots: Expr) -> int:
     return total
 
 
+@derived
+def stage_cost(stage: Stage) -> int:
+    """`cost` of everything that a stage evaluates."""
+    return cost(*stage.expressions)
+
+
 def cost_of(op: str) -> int:
     """The same of one scalar operation."""
     return 12 if op in _TRANSCENDENTAL else _COSTS.get(op, 1)
@@ -123,11 +139,10 @@ def cost_of(op: str) -> int:
 
 def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
     """The distinct loads of `buffer`."""
-    found = dict.fromkeys(
-        load for e in stage.expressions for load in loads(e) if load.source == buffer)
-    return tuple(found)
+    return stage.loads_by_buffer.get(buffer, ())
 
 
+@derived
 def walks_columns(stage: Stage) -> bool:
     """True for a reduction whose neighbouring results, not terms, are neighbours in memory.
 
@@ -159,6 +174,7 @@ def sliding(stage: Stage, axis: Var) -> tuple[Var, ...]:
     return tuple(v for v in stage.reduce_axes if v in found)
 
 
+@derived
 def slides(stage: Stage) -> bool:
     """True for a fold over windows that overlap."""
     return any(sliding(stage, axis) for axis in stage.axes)

@@ -115,13 +115,20 @@ def _picks_extreme(result: Expr, x: Var, y: Var) -> bool:
 
 
 def _breaks_ties(combiner: Combiner, position: int) -> bool:
-    """True for a choice of one of both sides that may fall on the lower of two integers."""
+    """True for a choice of one of both sides that falls on the one of the lower integer where none
+    is better; besides, there may be associative ops on other values."""
+    sides = tuple(zip(combiner.results, combiner.lhs, combiner.rhs, strict=True))
+    chosen = [side for side in sides if not _associative_op(*side)]
     x, y = combiner.lhs[position], combiner.rhs[position]
-    chooses = all(isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {a, b}
-                  for r, a, b in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True))
+    if not x.dtype.is_integer or sides[position] not in chosen or not all(
+            isinstance(r, Apply) and r.op == "select" and set(r.args[1:]) == {a, b}
+            for r, a, b in chosen):
+        return False
     lower = (("lt", (x, y)), ("gt", (y, x)))
-    return chooses and x.dtype.is_integer and any(
-        isinstance(e, Apply) and (e.op, e.args) in lower for e in walk(*combiner.results))
+    if any(isinstance(e, Apply) and (e.op, e.args) in lower for e in walk(*combiner.results)):
+        return True
+    return any(all(r is apply("select", apply(op, b, a), right, left) for r, left, right in chosen)
+               for _, a, b in chosen for op in ("gt", "lt"))
 
 
 def _ascends(term: Expr, axes: Sequence[Var]) -> bool:

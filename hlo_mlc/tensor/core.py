@@ -7,10 +7,29 @@ reduction, a contraction or an update in place is derived from its expressions (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+
+Fact = TypeVar("Fact")
+
+
+def derived(function: Callable[[Stage], Fact]) -> Callable[[Stage], Fact]:
+    """`function` of stages, computed once for each: whoever decides what is computed together asks
+    the same of a stage again and again."""
+
+    @functools.wraps(function)
+    def known(stage: Stage) -> Fact:
+        found = stage._derived
+        if function not in found:
+            found[function] = function(stage)
+        return found[function]
+
+    return known
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +72,15 @@ class Stage:
     accumulators: tuple[Var, ...] = ()
     along: tuple[Assign, ...] = ()
     scan: Scan | None = None
+    _derived: dict[Callable, object] = field(default_factory=dict, init=False, repr=False)
 
     @property
+    @derived
     def outputs(self) -> tuple[Buffer, ...]:
         return tuple(dict.fromkeys(a.buffer for a in (*self.along, *self.assigns)))
 
     @property
+    @derived
     def expressions(self) -> tuple[Expr, ...]:
         """Every expression that is evaluated."""
         stores = (*self.along, *self.assigns)
@@ -67,9 +89,19 @@ class Stage:
         return (*self.terms, *self.initial, *(a.value for a in stores), *indices, *guards)
 
     @property
+    @derived
     def inputs(self) -> tuple[Buffer, ...]:
         """Buffers that are read, in order of first use."""
-        return tuple(dict.fromkeys(load.source for e in self.expressions for load in loads(e)))
+        return tuple(self.loads_by_buffer)
+
+    @property
+    @derived
+    def loads_by_buffer(self) -> dict[Buffer, tuple[Load, ...]]:
+        """The distinct loads of each buffer, in order of first use."""
+        found: dict[Buffer, dict[Load, None]] = {}
+        for load in {load: None for e in self.expressions for load in loads(e)}:
+            found.setdefault(load.source, {})[load] = None
+        return {buffer: tuple(group) for buffer, group in found.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,8 @@
-"""Argmax and argmin in two passes: the extreme value of a row, then its first position.
+"""Argmax and argmin in one pass that takes half as many instructions as their definition.
 
-The combiner of the pair (value, position) takes a dozen vector instructions an element; a maximum
-and a comparison with it take half as many, and the second pass finds the row in cache.
+The combiner of the pair (value, position) says which of two equal values wins and that NaNs win
+over numbers, a dozen instructions an element.  Terms arrive in the order of their positions, so
+"strictly better than what is kept" decides ties; and the first NaN is looked for apart.
 """
 
 from __future__ import annotations
@@ -12,73 +13,47 @@ from dataclasses import replace
 
 import numpy as np
 
-from hlo_mlc.expr.build import apply, const, load, substitute
+from hlo_mlc.expr.build import apply, const, substitute
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Apply, Expr, Load, Var
-from hlo_mlc.expr.dtypes import INDEX, dtype
+from hlo_mlc.expr.core import Apply, Const, Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.ops import identity
-from hlo_mlc.tensor.classify import walks_columns
-from hlo_mlc.tensor.combine import combiner_variables, named_combiner
-from hlo_mlc.tensor.core import Assign, Stage
-from hlo_mlc.tensor.rewrite import rename_axes
+from hlo_mlc.tensor.combine import combiner_variables, named_combiner, side_by_side
+from hlo_mlc.tensor.core import Stage
 
 
-def split_extremum(stage: Stage, fresh: Callable[[str], str]) -> tuple[Stage, Stage] | None:
-    """The two passes of an argmax or argmin along a row; None for any other stage."""
+def in_one_pass(stage: Stage, fresh: Callable[[str], str]) -> Stage | None:
+    """An argmax or argmin whose running values are cheap to update; None for any other stage."""
     if stage.combiner is None or len(stage.accumulators) != 2 or len(stage.reduce_axes) != 1:
         return None
     op = _extremum(stage.combiner)
     value, position = stage.accumulators
     (axis,) = stage.reduce_axes
-    if op is None or not axis.extent or not isinstance(stage.terms[0], Load) \
-            or not _counts(stage.terms[1], axis) or walks_columns(stage):
+    if op is None or not axis.extent or not _counts(stage.terms[1], axis):
         return None
-    if stage.initial[0] is not const(identity(op, value.dtype), value.dtype):
+    neutral = const(identity(op, value.dtype), value.dtype)
+    begin = stage.initial[1]
+    if stage.initial[0] is not neutral or not isinstance(begin, Const) or begin.value < 0:
         return None
-    ours = tuple(a for a in stage.assigns if position not in a.value.free)
-    theirs = tuple(a for a in stage.assigns if position in a.value.free)
-    kept = next((a for a in ours if a.value is value), None)
-    if kept is None or any(value in a.value.free for a in theirs):
-        return None
-    first = _values(stage, op, fresh, ours) if value.dtype.is_float else replace(
-        stage, assigns=ours, combiner=named_combiner(op, value.dtype), terms=stage.terms[:1],
-        initial=stage.initial[:1], accumulators=(value,))
+    lhs, rhs = combiner_variables((value.dtype, position.dtype))
+    better = apply("gt" if op == "max" else "lt", rhs[0], lhs[0])
+    running = Combiner(lhs, rhs, tuple(
+        apply("select", better, r, x) for x, r in zip(lhs, rhs, strict=True)),
+        (neutral, const(0, position.dtype)))  # where nothing is better, the first is the one
+    if not value.dtype.is_float:
+        return replace(stage, combiner=running, initial=running.identity)
     term = stage.terms[0]
-    found = apply("eq", term, load(kept.buffer, kept.indices))
-    if value.dtype.is_float:  # in a row with a NaN the extreme is NaN, which equals nothing
-        found = apply("or", found, apply("ne", term, term))
     nowhere = const(int(np.iinfo(position.dtype.numpy).max), position.dtype)
-    second = replace(stage, name=fresh("s"), assigns=theirs,
-                     terms=(apply("select", found, stage.terms[1], nowhere),), initial=(nowhere,),
-                     combiner=named_combiner("min", position.dtype), accumulators=(position,))
-    renamed = {v: Var(fresh("i"), v.dtype, v.extent)
-               for v in (*second.axes, *second.reduce_axes, position)}
-    return first, rename_axes(second, renamed)
-
-
-def _values(stage: Stage, op: str, fresh: Callable[[str], str],
-            assigns: tuple[Assign, ...]) -> Stage:
-    """The extreme values of floats: NaNs are passed over, but noticed by their bits.
-
-    Two running values, an extreme by one comparison and the largest pattern of bits without
-    sign, take fewer instructions than one extreme that propagates NaNs.
-    """
-    value, term = stage.accumulators[0], stage.terms[0]
-    unsigned = dtype(f"ui{value.dtype.bits}")
-    bits = Var(fresh("acc"), unsigned)
-    (left, left_bits), (right, right_bits) = combiner_variables((value.dtype, unsigned))
-    better = apply("gt" if op == "max" else "lt", right, left)
-    without_sign = const((1 << unsigned.bits - 1) - 1, unsigned)
-    combiner = Combiner((left, left_bits), (right, right_bits),
-                        (apply("select", better, right, left),
-                         apply("max", left_bits, right_bits)),
-                        (const(identity(op, value.dtype), value.dtype), const(0, unsigned)))
-    magnitude = apply("and", apply("bitcast", term, dtype=unsigned), without_sign)
-    infinity = apply("bitcast", const(math.inf, value.dtype), dtype=unsigned)
-    result = apply("select", apply("gt", bits, infinity), const(math.nan, value.dtype), value)
-    finished = tuple(replace(a, value=substitute(a.value, {value: result})) for a in assigns)
-    return replace(stage, assigns=finished, combiner=combiner, terms=(term, magnitude),
-                   initial=combiner.identity, accumulators=(value, bits))
+    first_nan = Var(fresh("acc"), position.dtype)
+    has_nan = apply("ne", first_nan, nowhere)
+    finished = {value: apply("select", has_nan, const(math.nan, value.dtype), value),
+                position: apply("select", has_nan, first_nan, position)}
+    combiner = side_by_side(running, named_combiner("min", position.dtype))
+    return replace(
+        stage, assigns=tuple(replace(a, value=substitute(a.value, finished))
+                             for a in stage.assigns),
+        combiner=combiner, initial=combiner.identity, accumulators=(value, position, first_nan),
+        terms=(*stage.terms, apply("select", apply("ne", term, term), stage.terms[1], nowhere)))
 
 
 def _extremum(combiner: Combiner) -> str | None:

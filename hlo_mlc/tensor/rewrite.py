@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
@@ -41,11 +42,7 @@ def refined(step: Step) -> Step:
 def rename_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
     """The stage with other loop variables of the same extents."""
     memo: dict[Expr, Expr] = {}
-    renamed = map_expressions(stage, lambda e: substitute(e, mapping, memo))
-    scan = stage.scan and replace(stage.scan, axis=mapping.get(stage.scan.axis, stage.scan.axis))
-    return replace(renamed, scan=scan, axes=tuple(mapping.get(v, v) for v in stage.axes),
-                   reduce_axes=tuple(mapping.get(v, v) for v in stage.reduce_axes),
-                   accumulators=tuple(mapping.get(v, v) for v in stage.accumulators))
+    return _on_axes(map_expressions(stage, lambda e: substitute(e, mapping, memo)), mapping)
 
 
 def replace_loads(stage: Stage, source: Buffer, value: Callable[[Load], Expr]) -> Stage:
@@ -62,51 +59,76 @@ def replace_buffers(step: Step, mapping: Mapping[Buffer, Buffer],
                     memo: dict[Expr, Expr] | None = None) -> Step:
     """The step reading and writing other buffers of the same shapes."""
     memo = {} if memo is None else memo
-
-    def rule(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in mapping:
-            return load(mapping[node.source], node.indices, node.guard, node.default)
-        return None
+    rule = _renaming(mapping, {})
 
     def rewrite(e: Expr) -> Expr:
         return transform(e, rule, memo)
 
-    def stage(s: Stage) -> Stage:
-        new = map_expressions(s, rewrite)
-
-        def assigns(group: tuple[Assign, ...]) -> tuple[Assign, ...]:
-            return tuple(replace(a, buffer=mapping.get(a.buffer, a.buffer)) for a in group)
-
-        return replace(new, assigns=assigns(new.assigns), along=assigns(new.along))
-
     if isinstance(step, Nest):
-        return Nest(tuple(stage(s) for s in step.stages), step.shared,
-                    tuple(mapping.get(b, b) for b in step.private))
+        return Nest(tuple(_on_buffers(map_expressions(s, rewrite), mapping) for s in step.stages),
+                    step.shared, tuple(mapping.get(b, b) for b in step.private))
     return replace(step, body=tuple(replace_buffers(s, mapping, memo) for s in step.body),
                    test=tuple(replace_buffers(s, mapping, memo) for s in step.test),
                    condition=None if step.condition is None else rewrite(step.condition))
 
 
-def rename_variables(step: Step, fresh: Callable[[str], str]) -> Step:
-    """The step with all its variables renamed, in order of appearance, to fresh("i"), …
+def renamed(step: Step, buffers: Mapping[Buffer, Buffer], fresh: Callable[[str], str],
+            outer: Mapping[Var, Var] = MappingProxyType({})) -> Step:
+    """The step on other buffers of the same shapes, with all its variables renamed, in order of
+    appearance, to fresh("i"), …; `outer` are the new counters of the loops around it.
 
     Afterwards the stages of a nest have no variables in common but the shared axes.
     """
     if isinstance(step, Loop):
         counter = _renamed(step.counter, fresh("n"))
-        memo: dict[Expr, Expr] = {}
-        body = tuple(replace_variable(rename_variables(s, fresh), step.counter, counter, memo)
-                     for s in step.body)
-        test = tuple(rename_variables(s, fresh) for s in step.test)
-        return replace(step, body=body, test=test, counter=counter)
+        inner = {**outer, step.counter: counter}
+        body = tuple(renamed(s, buffers, fresh, inner) for s in step.body)
+        test = tuple(renamed(s, buffers, fresh, outer) for s in step.test)
+        condition = step.condition and transform(step.condition, _renaming(buffers, outer))
+        return Loop(body, counter, step.trip_count, test, condition)
     common: dict[Var, Var] = {}
     stages = []
     for stage in step.stages:
         names = {v: common.get(v) or _renamed(v, fresh("i"))
                  for v in (*stage.axes, *stage.reduce_axes, *stage.accumulators)}
         common = common or {v: names[v] for v in stage.axes[:step.shared]}
-        stages.append(replace(rename_axes(stage, names), name=fresh("s")))
-    return Nest(tuple(stages), step.shared, step.private)
+        # Both at once: going through every expression takes most of the time of making a kernel.
+        rule, memo = _renaming(buffers, {**outer, **names}), {}
+        new = map_expressions(stage, lambda e, rule=rule, memo=memo: transform(e, rule, memo))
+        stages.append(replace(_on_axes(_on_buffers(new, buffers), names), name=fresh("s")))
+    return Nest(tuple(stages), step.shared, tuple(buffers.get(b, b) for b in step.private))
+
+
+def _renaming(buffers: Mapping[Buffer, Buffer], variables: Mapping[Var, Var]
+              ) -> Callable[[Expr], Expr | None]:
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Var):
+            return variables.get(node)
+        if isinstance(node, Load) and node.source in buffers:
+            return load(buffers[node.source], node.indices, node.guard, node.default)
+        return None
+
+    return rule
+
+
+def _on_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
+    """The stage walking over other variables, its expressions being in them already."""
+
+    def new(group: tuple[Var, ...]) -> tuple[Var, ...]:
+        return tuple(mapping.get(v, v) for v in group)
+
+    scan = stage.scan and replace(stage.scan, axis=mapping.get(stage.scan.axis, stage.scan.axis))
+    return replace(stage, scan=scan, axes=new(stage.axes), reduce_axes=new(stage.reduce_axes),
+                   accumulators=new(stage.accumulators))
+
+
+def _on_buffers(stage: Stage, mapping: Mapping[Buffer, Buffer]) -> Stage:
+    """The stage writing other buffers."""
+
+    def assigns(group: tuple[Assign, ...]) -> tuple[Assign, ...]:
+        return tuple(replace(a, buffer=mapping.get(a.buffer, a.buffer)) for a in group)
+
+    return replace(stage, assigns=assigns(stage.assigns), along=assigns(stage.along))
 
 
 def _renamed(var: Var, name: str) -> Var:

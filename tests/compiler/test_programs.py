@@ -293,6 +293,119 @@ def bodies_that_attract_each_other(positions):
     return lax.fori_loop(0, 10, step, (positions, jnp.zeros_like(positions)))
 
 
+def decoder() -> tuple[jax.Array, ...]:
+    return normal(20, 8), normal(8, 24, seed=2), jnp.zeros((2, 12, 8))
+
+
+@program(decoder)
+def greedy_decoding_with_a_cache(embedding, projections, cache):
+    def step(state, position):
+        cache, token = state
+        x = embedding[token]
+        q, k, v = jnp.split(x @ projections, 3)
+        cache = lax.dynamic_update_slice(cache, jnp.stack([k, v])[:, None], (0, position, 0))
+        scores = jnp.where(jnp.arange(12) <= position, cache[0] @ q, -jnp.inf)
+        logits = embedding @ (x + nn.softmax(scores) @ cache[1])
+        token = jnp.argmax(logits).astype(jnp.int32)
+        return (cache, token), token
+    return lax.scan(step, (cache, jnp.int32(3)), jnp.arange(12))
+
+
+@program(lambda: (normal(2, 24, 6), -jnp.abs(normal(6, 4, seed=2)), normal(6, 4, seed=3)))
+def selective_state_space(x, a, b):
+    step = nn.softplus(x)
+    decay = jnp.exp(step[..., None] * a)
+    added = step[..., None] * (x @ b)[:, :, None] * x[..., None]
+
+    def after(first, second):
+        return first[0] * second[0], second[0] * first[1] + second[1]
+    return lax.associative_scan(after, (decay, added), axis=1)[1].sum(-1)
+
+
+@program(lambda: (normal(30, 6), normal(6, 6, seed=2)), coverage=0.9)
+def most_likely_path(emissions, transitions):
+    def forward(best, emission):
+        scores = best[:, None] + transitions
+        return scores.max(0) + emission, scores.argmax(0)
+    best, pointers = lax.scan(forward, emissions[0], emissions[1:])
+    first, path = lax.scan(lambda at, row: (row[at], at), best.argmax(), pointers, reverse=True)
+    return jnp.concatenate([first[None], path]), best.max()
+
+
+@program(lambda: (jnp.arange(17) * 5 % 4, jnp.arange(23) * 7 % 4))
+def edit_distance(a, b):
+    def row(above, letter):
+        first = above[0] + 1
+
+        def cell(left, column):
+            other, up, diagonal = column
+            value = jnp.minimum(jnp.minimum(left, up) + 1, diagonal + (letter != other))
+            return value, value
+        values = lax.scan(cell, first, (b, above[1:], above[:-1]))[1]
+        return jnp.concatenate([first[None], values]), None
+    return lax.scan(row, jnp.arange(24), a)[0][-1]
+
+
+@program(lambda: (normal(100) > 0.3, normal(100, 3), normal(40, seed=2)))
+def compaction_by_running_sums(chosen, rows, table):
+    place = jnp.cumsum(chosen) - 1
+    kept = jnp.zeros_like(rows).at[jnp.where(chosen, place, 100)].set(rows, mode="drop")
+    return kept, rows[place], table[place % 40], jnp.nonzero(chosen, size=60)[0]
+
+
+@program(lambda: (random.randint(random.key(3), (90,), 0, 50),), coverage=0.9)
+def distinct_values(x):
+    return jnp.unique(x, size=50), jnp.searchsorted(jnp.arange(0, 50, 3), x)
+
+
+@program(lambda: (normal(9, 30, 30) * 0.02 + 1,))
+def lattice_boltzmann(f):
+    x, y = (jnp.array(a) for a in ((0, 1, 0, -1, 0, 1, -1, -1, 1), (0, 0, 1, 0, -1, 1, 1, -1, -1)))
+    weights = jnp.array([16, 4, 4, 4, 4, 1, 1, 1, 1])[:, None, None] / 36
+
+    def step(_, f):
+        f = jnp.stack([jnp.roll(f[i], (int(i % 3), -int(i % 2)), (0, 1)) for i in range(9)])
+        density = f.sum(0)
+        u, v = jnp.tensordot(x, f, 1) / density, jnp.tensordot(y, f, 1) / density
+        along = x[:, None, None] * u + y[:, None, None] * v
+        calm = weights * density * (1 + 3 * along + 4.5 * along**2 - 1.5 * (u**2 + v**2))
+        return f + (calm - f) / 0.8
+    return lax.fori_loop(0, 6, step, f)
+
+
+@program(lambda: (normal(5, 8),), ulps=512)
+def rays_that_march(directions):
+    def distance(p):
+        return jnp.minimum(jnp.linalg.norm(p - jnp.array([0, 0, 3.0])) - 1, p[1] + 1)
+
+    def march(direction):
+        def goes_on(state):
+            return (state[1] > 1e-3) & (state[0] < 20) & (state[2] < 40)
+
+        def step(state):
+            near = distance(direction * state[0])
+            return state[0] + near, near, state[2] + 1
+        along = lax.while_loop(goes_on, step, (0.0, 1.0, 0))[0]
+        return jnp.where(along < 20, jax.grad(distance)(direction * along)[1], 0.0)
+    pixels = jnp.concatenate([directions[:, :2] * 0.3, jnp.ones((5, 1))], 1)
+    return jax.vmap(march)(pixels / jnp.linalg.norm(pixels, axis=1, keepdims=True))
+
+
+@program(lambda: (normal(24, 32), normal(32, 40, seed=2)))
+def quantised_product(x, w):
+    row, column = (jnp.max(jnp.abs(a), axis, keepdims=True) / 127 for a, axis in ((x, 1), (w, 0)))
+    whole = [jnp.clip(jnp.round(a), -128, 127).astype(jnp.int8) for a in (x / row, w / column)]
+    return lax.dot(*whole, preferred_element_type=jnp.int32).astype(jnp.float32) * row * column
+
+
+@program(lambda: (jnp.array([jnp.nan, jnp.inf, -jnp.inf, 3e9, -3e9, 255.9, 256.0, -0.9, -1.5, 2.5,
+                             0.0, 65535.5, 127.5, -128.5, 70000.0] * 3),))
+def bounds_of_numbers(x):
+    whole = (jnp.int8, jnp.uint8, jnp.int16, jnp.uint16, jnp.int32, jnp.uint32)
+    return ([x.astype(dtype) for dtype in whole], jnp.minimum(x, jnp.nan), jnp.maximum(jnp.nan, x),
+            jnp.clip(x, -1, 1), jnp.nanmax(x), jnp.round(x))
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(check, name):
     one = PROGRAMS[name]

@@ -14,7 +14,14 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition import cost
-from hlo_mlc.partition.cost import choose_predicted, estimate, is_small, predict
+from hlo_mlc.partition.cost import (
+    choose_predicted,
+    completes,
+    estimate,
+    is_small,
+    predict,
+    worth_it,
+)
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, partition
@@ -83,6 +90,15 @@ def test_leaves_what_was_measured_slower(function: Callable, shapes: list, kind:
     plan = plan_of(function, *shapes)
     assert kind in {verdict.reason.partition(":")[0] for _, verdict in plan.rejected}
     assert all("predicted no faster" in verdict.reason for _, verdict in plan.rejected)
+
+
+def test_products_of_bytes_stay_but_others_of_integers_go() -> None:
+    def product(a: jax.Array, b: jax.Array) -> jax.Array:
+        return lax.dot(a, b, preferred_element_type=jnp.int32)
+
+    for dtype, is_taken in ((jnp.int8, False), (jnp.uint8, True), (jnp.int32, True)):
+        plan = plan_of(product, *(jax.ShapeDtypeStruct((256, 256), dtype) for _ in range(2)))
+        assert bool(plan.taken) == is_taken, dtype
 
 
 def test_a_border_can_tip_the_balance() -> None:
@@ -206,12 +222,73 @@ def test_the_prediction_for_a_program() -> None:
     assert left.ours_us == left.xla_us
 
 
+def test_scalars_in_loops_of_xla_stay_there() -> None:
+    """A call costs more than they do: XLA compiles the body of such a loop as one function."""
+
+    def machine(memory: jax.Array) -> jax.Array:
+        def step(state: tuple) -> tuple:
+            at, sum_, left = state
+            found = memory[at % 32] * 3
+            sum_ = lax.switch(at % 3, [lambda: sum_ + found, lambda: sum_ ^ found,
+                                       lambda: lax.sort(memory)[found % 32]])
+            return (at + jnp.where(sum_ & 1, 1, 3)) % 64, sum_, left - 1
+
+        return lax.while_loop(lambda state: state[2] > 0, step, (0, jnp.int32(1), 300))[1]
+
+    plan = plan_of(machine, indices(32))
+    assert plan.rejected
+    assert all(cluster.in_loop and not cluster.is_whole for cluster, _ in plan.rejected)
+    assert not plan.taken
+
+
+def test_next_to_nothing_is_not_worth_it() -> None:
+    """A few tanh beside a large reversal."""
+
+    def mostly_moves(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x[::-1], jnp.tanh(y)
+
+    plan = plan_of(mostly_moves, (4096, 4096), (4096,))
+    assert plan.taken
+    left = worth_it(plan, TARGET)
+    assert not left.taken
+    assert left.coverage == 0
+    assert all("next to nothing" in v.reason or "predicted no faster" in v.reason
+               for _, v in left.rejected)
+    tuned = replace(plan, taken=[(c, replace(v, recorded=True)) for c, v in plan.taken])
+    assert worth_it(tuned, TARGET) is tuned
+    plan = plan_of(mostly_moves, (4, 4), (MILLION,))
+    assert worth_it(plan, TARGET) is plan
+
+
+def test_the_rest_is_taken_where_nothing_else_is_left() -> None:
+    """Few sums by number are no faster in a kernel, but alone they would make XLA start a thread.
+    """
+
+    def function(x: jax.Array, y: jax.Array, i: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.sin(x), jax.ops.segment_sum(y, i, 64)
+
+    def planned(count: int, other: Callable = function) -> Plan:
+        return plan_of(other, (1 << 16,), (count,), indices(count))
+
+    few, many = planned(1 << 9), planned(MILLION)
+    for plan in (few, many):
+        assert plan.taken
+        assert plan.rejected
+    assert completes(few, TARGET)
+    tuned = replace(few, rejected=[(c, replace(v, recorded=True)) for c, v in few.rejected])
+    assert not completes(tuned, TARGET)
+    assert not completes(many, TARGET)
+    assert not completes(planned(1 << 9, lambda x, y, i: (*function(x, y, i), jnp.sort(y))), TARGET)
+    arguments = jnp.ones(1 << 16), jnp.ones(1 << 9), jnp.ones(1 << 9, jnp.int32)
+    assert mlc_jit(function, choose="auto").report(*arguments).coverage == 1
+
+
 def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     estimated = []
 
-    def counting(kernel: Kernel, target: CpuTarget) -> Estimate:
+    def counting(kernel: Kernel, target: CpuTarget, in_loop: bool) -> Estimate:
         estimated.append(kernel.fingerprint)
-        return estimate(kernel, target)
+        return estimate(kernel, target, in_loop)
 
     monkeypatch.setattr(cost, "estimate", counting)
     report = mlc_jit(lambda x: jnp.sort(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))

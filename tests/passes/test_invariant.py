@@ -59,6 +59,8 @@ def test_conditions_too(traced: Callable, loops_of: Callable, ops_of: Callable) 
     ("iota", lambda c, w: c * jnp.arange(3.0)),
     ("subtract",  # cheap, and larger than what it is made of
      lambda c, w: (c[0, 0] + (jnp.ravel(w)[:, None] - jnp.ravel(w)[None])).sum(0)[:3] + c),
+    ("select",  # a few operations on what takes no memory
+     lambda c, w: c + jnp.where(jnp.arange(3)[:, None] * 2 >= jnp.arange(3)[None], w[0, 0], 0.0)),
     ("optimization_barrier", lambda c, w: c + lax.optimization_barrier(w)),
     ("while",  # need not end
      lambda c, w: c + lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, w)),
@@ -70,6 +72,21 @@ def test_what_is_free_or_unsafe_stays(
     moved = hoist_invariants(graph)
     assert op in ops_of(loops_of(moved)[0].regions[1])
     assert ops_of(moved).count(op) == ops_of(graph).count(op)
+
+
+def test_many_cheap_operations_are_worth_a_load(traced: Callable, loops_of: Callable,
+                                                ops_of: Callable) -> None:
+    def body(c: jax.Array) -> jax.Array:
+        mask = jnp.arange(3.0)
+        for factor in (2, 3, 5, 7):
+            mask = jnp.maximum(mask * factor - 1, 0)
+        return c + mask
+
+    moved = hoist_invariants(traced(lambda x, w: lax.fori_loop(0, 4, lambda i, c: body(c), x),
+                                    X, W))
+    (loop,) = loops_of(moved)
+    assert ops_of(moved).count("multiply") == 4
+    assert ops_of(loop.regions[1]).count("multiply") < 2
 
 
 def test_a_single_trip_gains_nothing(traced: Callable) -> None:

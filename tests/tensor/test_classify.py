@@ -1,0 +1,48 @@
+"""What is derived from a stage's expressions: strides, and that each fact is derived once."""
+
+from __future__ import annotations
+
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import load, variable
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.tensor.classify import offset, stride
+from hlo_mlc.tensor.core import Assign, Stage, derived
+
+ROW, COLUMN = variable("i", 24), variable("j", 7)
+
+
+@pytest.mark.parametrize(("shape", "indices", "expected"), [
+    ((24, 7), (ROW, COLUMN), 7),
+    ((24, 7), (index.constant(3), COLUMN), 0),
+    ((54, 7), (index.add(index.multiply(ROW, index.constant(2)), COLUMN), COLUMN), 14),
+    ((24, 24), (ROW, ROW), 25),
+    ((6, 4), (index.floordiv(ROW, 4), index.floormod(ROW, 4)), 1),  # one completes the other
+    ((6, 24), (index.floordiv(ROW, 4), ROW), None),
+    ((6, 4), (index.constant(0), index.floormod(ROW, 4)), None),
+])
+def test_stride(shape: tuple[int, ...], indices: tuple[Expr, ...], expected: int | None) -> None:
+    buffer = Buffer("b", F32, shape)
+    access = load(buffer, indices)
+    assert stride(access, ROW) == expected
+    assert index.coefficient(offset(buffer, indices), ROW) == expected
+
+
+def test_facts_are_derived_once_for_each_stage() -> None:
+    asked = []
+
+    @derived
+    def fact(stage: Stage) -> str:
+        asked.append(stage)
+        return stage.name
+
+    def stage(name: str) -> Stage:
+        buffer = Buffer(name, F32, (24,))
+        return Stage(name, (ROW,), (Assign(buffer, (ROW,), load(Buffer("x", F32, (24,)), (ROW,))),))
+
+    one, other = stage("one"), stage("other")
+    assert [fact(one), fact(other), fact(one)] == ["one", "other", "one"]
+    assert asked == [one, other]
+    assert one.inputs is one.inputs
