@@ -108,7 +108,7 @@ class Report:
     def headline(self) -> str:
         """The report in one line."""
         count, calls = len(self.kernels), sum(kernel.uses for kernel in self.kernels)
-        kernels = "1 kernel" if count == 1 else f"{count} kernels"
+        kernels = counted(count, "kernel")
         called = f" ({calls} calls)" if calls > count else ""
         return (f"coverage: {self.coverage:.0%} of the operations in {kernels}{called}; "
                 f"compiled in {self.seconds * 1e3:.0f} ms")
@@ -188,6 +188,11 @@ def op_counts(ops: tuple[str, ...]) -> str:
         name = op.partition(".")[2]
         counts[name] = counts.get(name, 0) + 1
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in counts.items())
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 kernel`, `2 kernels`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def byte_size(count: float) -> str:

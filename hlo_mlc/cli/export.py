@@ -1,21 +1,22 @@
-"""`hlo-mlc export`: a function ahead of time into one file, with its kernels' machine code."""
+"""`hlo-mlc export`: functions ahead of time into one file, with their kernels' machine code."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 import jax
 
-from hlo_mlc import export as export_function
-from hlo_mlc import export_c, mlc_jit
-from hlo_mlc.cli.function import arguments, check_traceable, resolve
+from hlo_mlc import entry, export_c, mlc_jit
+from hlo_mlc import export as export_functions
+from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import CHOICES
 
 
 @click.command()
-@click.argument("program")
+@click.argument("programs", nargs=-1, required=True, metavar="PROGRAM...")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), required=True)
 @click.option(
     "--format",
@@ -23,14 +24,23 @@ from hlo_mlc.support.options import CHOICES
     type=click.Choice(["jax", "c"]),
     default="jax",
     show_default=True,
-    help="A file for hlo_mlc.load, or a static library with a C header (OUTPUT.a, OUTPUT.h).",
+    help="A file for hlo_mlc.load, or a C library with its header: static (OUTPUT ends in .a, "
+    "which is added if nothing is) or shared (.so).",
 )
 @click.option(
     "--arg",
     "given",
     multiple=True,
     metavar="TYPE",
-    help="Type of an argument of the function, as f32[512,1024]; one --arg for each.",
+    help="Type of an argument of the function, as f32[512,1024]; one --arg for each. With names "
+    "for sizes, as f32[batch,1024], the file is for all of them, and XLA compiles it.",
+)
+@click.option(
+    "--embed",
+    multiple=True,
+    type=click.IntRange(0),
+    metavar="N",
+    help="The value of argument N, from `example_args`, goes into the file; may be repeated.",
 )
 @click.option(
     "--target",
@@ -38,38 +48,70 @@ from hlo_mlc.support.options import CHOICES
     multiple=True,
     default=("host",),
     show_default=True,
-    help="What to generate code for: host, x86-64-v2, x86-64-v3, x86-64-v4; may be repeated.",
+    help="What to generate code for: host, x86-64-v2, x86-64-v3, x86-64-v4, aarch64; may be "
+    "repeated.",
 )
 @click.option("--vjp-order", type=click.IntRange(0), default=0, help="How often to differentiate.")
 @click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
 @click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
 def export(
-    program: str,
+    programs: tuple[str, ...],
     output: Path,
     kind: str,
     given: tuple[str, ...],
+    embed: tuple[int, ...],
     targets: tuple[str, ...],
     vjp_order: int,
     choose: str,
     x64: bool,
 ) -> None:
-    """Compiles PROGRAM, a function given as MODULE:FUNCTION, ahead of time into a file.
+    """Compiles each PROGRAM, a function given as MODULE:FUNCTION, ahead of time into one file.
 
     Its arguments come from --arg, or from the function's attribute `example_args`. `hlo-mlc inspect
     FILE` shows what is in the file. Load only files whose authors you trust: they hold machine
     code. A C library needs neither Python nor JAX; our kernels have to cover the function.
     """
+    if len(programs) > 1 and given:
+        raise UsageError("The arguments of several functions come from their `example_args`")
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        function = resolve(program)
-        args = arguments(function, given)
-        check_traceable(program, function, args)
+        functions = [_function(program, given) for program in programs]
         if kind == "c":
-            if len(targets) != 1 or vjp_order:
-                raise UsageError("A C library is for one target, and not for derivatives")
-            click.echo(str(export_c(function, *args, path=output, target=targets[0])))
-            return
-        ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
-            function, choose=choose
-        )
-        report = export_function(ours, *args, path=output, targets=targets, vjp_order=vjp_order)
+            if len(functions) != 1 or len(targets) != 1 or vjp_order:
+                raise UsageError("A C library is for one function and one target, and not for "
+                                 "derivatives")
+            ((function, args),) = functions
+            report = export_c(function, *args, path=output, target=targets[0], embed=embed)
+        else:
+            report = export_functions(
+                _entries(programs, functions, choose, embed, vjp_order), path=output,
+                targets=targets)
     click.echo(str(report))
+
+
+def _function(program: str, given: tuple[str, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The function and what to call it with."""
+    if is_file(program):
+        raise UsageError(f"{program} is a file: what is exported is a function of JAX, given as "
+                         "MODULE:FUNCTION")
+    function = resolve(program)
+    args = arguments(function, given, jax.export.SymbolicScope())
+    check_traceable(program, function, args)
+    return function, args
+
+
+def _entries(programs: tuple[str, ...], functions: list[tuple[Any, tuple[Any, ...]]], choose: str,
+             embed: tuple[int, ...], vjp_order: int) -> dict[str, Any]:
+    """The functions by the last part of their names.
+
+    Raises: UsageError for two with the same.
+    """
+    entries = {}
+    for program, (function, args) in zip(programs, functions, strict=True):
+        ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
+            function, choose=choose)
+        name = program.rpartition(":")[2].rpartition(".")[2]
+        if name in entries:
+            raise UsageError(f"Two functions are called {name!r}: hlo_mlc.export takes a name for "
+                             "each")
+        entries[name] = entry(ours, *args, embed=embed, vjp_order=vjp_order)
+    return entries

@@ -11,11 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.export import SymbolicScope
 
 from hlo_mlc.support.errors import UsageError
 
-_ARGUMENT = re.compile(r"(?P<dtype>[a-z0-9]+)\[(?P<sizes>(\d+(,\d+)*)?)\]")
-_SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo")
+_SIZE = r"(\d+|[A-Za-z_]\w*)"
+_ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
+_SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo", ".mlc")
 
 _DTYPES = {
     "bool": jnp.bool_,
@@ -28,8 +30,9 @@ _DTYPES = {
 }
 
 
-def parse_argument(text: str) -> jax.ShapeDtypeStruct:
-    """`f32[512,1024]` -> the type of an argument; `f32[]` is a scalar.
+def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.ShapeDtypeStruct:
+    """`f32[512,1024]` -> the type of an argument; `f32[]` is a scalar. Where `symbols` are given,
+    a size may be one of them, as in `f32[batch,1024]`.
 
     Raises: UsageError for anything else.
     """
@@ -41,13 +44,26 @@ def parse_argument(text: str) -> jax.ShapeDtypeStruct:
             f"Argument {text!r}: there is no dtype {match['dtype']!r}; "
             f"there are {', '.join(_DTYPES)}"
         )
-    sizes = [int(size) for size in match["sizes"].split(",") if size]
-    return jax.ShapeDtypeStruct(sizes, _DTYPES[match["dtype"]])
+    sizes = [size for size in match["sizes"].split(",") if size]
+    if symbols is not None:
+        shape = jax.export.symbolic_shape(",".join(sizes), scope=symbols)
+        return jax.ShapeDtypeStruct(shape, _DTYPES[match["dtype"]])
+    if not all(size.isdecimal() for size in sizes):
+        raise UsageError(f"Argument {text!r}: sizes are numbers here; only a file of "
+                         "`hlo-mlc export` can be for all of them")
+    return jax.ShapeDtypeStruct([int(size) for size in sizes], _DTYPES[match["dtype"]])
 
 
 def is_file(program: str) -> bool:
-    """Whether what is typed means a StableHLO file, rather than MODULE:FUNCTION."""
-    return Path(program).is_file() or program.endswith(_SUFFIXES)
+    """Whether what is typed means a file, rather than MODULE:FUNCTION.
+
+    Raises: UsageError for the name of a file that is not there.
+    """
+    if Path(program).is_file():
+        return True
+    if program.endswith(_SUFFIXES):
+        raise UsageError(f"There is no file {program!r}")
+    return False
 
 
 def resolve(text: str) -> Callable[..., Any]:
@@ -57,7 +73,7 @@ def resolve(text: str) -> Callable[..., Any]:
     """
     module_name, _, path = text.partition(":")
     if not module_name or not path:
-        raise UsageError(f"Expected the path of a StableHLO file, or MODULE:FUNCTION, got {text!r}")
+        raise UsageError(f"There is no file {text!r}, and a function is given as MODULE:FUNCTION")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -90,7 +106,8 @@ def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]
         ) from error
 
 
-def arguments(function: Callable[..., Any], given: Sequence[str]) -> tuple[Any, ...]:
+def arguments(function: Callable[..., Any], given: Sequence[str],
+              symbols: SymbolicScope | None = None) -> tuple[Any, ...]:
     """The arguments written on the command line, else the function's own `example_args`.
 
     `example_args` is a sequence of arguments, or a function without parameters that makes one.
@@ -98,7 +115,7 @@ def arguments(function: Callable[..., Any], given: Sequence[str]) -> tuple[Any, 
     Raises: UsageError when there are neither.
     """
     if given:
-        return tuple(parse_argument(text) for text in given)
+        return tuple(parse_argument(text, symbols) for text in given)
     example = getattr(function, "example_args", None)
     if example is None:
         raise UsageError(

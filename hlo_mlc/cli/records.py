@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from hlo_mlc.runtime.records import Records, open_records
-from hlo_mlc.support.errors import UsageError
+from hlo_mlc.report import counted
+from hlo_mlc.runtime.records import Records, open_records, target_key
+from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import host
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -25,7 +28,7 @@ def list_records() -> None:
     found = known.all()
     for record in found:
         click.echo(str(record))
-    click.echo(f"{len(found)} records in {known.folder}")
+    click.echo(f"{counted(len(found), 'record')} in {known.folder}")
 
 
 @records.command("export")
@@ -37,7 +40,7 @@ def export_records(path: Path) -> None:
         path.write_text(known.export_text())
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}") from error
-    click.echo(f"{len(known.all())} records written to {path}")
+    click.echo(f"{counted(len(known.all()), 'record')} written to {path}")
 
 
 @records.command("import")
@@ -46,10 +49,26 @@ def import_records(path: Path) -> None:
     """Adds the records of the file PATH; where there are two of a kernel, the faster one stays."""
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Cannot read {path}: {error}") from error
-    count, kept = _open().import_text(text)
-    click.echo(f"{kept} of {count} records are kept; of the others there are faster ones")
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is no file of `hlo-mlc records export`: {error}") from error
+    known = _open()
+    try:
+        count, kept = known.import_text(text)
+    except CacheError as error:
+        raise CacheError(f"{path}: {error}") from error
+    key = _own_target()
+    here = sum(record.target == key for record in known.all())
+    click.echo(f"{kept} of {counted(count, 'record')} kept"
+               + ("; of the others there are faster ones" if kept < count else ""))
+    click.echo(f"{counted(here, 'record')} for this machine ({key}) by now")
+
+
+def _own_target() -> str:
+    """What records of this machine say that they are for."""
+    threads = Options.from_environment().threads
+    return target_key(host() if threads is None else replace(host(), cores=threads))
 
 
 def _open() -> Records:

@@ -56,6 +56,7 @@ def tune(
                 tuned = function if hasattr(function, "tune") else mlc_jit(function)
                 report = tuned.tune(*args, trials=trials, minutes=minutes)
     except KeyboardInterrupt:
-        click.echo("interrupted: what was measured is kept; the same command goes on", err=True)
+        click.echo("interrupted: what was measured is kept; the same command goes on, and with "
+                   "--trials 1 it only records the best that is known", err=True)
         ctx.exit(_INTERRUPTED)
     click.echo(str(report))

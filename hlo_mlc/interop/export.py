@@ -12,7 +12,6 @@ A kernel is shared by all entries that call it.
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ from hlo_mlc.building import KernelObject, kernel_object, kernel_with_id
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.jit import mlc_jit
-from hlo_mlc.report import Report, byte_size
+from hlo_mlc.report import Report, byte_size, counted, nest_line
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import Archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
@@ -77,7 +76,7 @@ class ExportReport:
         lines = [f"{self.path}: {byte_size(self.bytes)}, code for {', '.join(self.targets)}"]
         for one in self.entries:
             lines.append(f"  {one.name}: {one.signature}; {one.report.coverage:.0%} of the "
-                         f"operations in {len(one.kernels)} kernels")
+                         f"operations in {counted(len(one.kernels), 'kernel')}")
             lines += [f"    {reason}" for reason in one.report.reasons]
         return "\n".join(lines)
 
@@ -182,8 +181,7 @@ class _Writer:
             self._blocks[block] = made.code
             kernels[kernel_id] = {
                 "block": block, "symbol": made.symbol, "scratch_bytes": made.scratch_bytes,
-                "nests": [f"{n.template}({json.dumps(dict(n.parameters))}): {n.text}"
-                          for n in made.nests]}
+                "nests": [nest_line(nest) for nest in made.nests]}
         return {"name": target.name, "cpu": target.cpu, "architecture": architecture(target),
                 "features": sorted(required_features(target)), "kernels": kernels}
 
@@ -200,7 +198,8 @@ def _both_sides(given: Entry) -> tuple[Any, Any, tuple[Any, ...]]:
     list of all embedded leaves, if any are."""
     ours = given.function if hasattr(given.function, "choosing") else mlc_jit(given.function)
     if not given.embed:
-        return ours, ours.choosing("xla"), given.args
+        # Made anew, so that nothing of it is lowered yet and its latest report is this export's.
+        return ours.choosing(ours.choose), ours.choosing("xla"), given.args
     positions = sorted(set(given.embed))
     if len(positions) != len(given.embed) or positions[0] < 0 or positions[-1] >= len(given.args):
         raise UsageError(f"embed={given.embed}: expected positions of arguments, "

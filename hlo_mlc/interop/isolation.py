@@ -14,7 +14,16 @@ from hlo_mlc.partition.plan import Cluster
 
 def original_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module:
     """What the cluster computes, in the ops that `source`, which `graph` was read from, has."""
-    return _emitted(_computing(graph, cluster), source)
+    return _emitted(_computing(graph, cluster.operands, cluster.results), source)
+
+
+def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module | None:
+    """What the cluster is given, computed from the arguments of the whole function; None for one
+    in the body of a loop or a branch, which is given something else each time."""
+    outermost = {*graph.parameters, *(v for node in graph.nodes for v in node.results)}
+    if not cluster.operands or not outermost.issuperset(cluster.operands):
+        return None
+    return _emitted(_computing(graph, graph.parameters, cluster.operands), source)
 
 
 def kernel_program(source: ir.Module, cluster: Cluster) -> ir.Module:
@@ -24,12 +33,12 @@ def kernel_program(source: ir.Module, cluster: Cluster) -> ir.Module:
     return _emitted(Graph(cluster.operands, (call,), cluster.results), source)
 
 
-def _computing(graph: Graph, cluster: Cluster) -> Graph:
-    """The nodes between the operands and the results of a cluster, operands first."""
+def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
+    """The nodes between parameters and results, operands first."""
     maker = {value: node for node in graph.walk() for value in node.results}
-    given = set(cluster.operands)
+    given = set(parameters)
     placed: dict[Node, None] = {}
-    stack = [(maker[value], False) for value in reversed(cluster.results)]
+    stack = [(maker[value], False) for value in reversed(results) if value not in given]
     while stack:
         node, ready = stack.pop()
         if node in placed:
@@ -40,7 +49,7 @@ def _computing(graph: Graph, cluster: Cluster) -> Graph:
         stack.append((node, True))
         captured = (v for region in node.regions for v in region.captures)
         stack += [(maker[v], False) for v in (*node.operands, *captured) if v not in given]
-    return Graph(cluster.operands, tuple(placed), cluster.results)
+    return Graph(parameters, tuple(placed), results)
 
 
 def _emitted(graph: Graph, source: ir.Module) -> ir.Module:

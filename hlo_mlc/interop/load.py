@@ -6,6 +6,7 @@ process: loading a file is trusting its author as one trusts a program that one 
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from hlo_mlc.interop.export import FORMAT, PLATFORM
-from hlo_mlc.report import byte_size
+from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library, variants
 from hlo_mlc.runtime.archive import Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
@@ -67,10 +68,12 @@ def describe(path: str | os.PathLike[str]) -> str:
         for one in description["entries"]:
             lines.append(f"entry {one['name']}: {one['signature']}")
             embedded = sum(len(archive.blocks[leaf["block"]]) for leaf in one["leaves"])
-            facts = [f"{one['coverage']:.0%} of the operations in {len(one['kernels'])} kernels",
+            facts = [f"{one['coverage']:.0%} of the operations in "
+                     f"{counted(len(one['kernels']), 'kernel')}",
                      f"program of {byte_size(len(archive.blocks[one['program']]))}"]
             facts += [f"{byte_size(embedded)} of embedded values"] if embedded else []
-            facts += [f"differentiable {one['vjp_order']} times"] if one["vjp_order"] else []
+            if one["vjp_order"]:
+                facts.append(f"differentiable {_often(one['vjp_order'])}")
             lines.append(f"  {', '.join(facts)}")
         best = next((t["name"] for t in _fitting(archive)), None)
         for target in description["targets"]:
@@ -78,11 +81,16 @@ def describe(path: str | os.PathLike[str]) -> str:
             here = " (what this machine runs)" if target["name"] == best else ""
             lines.append(f"target {target['name']} ({target['architecture']}, {target['cpu']}): "
                          f"{byte_size(code)} of code{here}")
-        for kernel_id, kernel in description["targets"][0]["kernels"].items():
-            lines.append(f"kernel {kernel_id}: {'; '.join(kernel['nests'])}")
+            for kernel_id, kernel in target["kernels"].items():
+                lines.append(f"  kernel {kernel_id}")
+                lines += [f"    {nest}" for nest in kernel["nests"]]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
     return "\n".join(lines)
+
+
+def _often(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
 def _check_versions(path: Path, archive: Archive) -> None:
@@ -98,7 +106,7 @@ def _check_versions(path: Path, archive: Archive) -> None:
     there = sorted({target["architecture"] for target in description["targets"]})
     if architecture(cpu.host()) not in there:
         raise ArchiveError(f"{path} is for {', '.join(there)}, this machine is "
-                           f"{architecture(cpu.host())}: export it there")
+                           f"{architecture(cpu.host())}: export it for a target of that kind")
 
 
 def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str, Any]:
@@ -159,12 +167,19 @@ def _deserialized(path: Path, block: bytes | memoryview) -> jax.export.Exported:
 
 
 def _function(name: str, exported: jax.export.Exported, leaves: list[jax.Array] | None) -> Any:
-    if leaves is None:
-        def loaded(*args: Any, **kwargs: Any) -> Any:
-            return exported.call(*args, **kwargs)
-    else:
-        def loaded(*args: Any, **kwargs: Any) -> Any:
-            return exported.call(leaves, *args, **kwargs)
+    def loaded(*args: Any, **kwargs: Any) -> Any:
+        return exported.call(*args, **kwargs)
 
     loaded.__name__ = loaded.__qualname__ = name
-    return jax.jit(loaded)
+    jitted = jax.jit(loaded)
+    if leaves is None:
+        return jitted
+
+    # Handed over at each call: XLA took twice as long to compile a program that contains 27 MB.
+    @functools.wraps(loaded)
+    def embedding(*args: Any, **kwargs: Any) -> Any:
+        return jitted(leaves, *args, **kwargs)
+
+    embedding.lower = functools.partial(jitted.lower, leaves)
+    embedding.trace = functools.partial(jitted.trace, leaves)
+    return embedding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -19,11 +20,13 @@ from hlo_mlc.compiler import clusters_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
-from hlo_mlc.report import byte_size
+from hlo_mlc.report import byte_size, counted
+from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
+from hlo_mlc.target.levels import architecture
 
 _C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _C_TYPES = {
@@ -35,7 +38,7 @@ _C_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LibraryReport:
-    """What was written: a static library and its header."""
+    """What was written: a library and its header."""
 
     library: Path
     header: Path
@@ -44,14 +47,19 @@ class LibraryReport:
     total_bytes: int  # of the buffers in the workspace, if each had memory of its own
 
     def __str__(self) -> str:
-        return (f"{self.library}, {self.header}: {self.kernels} kernels; a workspace of "
-                f"{byte_size(self.workspace_bytes)} for {byte_size(self.total_bytes)} of buffers")
+        return (f"{self.library}, {self.header}: {counted(self.kernels, 'kernel')}; a workspace of "
+                f"{byte_size(self.workspace_bytes)} ({byte_size(self.total_bytes)} if no two "
+                "buffers shared memory)")
 
 
 def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[str],
              target: str = "host", embed: Sequence[int] = (), **kwargs: Any) -> LibraryReport:
-    """Writes a function as `<path>.a` and `<path>.h`: plain C, for one thread, without Python, JAX
-    or XLA. The last part of `path` is the function's name in C.
+    """Writes a function as a library with a header: plain C, for one thread, without Python, JAX
+    or XLA.
+
+    `path` ends in the function's name in C, to which `.a` is added, or is that of the library:
+    `.a` for a static one, `.so` for a shared one, which takes the system's linker. The header lies
+    beside it; `libname.so` belongs to `name.h`.
 
     The arguments are those of `export`; pytrees become one pointer for each leaf. Our kernels have
     to cover the function completely. Values of arguments in `embed`, and of arrays that the
@@ -60,9 +68,7 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     Raises: UsageError for arguments that make no sense, UnsupportedOpError for an operation that no
     kernel of ours computes, UnknownTargetError.
     """
-    path = Path(path)
-    if not _C_NAME.fullmatch(path.name):
-        raise UsageError(f"{path.name!r} is to be the name of a function in C, which it cannot be")
+    library, name = _library_and_name(Path(path))
     chosen = dataclasses.replace(cpu.named(target), cores=1)
     plain = function.choosing("xla") if hasattr(function, "choosing") else function
     if any(n not in range(len(args)) for n in embed):
@@ -84,27 +90,54 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     objects = {c.kernel.fingerprint: kernel_object(c.kernel, options, chosen)
                for c, _ in plan.taken}
     memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in objects.items()})
-    entry = print_entry(path.name, memory, {key: made.symbol for key, made in objects.items()},
+    entry = print_entry(name, memory, {key: made.symbol for key, made in objects.items()},
                         len(plan.graph.parameters), len(plan.graph.results), chosen)
-    members = [Member("entry.o", path.name, compile_ir(entry, chosen))]
-    members += [Member(f"kernel{n}.o", made.symbol, made.code)
-                for n, made in enumerate(objects.values())]
-    leaves = [_name_of(where, given) for where, _ in
+    kernels = [Member(f"kernel{n}.o", made.symbol, made.code)
+               for n, made in enumerate(objects.values())]
+    entry_code = compile_ir(entry, chosen)
+    if library.suffix == ".so":
+        content = shared_library(library.name, entry_code, kernels, architecture(chosen))
+    else:
+        content = static_library([Member("entry.o", name, entry_code), *kernels])
+    names = _parameters(function, len(args))
+    leaves = [_name_of(where, [names[n] for n in given]) for where, _ in
               jax.tree_util.tree_flatten_with_path(described)[0]]
-    library, header = path.with_suffix(".a"), path.with_suffix(".h")
+    header = library.with_name(f"{name}.h")
     try:
-        library.write_bytes(static_library(members))
-        header.write_text(_header(path.name, plan.graph, memory, leaves))
+        library.write_bytes(content)
+        header.write_text(_header(name, plan.graph, memory, leaves))
     except OSError as error:
         raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
     return LibraryReport(library, header, len(objects), memory.workspace_bytes,
                          memory.total_bytes)
 
 
-def _name_of(where: Sequence[Any], positions: Sequence[int]) -> str:
+def _library_and_name(path: Path) -> tuple[Path, str]:
+    """Where the library goes, and what its function is called."""
+    library = path if path.suffix else path.with_suffix(".a")
+    name = library.stem.removeprefix("lib") if path.suffix else library.stem
+    if library.suffix not in (".a", ".so"):
+        raise UsageError(f"{path}: the name of a library ends in .a (static) or .so (shared)")
+    if not _C_NAME.fullmatch(name):
+        raise UsageError(f"{path}: a function in C cannot be called {name!r}; a name has letters, "
+                         "digits and underscores")
+    return library, name
+
+
+def _parameters(function: Callable[..., Any], count: int) -> list[str]:
+    """What the function calls its first arguments, where it says."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [*named, *(f"argument {n}" for n in range(len(named), count))]
+
+
+def _name_of(where: Sequence[Any], names: Sequence[str]) -> str:
     """A leaf of ([argument, …], {keyword: …}), as the caller of the function knows it."""
     side, first, *rest = where
-    name = f"argument {positions[first.idx]}" if side.idx == 0 else f"argument {first.key}"
+    name = names[first.idx] if side.idx == 0 else str(first.key)
     return name + jax.tree_util.keystr(rest)
 
 
@@ -145,5 +178,5 @@ void {name}(
 
 def _declared(tensor: TensorType, name: str, what: str, qualifier: str = "") -> str:
     sizes = ", ".join(map(str, tensor.shape))
-    described = f"{what}: {tensor.dtype.name}[{sizes}]"
+    described = f"{what}: {tensor.dtype.name}[{sizes}]".replace("*/", "* /")
     return f"{qualifier}{_C_TYPES[tensor.dtype.name]}* {name},  /* {described} */"

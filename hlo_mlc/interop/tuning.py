@@ -3,6 +3,9 @@
 Every cluster of the function gets a study, also those that are left to XLA now. Its candidates are
 checked against what XLA computes of the same operations, and in the end the winner runs in turns
 with XLA: which is faster is recorded, too.
+
+Where the call is given arrays, and not types only, XLA computes from them what each kernel is
+given; else, and in the bodies of loops that stay with XLA, operands are made up.
 """
 
 from __future__ import annotations
@@ -24,21 +27,32 @@ from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.extraction import MAIN, donate, extract, function_named, standalone
-from hlo_mlc.interop.isolation import kernel_program, original_program
+from hlo_mlc.interop.extraction import MAIN, donate, extract, standalone
+from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
 from hlo_mlc.interop.measuring import choice_path
+from hlo_mlc.interop.operands import called_function, given_operands
 from hlo_mlc.interop.primitive import donations
 from hlo_mlc.partition.plan import Cluster
-from hlo_mlc.report import Comparison, op_counts
+from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.measure import PairedTimes, made_up, time_in_turns
-from hlo_mlc.runtime.records import OURS, XLA, Record, open_records, target_key, today
+from hlo_mlc.runtime.records import (
+    OURS,
+    XLA,
+    Record,
+    open_records,
+    schedule_text,
+    schedules_text,
+    target_key,
+    today,
+)
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.progress import TuningProgress
+from hlo_mlc.tuning.space import Space
 from hlo_mlc.tuning.storage import journal_path, open_storage
 from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
@@ -49,6 +63,7 @@ DEFAULT_MINUTES = 2.0
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 _COMPARISON_S = 0.5
+_FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
 _BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
 
 
@@ -64,6 +79,7 @@ class TunedKernel:
     tried: int = 0
     failed: int = 0
     noise: float = 1.0
+    given: bool = False  # measured on what the call gives it, not on made-up operands
 
     def __str__(self) -> str:
         uses = f", called at {self.uses} places" if self.uses > 1 else ""
@@ -71,17 +87,19 @@ class TunedKernel:
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
         best = self.record.measured
+        gained = f"{best.speedup:.2f} times as fast as the default" if self.record.schedules \
+            else "none is faster than the default"
         lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed; "
-                 f"{best.ours_us:.1f} us, {best.speedup:.2f} times as fast as the default"]
+                 f"{best.ours_us:.1f} us, {gained}"]
         if self.noise > _BUSY:
             lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
                          "shortest time; tune again when it is not")
         if best.xla_ratio:
-            side = {OURS: "ours", XLA: "XLA's", "": "either"}[self.record.choice]
+            side = {OURS: "ours is taken", XLA: "XLA's is kept",
+                    "": "too near to tell"}[self.record.choice]
             lines.append(f"  XLA takes {best.xla_ratio:.2f} times as long: {side}")
         for position, (template, parameters) in sorted(self.record.schedules.items()):
-            text = ", ".join(f"{name}={value}" for name, value in parameters.items())
-            lines.append(f"  nest {position}: {template}({text})")
+            lines.append(f"  nest {position}: {schedule_text(template, parameters)}")
         return "\n".join(lines)
 
 
@@ -96,6 +114,10 @@ class TuningReport:
         lines = [str(kernel) for kernel in self.kernels] or ["there is nothing to tune in it"]
         if self.whole is not None:
             lines.append(f"the whole function, {self.whole}")
+            invented = sum(not k.given for k in self.kernels if k.record is not None)
+            if invented:
+                lines.append(f"{counted(invented, 'kernel')} measured on made-up operands: without "
+                             "arrays in the call, and in loops of XLA's, there are no others")
             if self.whole.speedup < 1:
                 lines.append('XLA is faster on the whole: choose="measure" keeps the faster one')
         return "\n".join(lines)
@@ -105,26 +127,31 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
               trials: int | None, minutes: float | None) -> TuningReport:
     """Tunes what `mlc_jit` made of a function, for arguments of these types.
 
+    A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
+    them is `mlc_jit(jax.grad(f))`.
+
     Raises: UsageError for a call that leaves nothing to compile.
     """
     lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
     program = lowered.compiler_ir()
-    (body,) = function_named(program, MAIN).regions[0].blocks
-    call = next((o.operation for o in body.operations if o.operation.name == "func.call"), None)
+    call = called_function(program)
     if call is None:
         raise UsageError("There is nothing to tune: the function computes nothing")
     entry = call.attributes["callee"].value
     module = extract(program, ir.SymbolTable(program.operation), entry)
     donate(module, entry, donations(program, list(call.operands)))
-    report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes)
+    given = given_operands(program, args, kwargs)
+    report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes, given=given)
     jitted.clear_cache()  # what is compiled from now on follows the records
     return report
 
 
 def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
-                trials: int | None = None, minutes: float | None = None) -> TuningReport:
+                trials: int | None = None, minutes: float | None = None,
+                given: Sequence[np.ndarray] | None = None) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
-    for so many minutes altogether, `DEFAULT_MINUTES` if neither is given.
+    for so many minutes altogether, `DEFAULT_MINUTES` if neither is given. `given` are arguments
+    to measure with; made-up ones if they are None.
 
     An interrupt (Ctrl-C) loses nothing but the trial that runs: the next time it goes on.
 
@@ -135,7 +162,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     if (trials is not None and trials < 1) or (minutes is not None and minutes <= 0):
         raise UsageError("Tuning takes at least one trial, and some time")
     library.register_with_jax()
-    session = _Session(module, entry, options, trials, minutes)
+    session = _Session(module, entry, options, trials, minutes, given)
     with TuningProgress() as progress, jax.ensure_compile_time_eval():
         kernels = tuple(session.kernels(progress))
         return TuningReport(kernels, session.whole() if kernels else None)
@@ -145,7 +172,8 @@ class _Session:
     """The tuning of one module."""
 
     def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
-                 minutes: float | None) -> None:
+                 minutes: float | None, given: Sequence[np.ndarray] | None) -> None:
+        self._given = given
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
         self._target = target_of(options)
@@ -166,28 +194,33 @@ class _Session:
         remaining = sum(weights.values())
         costliest = sorted(found, key=lambda fingerprint: -weights[fingerprint])
         for number, fingerprint in enumerate(costliest, 1):
-            budget = self._budget(weights[fingerprint] / remaining)
+            budget = self._budget(weights[fingerprint] / remaining, len(found) - number + 1)
             remaining -= weights[fingerprint]
             label = f"kernel {number} of {len(found)}, {fingerprint[:8]}"
             yield self._kernel(graph, found[fingerprint], budget, progress, label)
 
     def whole(self) -> Comparison | None:
-        """The function as it is compiled now in turns with XLA's, on made-up arguments."""
+        """The function as it is compiled now in turns with XLA's."""
         original = standalone(self._module, self._entry)
         choice_path(original, self._options).unlink(missing_ok=True)  # of slower kernels
         compiled, report = compile_extracted(self._module, self._options, entry=self._entry)
-        if compiled is None or any(kernel.data_dependent for kernel in report.kernels):
+        if compiled is None:
+            return None
+        if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
             return None
         ours = standalone(compiled, self._entry)
-        times = self._times(original, ours, _arguments(original))
+        arguments = _arguments(original) if self._given is None else self._given
+        times = self._times(original, ours, arguments)
         return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
                           times.speedup)
 
-    def _budget(self, share: float) -> Budget:
+    def _budget(self, share: float, kernels: int) -> Budget:
+        """A share of the time that is left for trials, this kernel being the first of so many."""
         if self._deadline is None:
             return Budget(self._trials)
         now = time.monotonic()
-        return Budget(self._trials, now + share * max(self._deadline - now, 0.0))
+        left = self._deadline - now - kernels * _FINISH_S
+        return Budget(self._trials, now + share * max(left, 0.0))
 
     def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
                 progress: TuningProgress, label: str) -> TunedKernel:
@@ -195,22 +228,24 @@ class _Session:
         kernel = cluster.kernel
         tuned = TunedKernel(kernel.program.name, tuple(n.op for n in cluster.nodes),
                             len(clusters), None)
-        reason = _why_not(cluster)
+        program = None if self._given is None else operands_program(graph, self._module, cluster)
+        reason = _why_not(cluster, given=program is not None)
         if self._deadline is not None and time.monotonic() > self._deadline:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands = [made_up(b.shape, b.dtype.numpy, np.random.default_rng(0))
-                    for b in kernel.program.operands]
+        operands = self._operands(cluster, program)
         original = original_program(graph, self._module, cluster)
         expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
         space = self._generator.space(kernel.program, self._target)
         known = self._records.get(kernel.fingerprint, target_key(self._target))
         standing = known and space.configuration(known.schedules)
-        study = KernelStudy(
-            self._storage, f"{kernel.fingerprint}-{target_key(self._target)}", space,
-            [standing] if standing else [])
-        study.describe({"kernel": program_text(kernel.program), "ops": op_counts(tuned.ops)})
+        study = KernelStudy(self._storage, self._study_name(cluster, space), space,
+                            [standing] if standing else [])
+        study.describe({
+            "kernel": program_text(kernel.program), "ops": op_counts(tuned.ops),
+            "target": f"{self._target.cpu}, {counted(self._target.cores, 'core')}",
+            "default": schedules_text(space.schedules(space.default))})
         progress.begin(label, study, space, budget)
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
@@ -220,10 +255,26 @@ class _Session:
         progress.end()
         record = self._keep(cluster, winner, known, original, operands)
         study.describe({
-            "best": str(record), "speedup over the default": record.measured.speedup,
-            "speedup over XLA": record.measured.xla_ratio})
-        return dataclasses.replace(tuned, record=record, tried=winner.tried,
-                                   failed=winner.failed, noise=winner.noise)
+            "best": schedules_text(record.schedules), "us": record.measured.ours_us,
+            "speedup over the default": record.measured.speedup,
+            "speedup over XLA": record.measured.xla_ratio, "choice": record.choice})
+        return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
+                                   noise=winner.noise, given=program is not None)
+
+    def _study_name(self, cluster: Cluster, space: Space) -> str:
+        """Begins with what a person may recognize the kernel by."""
+        templates = dict.fromkeys(t for t, _ in space.schedules(space.default).values())
+        shape = cluster.kernel.program.results[0]
+        return " ".join((*templates, f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
+                         f"{cluster.kernel.fingerprint}-{target_key(self._target)}"))
+
+    def _operands(self, cluster: Cluster, program: ir.Module | None) -> list[np.ndarray]:
+        """What to run the kernel on: what `program` computes of the given arguments."""
+        if program is None:
+            rng = np.random.default_rng(0)
+            return [made_up(b.shape, b.dtype.numpy, rng) for b in cluster.kernel.program.operands]
+        run = compat.compile_for_cpu(program)
+        return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in self._given])]
 
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
@@ -255,11 +306,11 @@ def _arguments(module: ir.Module) -> list[np.ndarray]:
     return [made_up(a.shape, a.dtype, rng) for a in argument_types(module, MAIN, MAIN)]
 
 
-def _why_not(cluster: Cluster) -> str:
-    """Why a kernel cannot be measured on made-up operands; "" if it can."""
+def _why_not(cluster: Cluster, given: bool) -> str:
+    """Why a kernel cannot be measured, on what it is given or on made-up operands; "" if it can."""
     program = cluster.kernel.program
-    if any(map(is_data_dependent, program.steps)):
-        return "its time depends on the values of its operands"
+    if not given and any(map(is_data_dependent, program.steps)):
+        return "its time depends on the values of its operands: call tune with arrays"
     size = sum(b.bytes for b in (*program.operands, *program.results))
     if size > _LARGEST_BYTES:
         return f"its operands and results take {size >> 20} MiB"

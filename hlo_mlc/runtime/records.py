@@ -67,13 +67,24 @@ class Record:
     made: Mapping[str, str] = field(default_factory=dict)  # date and versions
 
     def __str__(self) -> str:
-        nests = "; ".join(
-            f"{position} {template}({', '.join(f'{k}={v}' for k, v in parameters.items())})"
-            for position, (template, parameters) in sorted(self.schedules.items()))
         best = self.measured
-        xla = f", {best.xla_ratio:.2f}x of XLA" if best.xla_ratio else ""
-        return (f"{self.kernel}  {self.target}  {best.ours_us:.1f} us, {best.speedup:.2f}x of the "
-                f"default{xla}{f', {self.choice}' if self.choice else ''}  {nests or 'default'}")
+        facts = [f"{best.ours_us:.1f} us"]
+        facts += [f"default / this {best.speedup:.2f}"] if self.schedules else []
+        facts += [f"XLA / this {best.xla_ratio:.2f}"] if best.xla_ratio else []
+        facts += [self.choice] if self.choice else []
+        return (f"{self.kernel}  {self.target}  {', '.join(facts)}  "
+                f"{'; '.join(schedules_text(self.schedules)) or 'default'}")
+
+
+def schedule_text(template: str, parameters: Parameters) -> str:
+    """`contraction(rows=6, pack=1)`."""
+    return f"{template}({', '.join(f'{name}={value}' for name, value in parameters.items())})"
+
+
+def schedules_text(schedules: Schedules) -> list[str]:
+    """The same for each nest, its position in front."""
+    return [f"{position} {schedule_text(template, parameters)}"
+            for position, (template, parameters) in sorted(schedules.items())]
 
 
 def target_key(target: CpuTarget) -> str:
@@ -166,7 +177,8 @@ class Records:
                 raise ValueError(f'expected the format "{_EXPORT_FORMAT}"')
             records = [_from_json(item) for item in content["records"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise CacheError(f"These are no exported records, or damaged ones: {error}") from error
+            raise CacheError(f"These are no exported records, or damaged ones ({error}): export "
+                             "them again") from error
         kept = sum(self.put(record) == record for record in records)
         return len(records), kept
 

@@ -5,9 +5,10 @@ There is no authentication: who can reach the address can change the studies.
 
 from __future__ import annotations
 
+import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any
@@ -16,11 +17,13 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 import optuna
 from optuna.storages import BaseStorage
 
+from hlo_mlc.runtime.records import OURS, XLA
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import quiet
 
 _REFRESH_S = 10.0  # how old a note may be while somebody looks
+_COLUMNS = 110  # of a kernel's text in a note
 _OWN_NOTE = "note"  # the attribute with the note as we wrote it: one that was edited is left alone
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -92,13 +95,32 @@ class _Noted:
 
 def note_text(known: dict[str, Any]) -> str:
     """What is known of a kernel, in Markdown."""
-    lines = [f"**{known.get('ops', 'a kernel')}**", ""]
-    if "best" in known:
-        xla = known["speedup over XLA"]
+    lines = [f"**{known.get('ops', 'a kernel')}**", "", f"on {known.get('target', 'a CPU')}", ""]
+    measured = "us" in known
+    best, default = known["best"] if measured else [], known.get("default", [])
+    if measured:
+        ratio = known["speedup over XLA"]
+        taken = {OURS: "our kernel is taken", XLA: "XLA's code is kept", "": "too near to tell"}
         lines += [
+            f"- {known['us']:.1f} us a call",
             f"- speed-up over the default: {known['speedup over the default']:.2f}",
-            f"- speed-up over XLA: {xla:.2f}" if xla else "- speed-up over XLA: not measured",
-            f"- record: `{known['best']}`", ""]
+            f"- speed-up over XLA: {ratio:.2f} ({taken[known['choice']]})" if ratio
+            else "- speed-up over XLA: not measured",
+            *_listed("best schedule" if best else "best schedule, the default", best or default)]
     else:
-        lines += ["There is no winner yet.", ""]
-    return "\n".join([*lines, "```", known.get("kernel", "").rstrip(), "```", ""])
+        lines.append("- there is no winner yet")
+    lines += _listed("default schedule", default if best or not measured else [])
+    kernel = [piece for line in known.get("kernel", "").rstrip().splitlines()
+              for piece in _wrapped(line)]
+    return "\n".join([*lines, "", "```", *kernel, "```", ""])
+
+
+def _listed(title: str, nests: Sequence[str]) -> list[str]:
+    return [f"- {title}:", *(f"  - `{nest}`" for nest in nests)] if nests else []
+
+
+def _wrapped(line: str) -> list[str]:
+    """A line of a kernel's text in pieces that a page shows without scrolling."""
+    indent = line[:len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, _COLUMNS, subsequent_indent=f"{indent}    ",
+                         break_long_words=False, break_on_hyphens=False) or [line]

@@ -1,4 +1,4 @@
-"""What can be tuned in a kernel: the parameters of the templates of its costliest nests."""
+"""What can be tuned in a kernel: the templates of its costliest nests, and their parameters."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates import TEMPLATES, Template
 from hlo_mlc.templates.base import work
 from hlo_mlc.templates.program import Decision
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
@@ -21,13 +22,17 @@ SMALLEST_SHARE = 0.05
 MOST_NESTS = 6
 UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows, as in partition/estimate.py
 
-Configuration = Mapping[str, int]
-"""A value for each parameter of a space, by name: `0.rows` is `rows` of the kernel's first nest."""
+_FALLBACKS = ("update", "plain")  # for what no other template takes, and slow: no candidates
+
+Configuration = Mapping[str, int | str]
+"""A value for each choice of a space, by name: `0.template` is the template of the kernel's first
+nest, `0.contraction.rows` a parameter of it. Parameters of templates that are not chosen have no
+value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One number to choose: parameter `key` of the template of the nest at `position`."""
+    """One number to choose: parameter `key` of a template of the nest at `position`."""
 
     position: int
     template: str
@@ -37,59 +42,121 @@ class Parameter:
 
     @property
     def name(self) -> str:
-        return f"{self.position}.{self.key}"
+        return f"{self.position}.{self.template}.{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateChoice:
+    """The templates that take the nest at `position`, that of analysis first."""
+
+    position: int
+    templates: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.position}.template"
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """All configurations of a kernel."""
+    """All configurations of a kernel: a template for each nest that several take, and the
+    parameters of the templates that are chosen."""
 
     parameters: tuple[Parameter, ...]
+    choices: tuple[TemplateChoice, ...] = ()
 
     @property
     def size(self) -> int:
         """How many configurations there are."""
-        return math.prod(len(p.values) for p in self.parameters)
+        return math.prod(
+            sum(math.prod(len(p.values) for p in parameters) for _, parameters in alternatives)
+            for alternatives in self._nests())
 
     @property
     def default(self) -> Configuration:
         """What analysis says."""
-        return {p.name: p.default for p in self.parameters}
+        return self._defaults({c.position: c.templates[0] for c in self.choices})
+
+    @property
+    def starts(self) -> Iterator[Configuration]:
+        """The default, and for each template that could replace another what analysis says of its
+        parameters."""
+        usual = {c.position: c.templates[0] for c in self.choices}
+        yield self.default
+        for choice in self.choices:
+            for template in choice.templates[1:]:
+                yield self._defaults({**usual, choice.position: template})
 
     @property
     def digest(self) -> str:
         """Equal for equal spaces."""
-        text = json.dumps([[p.name, p.template, p.values, p.default] for p in self.parameters])
+        text = json.dumps([[[p.name, p.values, p.default] for p in self.parameters],
+                           [[c.name, c.templates] for c in self.choices]])
         return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def active(self, configuration: Configuration) -> tuple[Parameter, ...]:
+        """The parameters of the templates that a configuration chooses."""
+        chosen = {c.position: configuration[c.name] for c in self.choices}
+        return tuple(p for p in self.parameters
+                     if chosen.get(p.position, p.template) == p.template)
 
     def all(self) -> Iterator[Configuration]:
         """Every configuration, the default first."""
         yield self.default
-        for values in itertools.product(*(p.values for p in self.parameters)):
-            found = dict(zip((p.name for p in self.parameters), values, strict=True))
+        parts = [[{**chosen, **dict(zip((p.name for p in parameters), values, strict=True))}
+                  for chosen, parameters in alternatives
+                  for values in itertools.product(*(p.values for p in parameters))]
+                 for alternatives in self._nests()]
+        for part in itertools.product(*parts):
+            found = {name: value for one in part for name, value in one.items()}
             if found != self.default:
                 yield found
 
     def schedules(self, configuration: Configuration) -> Schedules:
         """The configuration as records and the scheduler have it."""
-        found: dict[int, tuple[str, dict[str, int]]] = {}
-        for p in self.parameters:
+        found = {c.position: (str(configuration[c.name]), {}) for c in self.choices}
+        for p in self.active(configuration):
             found.setdefault(p.position, (p.template, {}))[1][p.key] = configuration[p.name]
         return found
 
     def configuration(self, schedules: Schedules) -> Configuration | None:
-        """The reverse; None for schedules that are not of this space. Parameters that they do not
-        name have their default."""
-        result = dict(self.default)
+        """The reverse; None for schedules that are not of this space. What they do not name is as
+        analysis has it."""
+        chosen = {c.position: c.templates[0] for c in self.choices}
+        known = {(c.position, template) for c in self.choices for template in c.templates}
+        known |= {(p.position, p.template) for p in self.parameters}
+        for position, (template, _) in schedules.items():
+            if (position, template) not in known:
+                return None
+            if position in chosen:
+                chosen[position] = template
+        result = self._defaults(chosen)
         by_name = {p.name: p for p in self.parameters}
         for position, (template, values) in schedules.items():
             for key, value in values.items():
-                parameter = by_name.get(f"{position}.{key}")
-                if parameter is None or parameter.template != template \
-                        or value not in parameter.values:
+                parameter = by_name.get(f"{position}.{template}.{key}")
+                if parameter is None or value not in parameter.values:
                     return None
                 result[parameter.name] = value
         return result
+
+    def _defaults(self, chosen: Mapping[int, str]) -> dict[str, int | str]:
+        """The configuration with these templates and all else as analysis has it."""
+        found: dict[str, int | str] = {f"{n}.template": template for n, template in chosen.items()}
+        return found | {p.name: p.default for p in self.parameters
+                        if chosen.get(p.position, p.template) == p.template}
+
+    def _nests(self) -> Iterator[list[tuple[Configuration, list[Parameter]]]]:
+        """For each nest: every choice of its template, and the parameters that there are then."""
+        choices = {c.position: c for c in self.choices}
+        for position in dict.fromkeys((*choices, *(p.position for p in self.parameters))):
+            own = [p for p in self.parameters if p.position == position]
+            choice = choices.get(position)
+            if choice is None:
+                yield [({}, own)]
+            else:
+                yield [({choice.name: template}, [p for p in own if p.template == template])
+                       for template in choice.templates]
 
 
 def space_of(program: TensorProgram, decisions: Sequence[Decision], target: CpuTarget) -> Space:
@@ -97,17 +164,32 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision], target: CpuT
     weights = [_weight(program, decision.nest) for decision in decisions]
     least = SMALLEST_SHARE * sum(weights)
     costliest = sorted(range(len(decisions)), key=lambda n: (-weights[n], n))[:MOST_NESTS]
-    parameters = []
+    parameters: list[Parameter] = []
+    choices = []
     for position in sorted(n for n in costliest if weights[n] >= least):
         decision = decisions[position]
-        choices = decision.template.space(decision.nest, target)
-        for key, values in choices.items():
-            default = decision.parameters[key]
-            distinct = tuple(sorted({*values, default}))
-            if len(distinct) > 1:
-                parameters.append(
-                    Parameter(position, decision.template.name, key, distinct, default))
-    return Space(tuple(parameters))
+        templates = _templates(decision, target)
+        if len(templates) > 1:
+            choices.append(TemplateChoice(position, tuple(t.name for t in templates)))
+        for template in templates:
+            parameters += _parameters(position, template, decision.nest, target)
+    return Space(tuple(parameters), tuple(choices))
+
+
+def _templates(decision: Decision, target: CpuTarget) -> list[Template]:
+    """That of analysis, and the others that take the nest."""
+    others = (t for t in TEMPLATES if t.name not in (decision.template.name, *_FALLBACKS))
+    return [decision.template, *(t for t in others if not t.refusal(decision.nest, target))]
+
+
+def _parameters(position: int, template: Template, nest: Nest, target: CpuTarget
+                ) -> Iterator[Parameter]:
+    """The parameters of a template that have more than one value."""
+    defaults = template.default(nest, target)
+    for key, values in template.space(nest, target).items():
+        distinct = tuple(sorted({*values, defaults[key]}))
+        if len(distinct) > 1:
+            yield Parameter(position, template.name, key, distinct, defaults[key])
 
 
 def _weight(program: TensorProgram, nest: Nest) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import random
@@ -14,7 +15,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import optuna
-from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState
 
 from hlo_mlc.tuning.messages import Failed, Timed
@@ -58,7 +58,6 @@ class KernelStudy:
                  first: Sequence[Configuration] = ()) -> None:
         """`first` is tried right after the default."""
         self._space = space
-        self._distributions = {p.name: CategoricalDistribution(p.values) for p in space.parameters}
         with quiet():
             self._study = optuna.create_study(
                 storage=storage, study_name=f"{name}-{space.digest}", direction="minimize",
@@ -67,11 +66,14 @@ class KernelStudy:
             self._forget_abandoned()
             past = self._study.get_trials(deepcopy=False)
             seed = zlib.crc32(name.encode()) + len(past)
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed)
+            # Templates have parameters of their own: each group of them is learned together.
+            self._study.sampler = optuna.samplers.TPESampler(seed=seed, group=True)
             self._random = random.Random(seed)
-            self._tried = {_key(t.configuration): t for t in map(_tried, past) if t is not None}
+            known = map(_tried, reversed(past))  # of repetitions the first counts
+            self._tried = {_key(t.configuration): t for t in known if t is not None}
             self._queue: Iterator[Configuration] = iter(
-                space.all() if space.size <= EXHAUSTIVE else (space.default, *first))
+                space.all() if space.size <= EXHAUSTIVE
+                else itertools.chain((space.default, *first), space.starts))
 
     @property
     def tried(self) -> list[Tried]:
@@ -91,11 +93,11 @@ class KernelStudy:
                 return self._ask(configuration)
         with quiet():
             for _ in range(_MOST_REPEATS):
-                handle = self._study.ask(self._distributions)
-                tried = self._tried.get(_key(handle.params))
+                trial = self._drawn()
+                tried = self._tried.get(_key(trial.configuration))
                 if tried is None:
-                    return self._claimed(Trial(handle.params, handle))
-                self._tell(handle, tried.outcome, tried.digest)  # the sampler learns, we need not
+                    return self._claimed(trial)
+                self._tell(trial.handle, tried.outcome, tried.digest)  # the sampler learns
         untried = self._untried()
         return None if untried is None else self._ask(untried)
 
@@ -111,7 +113,7 @@ class KernelStudy:
         with quiet():
             self._study.tell(trial.handle, state=TrialState.FAIL)
 
-    def describe(self, attributes: dict[str, str | float]) -> None:
+    def describe(self, attributes: dict[str, str | float | list[str]]) -> None:
         """Keeps facts about the kernel with the study."""
         with quiet():
             for name, value in attributes.items():
@@ -120,8 +122,17 @@ class KernelStudy:
     def _ask(self, configuration: Configuration) -> Trial:
         with quiet():
             self._study.enqueue_trial(dict(configuration))
-            handle = self._study.ask(self._distributions)
-        return self._claimed(Trial(handle.params, handle))
+            return self._claimed(self._drawn())
+
+    def _drawn(self) -> Trial:
+        """What the sampler, or the queue, says is next: templates, then their parameters."""
+        handle = self._study.ask()
+        configuration: dict[str, int | str] = {}
+        for choice in self._space.choices:
+            configuration[choice.name] = handle.suggest_categorical(choice.name, choice.templates)
+        for p in self._space.active(configuration):
+            configuration[p.name] = handle.suggest_categorical(p.name, p.values)
+        return Trial(configuration, handle)
 
     def _claimed(self, trial: Trial) -> Trial:
         with quiet():
@@ -140,7 +151,9 @@ class KernelStudy:
 
     def _untried(self) -> Configuration | None:
         for _ in range(_MOST_DRAWS):
-            drawn = {p.name: self._random.choice(p.values) for p in self._space.parameters}
+            drawn: dict[str, int | str] = {
+                c.name: self._random.choice(c.templates) for c in self._space.choices}
+            drawn |= {p.name: self._random.choice(p.values) for p in self._space.active(drawn)}
             if _key(drawn) not in self._tried:
                 return drawn
         return None
@@ -157,7 +170,7 @@ def _own_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _key(configuration: Configuration) -> tuple[tuple[str, int], ...]:
+def _key(configuration: Configuration) -> tuple[tuple[str, int | str], ...]:
     return tuple(sorted(configuration.items()))
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import pickle
+from dataclasses import fields
 from typing import Any
 
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, walk
+from hlo_mlc.tensor.core import Stage
 
 
 def pack(content: object) -> bytes:
@@ -27,8 +29,8 @@ def unpack(data: bytes) -> Any:
     """What was packed."""
     rows, structure = pickle.loads(data)
     nodes: list[Expr] = []
-    for kind, *fields in rows:
-        nodes.append(_READERS[kind](nodes, *fields))
+    for kind, *parts in rows:
+        nodes.append(_READERS[kind](nodes, *parts))
     return _Unpacker(io.BytesIO(structure), nodes).load()
 
 
@@ -48,6 +50,12 @@ class _Packer(pickle.Pickler):
                 self.rows.append(self._row(node))
                 self._numbers[node] = len(self.rows) - 1
         return self._numbers[obj]
+
+    def reducer_override(self, obj: object) -> Any:
+        """A stage is made anew: what was derived from it is derived there again."""
+        if isinstance(obj, Stage):
+            return Stage, tuple(getattr(obj, f.name) for f in fields(Stage) if f.init)
+        return NotImplemented
 
     def _row(self, node: Expr) -> tuple:
         number = self._numbers

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +32,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
         (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),
         (["bench", "--json", "text.json/out.json"], 2, "Cannot write the results"),
-        (["inspect", "nothing"], 2, "Expected the path of a StableHLO file, or MODULE:FUNCTION"),
+        (["inspect", "nothing"], 2, "There is no file 'nothing', and a function is given as"),
         (["inspect", "missing.mlir"], 2, "missing.mlir"),
         (["inspect", "broken.mlir"], 1, "StableHLO"),
         (["inspect", "other.mlir"], 1, "no function @main; its functions are: @other"),
@@ -72,6 +75,15 @@ def test_misuse(hlo_mlc: Callable, arguments: list[str], message: str) -> None:
     result = hlo_mlc(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["records", "list"]])
+def test_what_needs_no_jax_does_not_import_it(command: list[str], tmp_path: Path) -> None:
+    script = (f"import sys; sys.argv[1:] = {command!r}\nfrom hlo_mlc.cli import main\n"
+              "main(standalone_mode=False)\nassert 'jax' not in sys.modules")
+    ran = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True,
+                         env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")})
+    assert ran.returncode == 0, ran.stderr
 
 
 @pytest.mark.parametrize("command", [["cache", "list"], ["cache", "clear"], ["cache", "verify"]])

@@ -129,7 +129,8 @@ def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:
     assert (parsed.shape, parsed.dtype) == (shape, jnp.dtype(dtype))
 
 
-@pytest.mark.parametrize("text", ["", "f32", "f32[", "f32[-1]", "f32[1,]", "F32[1]", "f31[1]"])
+@pytest.mark.parametrize("text", ["", "f32", "f32[", "f32[-1]", "f32[1,]", "F32[1]", "f31[1]",
+                                  "f32[batch]"])
 def test_parse_argument_refuses(text: str) -> None:
     with pytest.raises(MlcError):
         parse_argument(text)

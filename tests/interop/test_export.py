@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -94,6 +95,10 @@ def test_weights_inside(path: Path, fresh) -> None:
     assert report.bytes > PARAMETERS["w"].nbytes
     same(load(path)(X), layer(PARAMETERS, X))
     assert "6 KiB of embedded values" in describe(path)
+    same(jax.jit(load(path))(X), layer(PARAMETERS, X))
+    program = load(path).lower(X).as_text()
+    assert not re.search(r"constant .*48x32xf32", program), "weights are no part of the program"
+    assert load(path).__name__ == "layer"
     fresh("assert f(jnp.ones((16, 48)))['hidden'].shape == (16, 32)")
 
 
@@ -142,6 +147,14 @@ def test_symbolic_batch(path: Path) -> None:
     assert "symbolic shapes" in str(report)
     for rows in (1, 16):
         same(load(path)(PARAMETERS, X[:rows]), layer(PARAMETERS, X[:rows]))
+
+
+def test_reports_are_of_the_export_at_hand(path: Path) -> None:
+    f = mlc_jit(layer, choose="ours")
+    batch = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 48"), jnp.float32)
+    for rows, coverage in ((X, 1), (batch, 0), (X, 1), (batch, 0)):
+        report = hlo_mlc.export(f, PARAMETERS, rows, path=path)
+        assert report.entries[0].report.coverage == coverage
 
 
 @pytest.fixture
@@ -291,10 +304,46 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     same(load("f.mlc")(X), jax.nn.gelu(X))
     shown = runner.invoke(main, ["inspect", "f.mlc"]).output
     assert "entry f: (float32[16,48]) -> (float32[16,48])" in shown
-    assert "differentiable 1 times" in shown and "(what this machine runs)" in shown
+    assert "differentiable once" in shown and "(what this machine runs)" in shown
     Path("f.mlc").write_bytes(Path("f.mlc").read_bytes()[:-1])
     broken = runner.invoke(main, ["inspect", "f.mlc"])
     assert broken.exit_code == 1 and "error: f.mlc is damaged" in broken.output
+
+
+def test_several_functions_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exported_models.py").write_text(textwrap.dedent("""
+        import jax, numpy as np
+        def f(w, x):
+            return jax.nn.gelu(x @ w)
+        f.example_args = (np.ones((48, 8), np.float32), np.ones((16, 48), np.float32))
+        def g(w, x):
+            return x @ w
+        g.example_args = f.example_args
+    """))
+    runner = CliRunner()
+    command = ["export", "exported_models:f", "exported_models:g", "-o", "both.mlc", "--embed", "0"]
+    result = runner.invoke(main, command)
+    assert result.exit_code == 0, result.output
+    assert load("both.mlc", entry="f")(X).shape == load("both.mlc", entry="g")(X).shape == (16, 8)
+    for wrong, message in (
+            ([*command, "--arg", "f32[1]"], "come from their `example_args`"),
+            ([*command, "--format", "c"], "one function and one target"),
+            (["export", "both.mlc", "-o", "x"], "both.mlc is a file"),
+            (["export", "gone.mlir", "-o", "x"], "There is no file 'gone.mlir'"),
+            (["export", "exported_models:f", "exported_models:f", "-o", "x"], "called 'f'")):
+        result = runner.invoke(main, wrong)
+        assert result.exit_code == 2 and message in result.output, result.output
+
+
+def test_symbolic_sizes_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "exported_sizes.py").write_text("def f(w, x):\n    return x @ w\n")
+    result = CliRunner().invoke(main, ["export", "exported_sizes:f", "-o", "f.mlc", "--arg",
+                                       "f32[48,8]", "--arg", "f32[batch,48]"])
+    assert result.exit_code == 0 and "float32[batch,8]" in result.output, result.output
+    for rows in (1, 16):
+        assert load("f.mlc")(np.ones((48, 8), np.float32), X[:rows]).shape == (rows, 8)
 
 
 def test_the_script() -> None:

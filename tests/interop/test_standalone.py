@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import shutil
 import subprocess
@@ -63,7 +64,7 @@ CASES: dict[str, tuple[Callable, Sequence]] = {
 
 
 def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler: Sequence[str],
-        start: Sequence[str] = ()) -> list[np.ndarray]:
+        start: Sequence[str] = (), library: str = "") -> list[np.ndarray]:
     """The results of a library, by a C program that is compiled with it."""
     operands = [np.asarray(a) for a in operands]
     header = (folder / f"{name}.h").read_text()
@@ -75,8 +76,9 @@ def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler
     subprocess.run(
         [*compiler, "-std=c11", "-O1", "-Wall", "-Werror", f"-I{folder}", f'-DHEADER="{name}.h"',
          f"-DWORKSPACE_BYTES={workspace}", f"-DRESULT_BYTES={targets[-1]}",
-         f"-DCALL={name}({','.join(pointers)},workspace)", str(PROGRAM), str(folder / f"{name}.a"),
-         "-o", str(folder / name)], check=True)
+         f"-DCALL={name}({','.join(pointers)},workspace)", str(PROGRAM),
+         str(folder / (library or f"{name}.a")), f"-Wl,-rpath,{folder}", "-o", str(folder / name)],
+        check=True)
     (folder / "in").write_bytes(b"".join(a.tobytes() for a in operands))
     subprocess.run([*start, str(folder / name), str(folder / "in"), str(folder / "out")],
                    check=True)
@@ -86,9 +88,10 @@ def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler
 
 
 def check(folder: Path, name: str, function: Callable, args: Sequence, given: Sequence,
-          compiler: Sequence[str] = (str(CC),), start: Sequence[str] = ()) -> None:
+          compiler: Sequence[str] = (str(CC),), start: Sequence[str] = (),
+          library: str = "") -> None:
     expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*args))]
-    actual = run(folder, name, jax.tree.leaves(given), expected, compiler, start)
+    actual = run(folder, name, jax.tree.leaves(given), expected, compiler, start, library)
     for a, b in zip(actual, expected, strict=True):
         if b.dtype.kind == "f":
             np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
@@ -102,6 +105,31 @@ def test_the_same_numbers_as_jax(tmp_path: Path, name: str) -> None:
     report = export_c(function, *args, path=tmp_path / name)
     assert report.kernels >= 1 and report.workspace_bytes <= report.total_bytes
     check(tmp_path, name, function, args, args)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shared_libraries(tmp_path: Path, name: str) -> None:
+    function, args = CASES[name]
+    report = export_c(function, *args, path=tmp_path / f"lib{name}.so")
+    assert (report.library.name, report.header.name) == (f"lib{name}.so", f"{name}.h")
+    check(tmp_path, name, function, args, args, library=f"lib{name}.so")
+    symbols = ctypes.CDLL(str(report.library))
+    assert getattr(symbols, name)
+    with pytest.raises(AttributeError):
+        getattr(symbols, f"k_{only_kernel_id(report.library)}")
+
+
+def only_kernel_id(library: Path) -> str:
+    """Of some kernel whose code is in a library."""
+    exported = subprocess.run(["nm", library], capture_output=True, text=True, check=True).stdout
+    return re.search(r" t k_(\w+)", exported)[1]
+
+
+def test_no_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"takes a linker for \w+: install .*, or export a static"):
+        export_c(jnp.tanh, normal(4, 4), path=tmp_path / "f.so")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_in_the_library(tmp_path: Path) -> None:
@@ -135,7 +163,7 @@ def test_results_that_are_no_kernels(tmp_path: Path) -> None:
     x, scale = normal(8, 8), np.float32(3)
     export_c(function, x, x, path=tmp_path / "odd", scale=scale)
     header = (tmp_path / "odd.h").read_text()
-    for part in ("argument 1: f32[8, 8]", "argument scale: f32[]", "int32_t* r3"):
+    for part in ("/* unused: f32[8, 8] */", "/* scale: f32[] */", "int32_t* r3"):
         assert part in header
     check(tmp_path, "odd", lambda x, u, s: function(x, u, scale=s), (x, x, scale), [x, x, scale])
 
@@ -154,6 +182,9 @@ def test_aarch64(tmp_path: Path) -> None:
     function, args = CASES["attention"]
     export_c(function, *args, path=tmp_path / "attention", target="aarch64")
     check(tmp_path, "attention", function, args, args, [compiler, "-static"], [emulator])
+    export_c(function, *args, path=tmp_path / "attention.so", target="aarch64")
+    check(tmp_path, "attention", function, args, args, [compiler],
+          [emulator, "-L", "/usr/aarch64-linux-gnu"], library="attention.so")
 
 
 def test_functions_that_are_compiled_already(tmp_path: Path) -> None:
@@ -166,8 +197,10 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     x = normal(4, 4)
     with pytest.raises(UnsupportedOpError, match="complex arithmetic stays with XLA"):
         export_c(lambda x: jnp.fft.fft(x).real, x, path=tmp_path / "f")
-    with pytest.raises(UsageError, match="a function in C"):
+    with pytest.raises(UsageError, match="a function in C cannot be called 'my-function'"):
         export_c(jnp.tanh, x, path=tmp_path / "my-function")
+    with pytest.raises(UsageError, match=r"ends in .a \(static\) or .so \(shared\)"):
+        export_c(jnp.tanh, x, path=tmp_path / "f.mlc")
     with pytest.raises(UsageError, match="expected positions"):
         export_c(jnp.tanh, x, path=tmp_path / "f", embed=(1,))
     with pytest.raises(UsageError, match="Cannot write"):
@@ -180,9 +213,13 @@ def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     Path("model_in_c.py").write_text("import jax\ndef f(x):\n    return jax.nn.softmax(x)\n")
     result = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
                                        "--arg", "f32[8,64]"])
-    assert result.exit_code == 0 and "f.a, f.h: 1 kernels" in result.output, result.output
+    assert result.exit_code == 0 and "f.a, f.h: 1 kernel;" in result.output, result.output
     x = normal(8, 64)
     check(tmp_path, "f", jax.nn.softmax, [x], [x])
+    shared = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f.so",
+                                       "--arg", "f32[8,64]"])
+    assert shared.exit_code == 0 and "f.so, f.h: 1 kernel;" in shared.output, shared.output
+    check(tmp_path, "f", jax.nn.softmax, [x], [x], library="f.so")
     several = CliRunner().invoke(main, ["export", "model_in_c:f", "--format", "c", "-o", "f",
                                         "--arg", "f32[8,64]", "--target", "x86-64-v2", "--target",
                                         "x86-64-v3"])

@@ -47,10 +47,13 @@ def only_kernel(function):
     return cluster.kernel
 
 
+def records_target() -> str:
+    return target_key(target_of(Options.from_environment()))
+
+
 def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record:
-    target = target_key(target_of(Options.from_environment()))
-    return Record(kernel.fingerprint, target, schedules, Measured(9.0, 9.0, 1.0, 9.0, ratio),
-                  choice)
+    return Record(kernel.fingerprint, records_target(), schedules,
+                  Measured(9.0, 9.0, 1.0, 9.0 * ratio, ratio), choice)
 
 
 def test_a_function_is_tuned() -> None:
@@ -93,6 +96,20 @@ def test_what_is_recorded_is_compiled() -> None:
     assert decisions[0].parameters["vectors"] == 1
 
 
+def test_a_recorded_template_replaces_that_of_analysis() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        return x @ x.T + 3
+
+    kernel = only_kernel(function)
+    options = Options.from_environment()
+    open_records(options).put(record_of(kernel, {0: ("reduction", {"count": 2, "unroll": 1})}))
+    (nest,) = kernel_object(kernel, options, target_of(options)).nests
+    assert (nest.template, nest.parameters["count"]) == ("reduction", 2)
+    f = mlc_jit(function, choose="ours")
+    np.testing.assert_allclose(f(X), function(X), rtol=1e-5, atol=1e-5)
+    assert "reduction(count=2, unroll=1" in f.explain(X)
+
+
 def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
     kernel = only_kernel(product)
     here = Options.from_environment()
@@ -104,14 +121,34 @@ def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
     assert codes[0] == codes[1]
 
 
-@pytest.mark.parametrize(("choice", "kernels"), [(OURS, 1), (XLA, 0)])
-def test_recorded_choices(choice: str, kernels: int) -> None:
+@pytest.mark.parametrize(("choice", "ratio", "kernels"), [(OURS, 10.0, 1), (XLA, 0.5, 0)])
+def test_recorded_choices(choice: str, ratio: float, kernels: int) -> None:
     open_records(Options.from_environment()).put(
-        record_of(only_kernel(product), {}, choice, ratio=0.5))
+        record_of(only_kernel(product), {}, choice, ratio))
     report = mlc_jit(product, choose="auto").report(X)
     assert len(report.kernels) == kernels
-    assert "recorded when it was tuned: XLA takes 0.50 times as long" in report.explain()
+    assert f"recorded when it was tuned: XLA takes {ratio:.2f} times as long" in report.explain()
     assert len(mlc_jit(product, choose="ours").report(X).kernels) == 1
+
+
+def test_recorded_choices_are_made_kernel_by_kernel() -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, ...]:
+        y = jnp.sort(jnp.sin(x), 1)
+        return y, jnp.cumsum(y, 1)
+
+    module = jax.jit(function).lower(X).compiler_ir()
+    _, plan = clusters_of(module, Options.from_environment(choose="ours"))
+    (first, _), (second, _) = plan.taken
+    for chosen in ((OURS, XLA), (XLA, OURS), (XLA, XLA), (OURS, OURS)):
+        records = open_records(Options.from_environment())
+        for cluster, choice in zip((first, second), chosen, strict=True):
+            known = records.get(cluster.kernel.fingerprint, records_target())
+            ratio = 10.0 if choice == OURS else 0.5
+            records.put(record_of(cluster.kernel, {}, choice, ratio), replaces=known)
+        report = mlc_jit(function, choose="auto").report(X)
+        taken = {kernel.id for kernel in report.kernels}
+        assert taken == {c.kernel.fingerprint for c, choice in zip((first, second), chosen,
+                                                                   strict=True) if choice == OURS}
 
 
 def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,10 +166,55 @@ def test_what_is_not_tuned_says_why() -> None:
     def until(x: jax.Array) -> jax.Array:
         return jax.lax.while_loop(lambda v: v[0, 0] < 100, lambda v: v * 2 + 1, x)
 
-    report = mlc_jit(until, choose="ours").tune(X, trials=1)
+    types = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    report = mlc_jit(until, choose="ours").tune(types, trials=1)
     (kernel,) = report.kernels
     assert kernel.record is None
     assert "not tuned: its time depends on the values of its operands" in str(report)
+
+
+def test_the_arrays_of_the_call_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = []
+
+    def tune_kernel(task, *_):
+        tasks.append(task)
+        return tuning.Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
+
+    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    table = np.arange(96, dtype=np.float32)
+
+    def function(x: jax.Array, scale: float, unused: jax.Array) -> jax.Array:
+        return jnp.cumsum(jnp.sort(x * scale, 1), 1) + table
+
+    report = mlc_jit(function, choose="ours").tune(X, 2.0, X, trials=1)
+    assert len(tasks) == 2 and all(kernel.given for kernel in report.kernels)
+    inputs = {array.tobytes() for task in tasks for array in task.operands}
+    assert {X.tobytes(), np.sort(X * 2, 1).tobytes()} <= inputs
+    assert "made-up" not in str(report)
+    tasks.clear()
+    types = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    report = mlc_jit(function, choose="ours").tune(types, 2.0, X, trials=1)
+    assert len(tasks) == 2 and not any(kernel.given for kernel in report.kernels)
+    assert "2 kernels measured on made-up operands" in str(report)
+
+
+def test_arrays_that_may_be_another_argument_are_not_used() -> None:
+    (kernel,) = mlc_jit(lambda x, y: jnp.sin(y), choose="ours").tune(X, 2 * X, trials=1).kernels
+    assert kernel.record is not None and not kernel.given
+
+
+def test_time_is_left_for_every_kernel() -> None:
+    report = mlc_jit(lambda x: jnp.cumsum(jnp.sort(jnp.sin(x), 1), 1), choose="ours").tune(
+        X, minutes=0.15)
+    assert [kernel.reason for kernel in report.kernels] == ["", ""]
+
+
+def test_what_depends_on_data_is_tuned_on_data() -> None:
+    def until(x: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda v: v[0, 0] < 100, lambda v: v * 2 + 3, x)
+
+    (kernel,) = mlc_jit(until, choose="ours").tune(X, trials=1).kernels
+    assert kernel.record is not None and kernel.given
 
 
 def test_donated_arguments() -> None:
@@ -178,16 +260,18 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "2 configurations known" in result.output
     listed = runner.invoke(main, ["records", "list"]).output.splitlines()
-    assert len(listed) == 2 and listed[1].startswith("1 records in ")
+    assert len(listed) == 2 and listed[1].startswith("1 record in ")
     again = runner.invoke(main, ["tune", "my_model:product", "--trials", "2", "--arg",
                                  "f32[64,96]"])
     assert "2 configurations known" in again.output
     assert runner.invoke(main, ["records", "export", "all.json"]).exit_code == 0
     imported = runner.invoke(main, ["records", "import", "all.json"],
                              env={"HLO_MLC_CACHE": str(tmp_path / "elsewhere")})
-    assert imported.output.startswith("1 of 1 records are kept")
+    assert imported.output.splitlines() == [
+        "1 of 1 record kept", f"1 record for this machine ({records_target()}) by now"]
     wrong = runner.invoke(main, ["records", "import", "my_model.py"])
-    assert wrong.exit_code == 1 and "error: These are no exported records" in wrong.output
+    assert wrong.exit_code == 1
+    assert wrong.output.startswith("error: my_model.py: These are no exported records")
     missing = runner.invoke(main, ["records", "import", "gone.json"])
     assert missing.exit_code == 2 and "Cannot read gone.json" in missing.output
 

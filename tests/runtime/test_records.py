@@ -44,7 +44,7 @@ def test_a_person_can_read_it(records: Records) -> None:
     assert content["schedules"]["0"] == {"template": "contraction",
                                          "parameters": {"rows": 6, "pack": 1}}
     assert str(RECORD) == (
-        "abc123  cpu-2-f00  10.0 us, 2.00x of the default, 1.50x of XLA, ours  "
+        "abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
         "0 contraction(rows=6, pack=1); 3 elementwise(unroll=2)")
 
 

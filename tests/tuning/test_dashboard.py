@@ -27,8 +27,9 @@ from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import KernelStudy
 
 SPACE = Space((Parameter(0, "elementwise", "unroll", (1, 2, 4), 2),))
-KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "best": "abc 10.0 us",
-         "speedup over the default": 1.25, "speedup over XLA": 3.5}
+KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "target": "cpu, 2 cores",
+         "default": ["0 elementwise(unroll=2)"], "best": ["0 elementwise(unroll=4)"], "us": 10.0,
+         "speedup over the default": 1.25, "speedup over XLA": 3.5, "choice": "ours"}
 _START_S = 60
 
 
@@ -66,7 +67,8 @@ def test_studies_and_notes(address: str, journal: Path) -> None:
     detail = get(f"{address}/api/studies/{summary['study_id']}")
     assert [t["state"] for t in detail["trials"]] == ["Complete", "Pruned", "Complete"]
     assert detail["note"]["body"] == note_text(KNOWN)
-    for part in ("sin(a0[i])", "abc 10.0 us", "over the default: 1.25", "over XLA: 3.50"):
+    for part in ("sin(a0[i])", "10.0 us", "over the default: 1.25", "over XLA: 3.50 (our kernel",
+                 "`0 elementwise(unroll=4)`", "cpu, 2 cores"):
         assert part in detail["note"]["body"]
     again = get(f"{address}/api/studies/{summary['study_id']}")
     assert again["note"]["version"] == detail["note"]["version"], "not written again"
@@ -102,7 +104,18 @@ def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
 
 def test_kernels_without_a_winner() -> None:
     assert "no winner yet" in note_text({"kernel": "x", "ops": "sine"})
+    assert "no winner yet" in note_text({"kernel": "x", "best": "as an older version had it"})
+    assert "a kernel" in note_text({})
     assert "over XLA: not measured" in note_text(KNOWN | {"speedup over XLA": 0.0})
+    same = note_text(KNOWN | {"best": []})
+    assert "- best schedule, the default:\n  - `0 elementwise(unroll=2)`\n\n```" in same
+
+
+def test_long_lines_are_wrapped() -> None:
+    text = "  r0[i] = " + " + ".join(f"a0[i + {n}]" for n in range(40))
+    lines = note_text(KNOWN | {"kernel": text}).split("```")[1].splitlines()[1:]
+    assert max(map(len, lines)) <= 110 and len(lines) > 3
+    assert "".join(line.strip() + " " for line in lines).strip() == text.strip()
 
 
 def test_without_the_package(journal: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def test_the_faster_one_wins_among_faulty_ones(tune, nearly) -> None:
     assert winner.schedules == {0: (faulty.TEMPLATE, {"kind": faulty.FAST})}
     assert winner.measured.speedup > 1
     assert (winner.tried, winner.failed) == (7, 5)
-    outcomes = {t.configuration["0.kind"]: t.outcome for t in study.tried}
+    outcomes = {t.configuration["0.faulty.kind"]: t.outcome for t in study.tried}
     assert isinstance(outcomes[faulty.SLOW], Timed) and isinstance(outcomes[faulty.FAST], Timed)
     reasons = {kind: o.reason for kind, o in outcomes.items() if isinstance(o, Failed)}
     assert reasons.pop(faulty.CRASH) in ("it crashed: SIGSEGV", "it crashed: SIGILL")
@@ -69,7 +69,7 @@ def test_a_default_that_is_wrong_is_no_baseline(tune) -> None:
 
 def test_equal_code_is_measured_once(tune) -> None:
     _, study = tune(FaultyGenerator((faulty.SLOW, faulty.FAST, faulty.SAME)))
-    by_kind = {t.configuration["0.kind"]: t for t in study.tried}
+    by_kind = {t.configuration["0.faulty.kind"]: t for t in study.tried}
     assert by_kind[faulty.FAST].digest == by_kind[faulty.SAME].digest
     assert by_kind[faulty.FAST].outcome == by_kind[faulty.SAME].outcome
 

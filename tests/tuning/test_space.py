@@ -5,18 +5,23 @@ from __future__ import annotations
 import warnings
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import host
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.replay import replay
-from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space
+from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space, TemplateChoice
 
 GENERATOR = TemplateGenerator()
 SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(3, "b", "y", (0, 1), 0)))
+TEMPLATES = Space(
+    (Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(0, "b", "x", (1, 2), 1),
+     Parameter(3, "b", "y", (0, 1), 0)), (TemplateChoice(0, ("a", "b", "c")),))
 
 
 def text_of(program, schedules) -> str:
@@ -25,7 +30,7 @@ def text_of(program, schedules) -> str:
 
 def test_all_of_a_space_from_its_default_on() -> None:
     found = list(SMALL.all())
-    assert found[0] == SMALL.default == {"0.x": 2, "3.y": 0}
+    assert found[0] == SMALL.default == {"0.a.x": 2, "3.b.y": 0}
     assert len(found) == SMALL.size == 6
     assert len({tuple(c.items()) for c in found}) == 6
 
@@ -36,13 +41,69 @@ def test_schedules_and_back() -> None:
         assert schedules[0][0] == "a" and set(schedules) == {0, 3}
         assert SMALL.configuration(schedules) == configuration
     assert SMALL.configuration({}) == SMALL.default
-    assert SMALL.configuration({0: ("a", {"x": 4})}) == {"0.x": 4, "3.y": 0}
+    assert SMALL.configuration({0: ("a", {"x": 4})}) == {"0.a.x": 4, "3.b.y": 0}
 
 
 @pytest.mark.parametrize("schedules", [
     {0: ("b", {"x": 1})}, {0: ("a", {"x": 3})}, {0: ("a", {"z": 1})}, {1: ("a", {"x": 1})}])
 def test_schedules_of_another_space(schedules) -> None:
     assert SMALL.configuration(schedules) is None
+
+
+def test_templates_with_parameters_of_their_own() -> None:
+    found = list(TEMPLATES.all())
+    assert found[0] == TEMPLATES.default == {"0.template": "a", "0.a.x": 2, "3.b.y": 0}
+    assert len(found) == TEMPLATES.size == (3 + 2 + 1) * 2
+    assert len({tuple(sorted(c.items())) for c in found}) == TEMPLATES.size
+    for configuration in found:
+        schedules = TEMPLATES.schedules(configuration)
+        assert schedules[0][0] == configuration["0.template"]
+        assert TEMPLATES.configuration(schedules) == configuration
+    assert list(TEMPLATES.starts) == [
+        TEMPLATES.default, {"0.template": "b", "0.b.x": 1, "3.b.y": 0},
+        {"0.template": "c", "3.b.y": 0}]
+    other = {"0.template": "c", "3.b.y": 1}
+    assert TEMPLATES.schedules(other) == {0: ("c", {}), 3: ("b", {"y": 1})}
+    assert TEMPLATES.configuration({0: ("b", {})}) == {"0.template": "b", "0.b.x": 1, "3.b.y": 0}
+    for strange in ({0: ("d", {})}, {0: ("c", {"x": 1})}, {0: ("b", {"x": 4})}, {1: ("a", {})}):
+        assert TEMPLATES.configuration(strange) is None
+
+
+FUNCTIONS = {
+    "product": lambda x, y: x @ y + 1,
+    "columns": lambda x, y: (x * y).sum(0),
+    "argmax": lambda x, y: jnp.argmax(x + y, 0),
+    "transposed": lambda x, y: x.T * 2 + y,
+    "correlated": lambda x, y: jax.lax.conv_general_dilated(
+        x[None, :, :, None], y[:3, :3, None, None], (1, 1), "SAME",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"))[0, :, :, 0],
+    "gram": lambda x, y: (x * y).T @ x,
+    "pooled": lambda x, y: jax.lax.reduce_window(x + y, -jnp.inf, jax.lax.max, (3, 3), (1, 1),
+                                                 "VALID"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_template_that_takes_a_nest_computes_it(
+        take_apart, machine_code, arrays, name: str) -> None:
+    x, y = arrays("float32", (37, 37), (37, 37))
+    expected = np.asarray(jax.jit(FUNCTIONS[name])(x, y))
+    parts = take_apart(FUNCTIONS[name], x, y)
+    (program,) = parts.programs
+    space = GENERATOR.space(program, host())
+    starts = list(space.starts)
+    assert len(starts) > 1
+    texts = set()
+    for configuration in starts:
+        schedules = space.schedules(configuration)
+        loops, decisions = replay(program, host(), schedules)
+        verify(loops)
+        for choice in space.choices:
+            assert decisions[choice.position].template.name == configuration[choice.name]
+        texts.add(print_program(loops, host()))
+        (result,) = parts.run((x, y), machine_code.executing(tuned=schedules, fence_at="end"))
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
+    assert len(texts) == len(starts), "other templates make other code"
 
 
 def test_the_default_is_what_nobody_asked_for(product) -> None:
@@ -81,14 +142,14 @@ def test_nests_that_share_code_share_parameters(take_apart) -> None:
     assert text_of(program, space.schedules(space.default)) == print_program(default, host())
     assert {p.key for p in space.parameters if p.template == "contraction"} >= {"rows", "vectors"}
     assert len({p.position for p in space.parameters if p.template == "contraction"}) < 6
-    changed = {p.name: p.values[0] for p in space.parameters}
+    changed = {**space.default, **{p.name: p.values[0] for p in space.active(space.default)}}
     assert text_of(program, space.schedules(changed)) != print_program(default, host())
 
 
 def test_replaying(product) -> None:
     space = GENERATOR.space(product, host())
     for rows in (4, 8):
-        schedules = space.schedules({**space.default, "0.rows": rows})
+        schedules = space.schedules({**space.default, "0.contraction.rows": rows})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             loops, decisions = replay(product, host(), schedules)

@@ -12,12 +12,15 @@ import optuna
 import pytest
 
 from hlo_mlc.tuning.messages import Failed, Timed
-from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.space import Parameter, Space, TemplateChoice
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import KernelStudy
 
 SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2), Parameter(0, "a", "y", (0, 1), 0)))
 LARGE = Space(tuple(Parameter(n, "a", "x", tuple(range(8)), 3) for n in range(4)))
+TEMPLATES = Space(
+    tuple(Parameter(n, t, "x", tuple(range(8)), 3) for n in range(3) for t in ("a", "b")),
+    tuple(TemplateChoice(n, ("a", "b", "c")) for n in range(3)))
 
 
 @pytest.fixture
@@ -50,6 +53,25 @@ def test_the_default_comes_first_then_the_known(journal: Path) -> None:
     known = dict.fromkeys(LARGE.default, 7)
     seen = run(KernelStudy(open_storage(journal), "k", LARGE, [known]), 3)
     assert seen[:2] == [LARGE.default, known]
+
+
+def test_templates_are_chosen_first_then_their_parameters(journal: Path) -> None:
+    study = KernelStudy(open_storage(journal), "k", TEMPLATES)
+    seen = []
+    for _ in range(50):
+        trial = study.next()
+        seen.append(dict(trial.configuration))
+        active = {p.name for p in TEMPLATES.active(trial.configuration)}
+        assert set(trial.configuration) == active | {c.name for c in TEMPLATES.choices}
+        better = sum({"a": 0, "b": 3, "c": 1}[trial.configuration[f"{n}.template"]]
+                     + trial.configuration.get(f"{n}.b.x", 0) for n in range(3))
+        study.tell(trial, Timed(10.0, 5.0, 1.0 + better / 10), f"code{len(seen)}")
+    assert seen[:7] == list(TEMPLATES.starts)
+    assert len({tuple(sorted(c.items())) for c in seen}) == 50
+    last = [sum(c[f"{n}.template"] == "b" for n in range(3)) for c in seen[-15:]]
+    assert sum(last) > 25, "the better template is learned"
+    again = KernelStudy(open_storage(journal), "k", TEMPLATES)
+    assert [t.configuration for t in again.tried] == seen
 
 
 def test_no_configuration_is_tried_twice(journal: Path) -> None:

@@ -1,0 +1,89 @@
+"""The arrays that a call of a function hands to what is compiled of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.arguments import ArgumentType, argument_types
+from hlo_mlc.interop.extraction import MAIN, extract, function_named
+
+
+def called_function(program: ir.Module) -> ir.Operation | None:
+    """The call in @main; None where there is none."""
+    (body,) = function_named(program, MAIN).regions[0].blocks
+    return next((o.operation for o in body.operations if o.operation.name == "func.call"), None)
+
+
+def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+                   ) -> list[np.ndarray] | None:
+    """What the call in @main is given when the program is called with these arguments; None unless
+    all that it takes are arrays or numbers."""
+    values = _matched(argument_types(program, MAIN, MAIN), jax.tree.leaves((args, kwargs)))
+    if values is None:
+        return None
+    main = extract(program, ir.SymbolTable(program.operation), MAIN)
+    _return_operands(main)
+    return [np.asarray(result) for result in compat.compile_for_cpu(main)(values)]
+
+
+def _return_operands(program: ir.Module) -> None:
+    """Makes @main return what it gives to its call."""
+    call = called_function(program)
+    main = function_named(program, MAIN)
+    (body,) = main.regions[0].blocks
+    operands = list(call.operands)
+    with program.context, ir.Location.unknown():
+        body.operations[len(body.operations) - 1].operation.erase()
+        with ir.InsertionPoint(body):
+            func.ReturnOp(operands)
+        results = [operand.type for operand in operands]
+        main.attributes["function_type"] = ir.TypeAttr.get(
+            ir.FunctionType.get(main.type.inputs, results))
+    for described in ("arg_attrs", "res_attrs"):
+        if described in main.attributes:
+            del main.attributes[described]
+
+
+def _matched(types: Sequence[ArgumentType], leaves: Sequence[Any]) -> list[np.ndarray] | None:
+    """The leaves that a program takes, which are those of its types in their order: it takes no
+    static ones and none that it does not use. None if that leaves a doubt."""
+    arrays = [_array(leaf) for leaf in leaves]
+    first = _in_order(types, arrays)
+    last = _in_order(types[::-1], arrays[::-1])
+    if first is None or last is None:
+        return None
+    same = all(a is b for a, b in zip(first, reversed(last), strict=True))
+    return first if same else None
+
+
+def _in_order(types: Iterable[ArgumentType], arrays: Iterable[np.ndarray | None]
+              ) -> list[np.ndarray] | None:
+    remaining = iter(arrays)
+    found = []
+    for expected in types:
+        fitting = (a for a in remaining if a is not None and expected.accepts(a))
+        array = next(fitting, None)
+        if array is None:
+            return None
+        found.append(array)
+    return found
+
+
+def _array(leaf: Any) -> np.ndarray | None:
+    """A leaf as JAX takes it; None for the type of an argument, and what is no array."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return None
+    try:
+        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        array = np.asarray(leaf)
+        return array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)
+    except (TypeError, ValueError):
+        return None
