@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from hlo_mlc_bench.case import Case, Inputs, Workload
 
@@ -35,6 +36,32 @@ def three_products(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
         return tuple(x @ weight for weight in weights)
 
     return function, (inputs.normal(m, k), *(inputs.weight(k, n) for _ in range(3)))
+
+
+def projections(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    """The same with biases, as layers of their own write it."""
+
+    def function(x: jax.Array, weights: tuple, biases: tuple) -> tuple[jax.Array, ...]:
+        return tuple(x @ weight + bias for weight, bias in zip(weights, biases, strict=True))
+
+    weights = tuple(inputs.weight(k, n) for _ in range(3))
+    biases = tuple(inputs.normal(n, scale=0.1) for _ in range(3))
+    return function, (inputs.normal(m, k), weights, biases)
+
+
+def quantised_product(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
+    """A product of numbers of 8 bits, each row and column with a scale of its own."""
+
+    def function(lhs: jax.Array, rhs: jax.Array) -> jax.Array:
+        row = jnp.max(jnp.abs(lhs), axis=1, keepdims=True) / 127
+        column = jnp.max(jnp.abs(rhs), axis=0, keepdims=True) / 127
+        whole = (jnp.round(lhs / row).astype(jnp.int8), jnp.round(rhs / column).astype(jnp.int8))
+        product = jax.lax.dot(*whole, preferred_element_type=jnp.int32)
+        return product.astype(lhs.dtype) * row * column
+
+    # Multiples of a 127th of one, which is among them: nothing lies between two of them.
+    lhs, rhs = (jnp.round(inputs.uniform(*shape, low=-127, high=127)) for shape in ((m, k), (k, n)))
+    return function, (lhs.at[:, 0].set(127), rhs.at[0].set(127))
 
 
 CASES = (
@@ -76,11 +103,27 @@ CASES = (
         tolerance=16,
     ),
     Case(
+        name="qkv",
+        group="contractions",
+        build=projections,
+        sizes={"m": 16, "k": 256, "n": 256},
+        tiny={"m": 3, "k": 7, "n": 5},
+        tolerance=16,
+    ).with_neighbours(odd={"m": 128, "k": 509, "n": 509}, dtype="bfloat16", view="transposed"),
+    Case(
         name="attention_scores",
         group="contractions",
         build=batched_matmul,
         sizes={"batch": 12, "m": 128, "k": 64, "n": 128},
         tiny={"batch": 2, "m": 3, "k": 7, "n": 5},
+        tolerance=16,
+    ),
+    Case(
+        name="quantised_product",
+        group="contractions",
+        build=quantised_product,
+        sizes={"m": 64, "k": 256, "n": 512},
+        tiny={"m": 3, "k": 7, "n": 5},
         tolerance=16,
     ),
     Case(

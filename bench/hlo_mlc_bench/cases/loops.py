@@ -101,6 +101,34 @@ def mandelbrot(inputs: Inputs, *, size: int, steps: int) -> Workload:
     return function, tuple(points)
 
 
+def rays(inputs: Inputs, *, width: int, height: int) -> Workload:
+    """Rays that march up to a sphere over a plane, each as far as it has to: a loop in a batch."""
+
+    def distance(point: jax.Array) -> jax.Array:
+        centre = jnp.array([0, 0, 3], point.dtype)
+        return jnp.minimum(jnp.linalg.norm(point - centre) - 1, point[1] + 1)
+
+    def march(direction: jax.Array) -> jax.Array:
+        def goes_on(state: tuple[jax.Array, ...]) -> jax.Array:
+            along, near, steps = state
+            return (near > 1e-3) & (along < 20) & (steps < 60)
+
+        def step(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            along, _, steps = state
+            near = distance(direction * along)
+            return along + near, near, steps + 1
+
+        start = jnp.zeros((), direction.dtype), jnp.ones((), direction.dtype), 0
+        return jnp.minimum(jax.lax.while_loop(goes_on, step, start)[0], 20)
+
+    # Through the middle of pixels that see no edge of the sphere from nearby: no step is too close
+    # to call.
+    x, y = (inputs.uniform(height, width, low=-0.2, high=0.2) for _ in range(2))
+    pixels = jnp.stack([x, y, jnp.ones_like(x)], axis=-1)
+    directions = pixels / jnp.linalg.norm(pixels, axis=-1, keepdims=True)
+    return jax.vmap(jax.vmap(march)), (directions,)
+
+
 _ROTATIONS_ODD = {"size": 101}
 
 CASES = (
@@ -148,6 +176,14 @@ CASES = (
         tolerance=64,
         figure=8.0,
     ).with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
+    Case(
+        name="rays",
+        group="loops",
+        build=rays,
+        sizes={"width": 64, "height": 48},
+        tiny={"width": 5, "height": 3},
+        tolerance=64,
+    ),
     Case(
         name="mandelbrot",
         group="loops",

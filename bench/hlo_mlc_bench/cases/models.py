@@ -182,6 +182,32 @@ def adam_update(inputs: Inputs, *, features: int, hidden: int, classes: int) -> 
     return function, (parameters, gradient, mean, square)
 
 
+def selective_scan(
+    inputs: Inputs, *, batch: int, length: int, width: int, states: int
+) -> Workload:
+    """A state-space layer whose steps depend on the input, as an associative scan."""
+
+    def function(x: jax.Array, decay: jax.Array, into: jax.Array, out: jax.Array) -> jax.Array:
+        step = jax.nn.softplus(x)
+        kept = jnp.exp(-step[..., None] * decay)
+        added = (step * x)[..., None] * (x @ into)[:, :, None]
+
+        def after(
+            first: tuple[jax.Array, jax.Array], second: tuple[jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            return first[0] * second[0], second[0] * first[1] + second[1]
+
+        state = jax.lax.associative_scan(after, (kept, added), axis=1)[1]
+        return jnp.einsum("btdn,btn->btd", state, x @ out) + x
+
+    return function, (
+        inputs.normal(batch, length, width),
+        inputs.uniform(width, states, low=0.5, high=2.0),
+        inputs.weight(width, states),
+        inputs.weight(width, states),
+    )
+
+
 CASES = (
     Case(
         name="encoder_block",
@@ -240,6 +266,14 @@ CASES = (
         sizes={"batch": 128, "features": 784, "hidden": 512, "classes": 10},
         tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3},
         tolerance=16,
+    ),
+    Case(
+        name="selective_scan",
+        group="models",
+        build=selective_scan,
+        sizes={"batch": 2, "length": 128, "width": 64, "states": 16},
+        tiny={"batch": 2, "length": 7, "width": 5, "states": 3},
+        tolerance=32,
     ),
     Case(
         name="adam_update",

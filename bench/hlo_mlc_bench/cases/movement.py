@@ -91,6 +91,17 @@ def embedding_gradient(inputs: Inputs, *, entries: int, width: int, tokens: int)
     return jax.grad(loss), (inputs.normal(entries, width), inputs.places(entries, tokens))
 
 
+def histogram(inputs: Inputs, *, size: int, bins: int) -> Workload:
+    """How many values fall into each bin of the same width."""
+
+    def function(x: jax.Array) -> jax.Array:
+        places = jnp.clip(jnp.floor((x + 4) * (bins / 8)), 0, bins - 1).astype(jnp.int32)
+        return jnp.zeros(bins, jnp.int32).at[places].add(1)
+
+    # Whole numbers and a half, away from where bins meet.
+    return function, ((jnp.round(inputs.normal(size) * bins) + 0.5) / bins,)
+
+
 CASES = (
     Case(
         name="cumsum",
@@ -183,6 +194,14 @@ CASES = (
         sizes={"segments": 1000, "rows": 100_000, "width": 64},
         tiny={"segments": 4, "rows": 9, "width": 5},
         tolerance=32,
+    ),
+    Case(
+        name="histogram",
+        group="movement",
+        build=histogram,
+        sizes={"size": 1 << 18, "bins": 64},
+        tiny={"size": 37, "bins": 8},
+        tolerance=0,
     ),
     Case(
         name="embedding_gradient",
