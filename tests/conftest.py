@@ -245,7 +245,6 @@ class Fenced:
     """Arrays whose first (or last) element borders on memory that cannot be touched."""
 
     def __init__(self) -> None:
-        self._maps: list[mmap.mmap] = []
         self._protect = ctypes.CDLL(None, use_errno=True).mprotect
 
     def empty(self, shape: Sequence[int], dtype: np.dtype, at_end: bool) -> np.ndarray:
@@ -257,10 +256,9 @@ class Fenced:
         base = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         for fence in (base, base + (pages + 1) * _PAGE):
             assert self._protect(ctypes.c_void_p(fence), ctypes.c_size_t(_PAGE), 0) == 0
-        self._maps.append(memory)  # stays mapped as long as arrays of it may be used
-        start = base + _PAGE + (pages * _PAGE - size if at_end else 0)
-        raw = (ctypes.c_char * size).from_address(start)
-        return np.frombuffer(raw, dtype, count).reshape(shape)
+        # The array keeps what is mapped; a process may only have so many maps at once.
+        start = _PAGE + (pages * _PAGE - size if at_end else 0)
+        return np.ndarray(shape, dtype, memory, start)
 
     def copy(self, array: np.ndarray, at_end: bool) -> np.ndarray:
         """A copy of the array between fences."""
