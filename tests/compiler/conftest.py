@@ -236,7 +236,8 @@ def _loop(v: Value, w: Value, choice: _Choice) -> Value:
         values = list(state)
         for step in steps:
             values.append(step(i, values))
-        fitting = ([x for x in reversed(values) if x.shape == c.shape] for c in state)
+        fitting = ([x for x in reversed(values) if (x.shape, x.dtype) == (c.shape, c.dtype)]
+                   for c in state)
         return tuple(x[k % len(x)] for x, k in zip(fitting, returned, strict=True))
 
     trips = choice.of([0, 1, 2, 3, 5])
