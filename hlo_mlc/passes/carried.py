@@ -63,11 +63,10 @@ class _Closer:
     def _closed(self, loop: Node) -> Node:
         condition, body = loop.regions
         changing = [k for k, v in enumerate(body.results) if v is not body.parameters[k]]
-        live = _live_nodes(
+        live, needed = _live(
             loop, [k for k, v in enumerate(loop.results) if v in self._used], self._removable)
-        read = {v for node in live for v in _reads(node)} | set(condition.results)
-        kept = [k for k in changing if body.parameters[k] in read
-                or condition.parameters[k] in read or loop.results[k] in self._used]
+        kept = [k for k in changing if body.parameters[k] in needed
+                or condition.parameters[k] in needed or loop.results[k] in self._used]
         if len(kept) == len(body.results) or not kept:
             return loop
         for k in set(range(len(body.results))) - set(changing):
@@ -85,8 +84,10 @@ class _Closer:
                     location=loop.location)
 
 
-def _live_nodes(loop: Node, wanted: list[int], removable: dict[Graph, bool]) -> list[Node]:
-    """The nodes of condition and body that effects, the condition and the `wanted` results need."""
+def _live(loop: Node, wanted: list[int], removable: dict[Graph, bool]
+          ) -> tuple[list[Node], set[Value]]:
+    """The nodes of condition and body that effects, the condition and the `wanted` results need,
+    and all values that do: a body may hand one parameter on as another one."""
     condition, body = loop.regions
     made = {v: node for node in body.nodes for v in node.results}
     positions = {p: k for graph in (condition, body) for k, p in enumerate(graph.parameters)}
@@ -98,18 +99,18 @@ def _live_nodes(loop: Node, wanted: list[int], removable: dict[Graph, bool]) -> 
         if not is_removable(node, removable):
             live.setdefault(node)
             pending += _reads(node)
-    seen: set[Value] = set()
+    needed: set[Value] = set()
     while pending:
         value = pending.pop()
-        if value in seen:
+        if value in needed:
             continue
-        seen.add(value)
+        needed.add(value)
         if value in positions:
             pending.append(body.results[positions[value]])
         elif (node := made.get(value)) is not None and node not in live:
             live.setdefault(node)
             pending += _reads(node)
-    return list(live)
+    return list(live), needed
 
 
 def _reads(node: Node) -> list[Value]:

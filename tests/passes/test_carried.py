@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.graph.verify import verify_graph
 from hlo_mlc.passes.carried import close_loops
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
@@ -52,6 +53,18 @@ def test_what_nobody_reads_is_dropped_with_what_it_is_made_of(
     (loop,) = closed.nodes
     assert len(loop.operands) == 2
     assert ops_of(loop.regions[1]) == ["not", "add"]
+    same(closed, graph, [np.array(True), *np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])])
+
+
+def test_what_is_only_handed_on_as_another_value_is_needed(read: Callable, same: Callable) -> None:
+    """x = w reads w, though no node does; z is dropped."""
+    graph = _read_loop(read, """
+      %p = stablehlo.not %c : tensor<i1>
+      %y = stablehlo.add %x, %x : tensor<4xf32>""", "%p, %w, %y, %y")
+    closed = close_loops(graph)
+    verify_graph(closed)
+    (loop,) = closed.nodes
+    assert len(loop.operands) == 3
     same(closed, graph, [np.array(True), *np.float32([[1, 2, 3, 4], [5, 6, 7, 8]])])
 
 
