@@ -18,13 +18,13 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from hlo_mlc_bench.results import Results, load
+from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
 _PICTURE = _ROOT / "docs" / "cost_model.svg"
 
 _SIDE, _MARGIN, _GAP = 400, 64, 72  # of a panel, around them, between them; in pixels
 _FAR = 3.0  # a prediction that is off by more is named in the picture
-_OURS, _XLA = "#0b7a75", "#c8553d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,11 @@ def points(results: Results) -> tuple[list[Point], list[Point], list[Point]]:
         if row.status != "right" or row.predicted_ours_ms is None:
             continue
         ours.append(Point(f"{row.name}, hlo_mlc", row.ours_ms * 1e3, row.predicted_ours_ms * 1e3,
-                          _OURS))
+                          OURS))
         xla.append(Point(f"{row.name}, jax.jit", row.jax_ms * 1e3, row.predicted_jax_ms * 1e3,
-                         _XLA))
+                         XLA))
         ratios.append(Point(row.name, row.ratio, row.predicted_jax_ms / row.predicted_ours_ms,
-                            _OURS))
+                            OURS))
     return ours, xla, ratios
 
 
@@ -109,19 +109,14 @@ def picture(results: Results, ours: Sequence[Point], xla: Sequence[Point],
     second = _MARGIN + _SIDE + _GAP
     where = f"{here['cpu']}, {here['cores']} cores, JAX {here['packages']['jax']}, " \
         f"choose={here['choose']}, {here['date'][:10]}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        _text(_MARGIN, 20, f"Cost model: {caption(ours, xla, ratios)}", size=14),
-        _text(_MARGIN, 40, where, colour="#666"),
+    return document(width, height, [
+        text(_MARGIN, 20, f"Cost model: {caption(ours, xla, ratios)}", size=14),
+        text(_MARGIN, 40, where, colour=FAINT),
         *_panel(_MARGIN, [*xla, *ours], "time of a call, us"),
         *_panel(second, ratios, "ratio jax.jit / hlo_mlc"),
-        _text(_MARGIN + 10, _MARGIN + 18, "● hlo_mlc", colour=_OURS),
-        _text(_MARGIN + 10, _MARGIN + 34, "● jax.jit", colour=_XLA),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
+        text(_MARGIN + 10, _MARGIN + 18, "● hlo_mlc", colour=OURS),
+        text(_MARGIN + 10, _MARGIN + 34, "● jax.jit", colour=XLA),
+    ])
 
 
 def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
@@ -142,11 +137,11 @@ def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
            'stroke="#bbb" stroke-dasharray="4 3"/>')
     for power in range(math.ceil(low), math.floor(high) + 1):
         at = 10.0**power
-        yield _text(x(at), bottom + 16, f"{at:g}", anchor="middle", colour="#666")
-        yield _text(left - 6, y(at) + 4, f"{at:g}", anchor="end", colour="#666")
-    yield _text(left + _SIDE / 2, bottom + 36, f"measured {title}", anchor="middle")
+        yield text(x(at), bottom + 16, f"{at:g}", anchor="middle", colour=FAINT)
+        yield text(left - 6, y(at) + 4, f"{at:g}", anchor="end", colour=FAINT)
+    yield text(left + _SIDE / 2, bottom + 36, f"measured {title}", anchor="middle")
     yield (f'<text transform="translate({left - 44} {_MARGIN + _SIDE / 2}) rotate(-90)" '
-           f'text-anchor="middle">predicted</text>')
+           f'text-anchor="middle" font-size="12">predicted</text>')
     named: set[str] = set()
     for point in points:
         yield (f'<circle cx="{x(point.measured):.1f}" cy="{y(point.predicted):.1f}" r="3.5" '
@@ -156,14 +151,8 @@ def _panel(left: float, points: Sequence[Point], title: str) -> Iterable[str]:
         if point.off > _FAR and name not in named:  # a case and its neighbours lie side by side
             named.add(name)
             at, inwards = x(point.measured), point.measured < 10 ** ((low + high) / 2)
-            yield _text(at + 6 if inwards else at - 6, y(point.predicted) + 3, name, size=9,
-                        anchor="start" if inwards else "end", colour="#666")
-
-
-def _text(x: float, y: float, text: str, *, size: int = 12, anchor: str = "start",
-          colour: str = "#222") -> str:
-    return (f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" '
-            f'fill="{colour}">{escape(text)}</text>')
+            yield text(at + 6 if inwards else at - 6, y(point.predicted) + 3, name, size=9,
+                        anchor="start" if inwards else "end", colour=FAINT)
 
 
 if __name__ == "__main__":

@@ -1,35 +1,43 @@
-"""Writes the benchmark table of README.md, with the cases of the demo, from a result file of
-`hlo-mlc bench --json`.
+"""Writes the benchmark table of README.md and draws docs/speedup.svg, both with the cases of the
+demo, from a result file of `hlo-mlc bench --json`.
 
 Usage: python scripts/update_readme.py [RESULTS.json]  (default: the newest in bench/results/)
 """
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from hlo_mlc_bench.cases import DEMO
 from hlo_mlc_bench.results import Results, Row, load
+from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).resolve().parent.parent
 _README = _ROOT / "README.md"
+_PICTURE = _ROOT / "docs" / "speedup.svg"
 _BEGIN = "<!-- benchmarks: written by scripts/update_readme.py -->\n"
 _END = "<!-- end of benchmarks -->\n"
 _HEADER = "| workload | jax.jit ms | hlo_mlc ms | ratio | max error | clusters | coverage |\n"
 _RULE = "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
 
+# The picture in pixels: where bars begin, how long the longest is, room for figures behind it.
+_LEFT, _LONGEST, _RIGHT, _TOP, _PITCH, _BAR = 150, 420, 190, 64, 22, 14
+
 
 def main(arguments: list[str]) -> None:
     """Replaces what stands between the two markers."""
     path = Path(arguments[0]) if arguments else newest()
-    text = _README.read_text()
-    before, begin, rest = text.partition(_BEGIN)
+    results = load(path)
+    before, begin, rest = _README.read_text().partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:
         raise SystemExit(f"{_README} lacks the markers {_BEGIN.strip()} … {_END.strip()}")
-    _README.write_text(before + begin + section(load(path)) + end + after)
-    print(f"{_README.name}: benchmarks of {path}")
+    _README.write_text(before + begin + section(results) + end + after)
+    _PICTURE.write_text(picture(results))
+    print(f"{_README.name} and {_PICTURE.name}: benchmarks of {path}")
 
 
 def newest() -> Path:
@@ -45,14 +53,20 @@ def newest() -> Path:
 
 def section(results: Results) -> str:
     """The table in Markdown, and the line that says where it was measured."""
-    here = results.environment
     lines = [_line(row) for row in results.rows if row.name in DEMO]
     return (
-        f"\n{_HEADER}{_RULE}{''.join(lines)}\n"
-        f"{here['cpu']}, {here['cores']} cores, {here['system']}, Python {here['python']}, "
-        f'JAX {here["packages"]["jax"]}, `choose="{here["choose"]}"`, {here["date"][:10]}. '
+        f"\n{_HEADER}{_RULE}{''.join(lines)}\n{_where(results)}. "
         "Times are medians of one call, the ratio is jax.jit / hlo_mlc (median of pairs), errors "
         "are relative to an evaluation in 64 bits.\n\n"
+    )
+
+
+def _where(results: Results) -> str:
+    """On what the results were measured, and when."""
+    here = results.environment
+    return (
+        f"{here['cpu']}, {here['cores']} cores, {here['system']}, Python {here['python']}, "
+        f"JAX {here['packages']['jax']}, choose={here['choose']}, {here['date'][:10]}"
     )
 
 
@@ -62,6 +76,43 @@ def _line(row: Row) -> str:
     return (
         f"| {row.name} | {row.jax_ms:.3g} | {row.ours_ms:.3g} | {row.ratio:.2f} "
         f"| {row.ours_error:.1e} | {row.clusters} | {row.coverage:.0%} |\n"
+    )
+
+
+def picture(results: Results) -> str:
+    """A bar for each case, as long as the logarithm of its ratio, the fastest on top."""
+    rows = sorted(
+        (row for row in results.rows if row.name in DEMO and row.status == "right"),
+        key=lambda row: -row.ratio,
+    )
+    ends = [1.0, *(row.ratio for row in rows)]
+    low = 0.9 * min(ends)
+    scale = _LONGEST / math.log(max(*ends, 2.0) / low)
+    bottom = _TOP + _PITCH * len(rows)
+    even = _LEFT + scale * math.log(1 / low)
+    return document(_LEFT + _LONGEST + _RIGHT, bottom + 34, [
+        text(10, 24, "How many times as fast as jax.jit (logarithmic)", size=16),
+        text(10, 44, _where(results), size=11, colour=FAINT),
+        *(part for place, row in enumerate(rows)
+          for part in _bar(row, _TOP + _PITCH * place, even, scale)),
+        f'<line x1="{even:.1f}" y1="{_TOP - 6}" x2="{even:.1f}" y2="{bottom}" stroke="{FAINT}"/>',
+        text(even, bottom + 18, "1x: jax.jit", size=11, anchor="middle", colour=FAINT),
+    ])
+
+
+def _bar(row: Row, y: float, even: float, scale: float) -> Iterable[str]:
+    """From a ratio of 1 to that of the row, its name in front, its figures behind."""
+    end = even + scale * math.log(row.ratio)
+    left, right = min(even, end), max(even, end)
+    baseline = y + _BAR - 3
+    yield text(_LEFT - 8, baseline, row.name, anchor="end")
+    yield (
+        f'<rect x="{left:.1f}" y="{y}" width="{right - left:.1f}" height="{_BAR}" rx="2" '
+        f'fill="{OURS if row.ratio >= 1 else XLA}"/>'
+    )
+    yield text(right + 6, baseline, f"{row.ratio:.3g}x")
+    yield text(
+        right + 52, baseline, f"{row.jax_ms:.3g} → {row.ours_ms:.3g} ms", size=11, colour=FAINT
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 
 from hlo_mlc_bench import results
-from hlo_mlc_bench.results import Results, Row
+from hlo_mlc_bench.cases import DEMO
+from hlo_mlc_bench.results import Results, Row, load
 
 _SCRIPT = Path(__file__).parents[2] / "scripts" / "update_readme.py"
 
@@ -21,6 +23,7 @@ def update_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType
     script = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(script)
     monkeypatch.setattr(script, "_README", tmp_path / "README.md")
+    monkeypatch.setattr(script, "_PICTURE", tmp_path / "speedup.svg")
     return script
 
 
@@ -57,6 +60,24 @@ def test_replaces_what_stands_between_the_markers(
     assert "old" not in once
     assert "| gelu | 0.5 | 0.2 | 2.50 | 1.0e-07 | 1 | 100% |" in once
     assert "| softmax | | | wrong |" in once
+
+
+def test_draws_what_was_right(update_readme: ModuleType, result_file: Path) -> None:
+    rows = (
+        Row(name=name, group="", status="right", jax_ms=ratio, ours_ms=1.0, ratio=ratio)
+        for name, ratio in (("transpose", 0.5), ("argmax", 30.0))
+    )
+    measured = load(result_file)
+    for row in rows:
+        measured = measured.with_row(row)
+    page = ElementTree.fromstring(update_readme.picture(measured))
+    words = [text.text for text in page.findall("{*}text")]
+    assert "0.5 → 0.2 ms" in words and "0.5x" in words
+    assert [word for word in words if word in DEMO] == ["argmax", "gelu", "transpose"]
+    widths = [float(bar.get("width")) for bar in page.findall("{*}rect") if bar.get("rx")]
+    assert widths[0] > widths[1] > widths[2] > 0
+    assert all(float(bar.get("x") or 0) + float(bar.get("width")) <= float(page.get("width"))
+               for bar in page.findall("{*}rect"))
 
 
 def test_refuses_a_readme_without_markers(
