@@ -18,17 +18,17 @@ void Find(void* library, const char* name, Function& function, std::string& erro
 
 CudaDriver Load() {
   CudaDriver driver{};
-  const bool is_stand_in = !StandIn().empty();
-  const char* path = is_stand_in ? StandIn().c_str() : "libcuda.so.1";
+  driver.is_stand_in = !StandIn().empty();
+  const char* path = driver.is_stand_in ? StandIn().c_str() : "libcuda.so.1";
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     driver.error = dlerror();
     return driver;
   }
-  driver.is_stand_in = is_stand_in;
   Find(library, "cuCtxGetDevice", driver.GetDevice, driver.error);
   Find(library, "cuModuleLoadData", driver.LoadModule, driver.error);
   Find(library, "cuModuleGetFunction", driver.GetFunction, driver.error);
+  Find(library, "cuFuncSetAttribute", driver.SetAttribute, driver.error);
   Find(library, "cuLaunchKernel", driver.Launch, driver.error);
   Find(library, "cuGetErrorName", driver.GetErrorName, driver.error);
   return driver;

@@ -12,11 +12,13 @@ using CudaResult = int;
 using CudaModule = void*;
 using CudaFunction = void*;
 using CudaStream = void*;
+constexpr int kMostDynamicSharedBytes = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 struct CudaDriver {
   CudaResult (*GetDevice)(int* device);  // that of the current context
   CudaResult (*LoadModule)(CudaModule* module, const void* image);
   CudaResult (*GetFunction)(CudaFunction* function, CudaModule module, const char* name);
+  CudaResult (*SetAttribute)(CudaFunction function, int attribute, int value);
   CudaResult (*Launch)(CudaFunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                        unsigned block_x, unsigned block_y, unsigned block_z,
                        unsigned shared_bytes, CudaStream stream, void** arguments, void** extra);

@@ -26,6 +26,7 @@ class Numbers {
 
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
 constexpr int64_t kMostThreads = 1024;
+constexpr int64_t kMostSharedBytes = int64_t{1} << 20;
 constexpr int64_t kMostBuffers = 4096;
 constexpr int64_t kMostCounters = 64;
 constexpr uintptr_t kAlignment = 16;  // of the widest load of a thread
@@ -44,7 +45,10 @@ Registry& GetRegistry() {
 
 CudaProgram::CudaProgram(std::string name, std::string image, std::vector<std::string> functions,
                          const int64_t* plan, int64_t plan_size)
-    : name_(std::move(name)), image_(std::move(image)), functions_(std::move(functions)) {
+    : name_(std::move(name)),
+      image_(std::move(image)),
+      functions_(std::move(functions)),
+      shared_bytes_(functions_.size()) {
   Numbers numbers(plan, plan_size);
   const auto function_count = static_cast<int64_t>(functions_.size());
   while (!numbers.AtEnd()) {
@@ -52,6 +56,9 @@ CudaProgram::CudaProgram(std::string name, std::string image, std::vector<std::s
     launch.function = numbers.Next(0, function_count - 1);
     launch.blocks = static_cast<unsigned>(numbers.Next(1, kMostBlocks));
     launch.threads = static_cast<unsigned>(numbers.Next(1, kMostThreads));
+    launch.shared_bytes = static_cast<unsigned>(numbers.Next(0, kMostSharedBytes));
+    unsigned& most = shared_bytes_[static_cast<size_t>(launch.function)];
+    most = launch.shared_bytes > most ? launch.shared_bytes : most;
     launch.buffers.resize(static_cast<size_t>(numbers.Next(0, kMostBuffers)));
     for (int64_t& buffer : launch.buffers) {
       buffer = numbers.Next(0, kMostBuffers);
@@ -69,7 +76,7 @@ CudaProgram::CudaProgram(std::string name, std::string image, std::vector<std::s
 
 std::string CudaProgram::Load() {
   const CudaDriver& driver = CudaDriver::Get();
-  if (!driver.error.empty()) return "no CUDA driver: " + driver.error;
+  if (!driver.error.empty()) return "no CUDA driver for kernel " + name_ + ": " + driver.error;
   int device = 0;
   if (const CudaResult result = driver.GetDevice(&device); result != 0) {
     return driver.Describe("cuCtxGetDevice", result);
@@ -92,6 +99,13 @@ std::string CudaProgram::LoadOn(int device) {
     const CudaResult result = driver.GetFunction(&handles[n], module, functions_[n].c_str());
     if (result != 0) {
       return driver.Describe("cuModuleGetFunction", result) + " for " + functions_[n];
+    }
+    if (shared_bytes_[n] == 0) continue;
+    const CudaResult allowed = driver.SetAttribute(handles[n], kMostDynamicSharedBytes,
+                                                   static_cast<int>(shared_bytes_[n]));
+    if (allowed != 0) {
+      return driver.Describe("cuFuncSetAttribute", allowed) + " for " +
+             std::to_string(shared_bytes_[n]) + " bytes of shared memory of " + functions_[n];
     }
   }
   handles_[device] = std::move(handles);
@@ -127,7 +141,7 @@ std::string CudaProgram::Launch(CudaStream stream, void* const* buffers, int64_t
     for (int32_t& counter : launch.counters) arguments.push_back(&counter);
     const CudaResult result =
         driver.Launch(handles_[device][launch.function], launch.blocks, 1, 1, launch.threads, 1, 1,
-                      0, stream, arguments.data(), nullptr);
+                      launch.shared_bytes, stream, arguments.data(), nullptr);
     if (result != 0) {
       return driver.Describe("cuLaunchKernel", result) + " for " + functions_[launch.function];
     }

@@ -18,6 +18,7 @@ namespace mlc {
 struct CudaLaunch {
   int64_t function;  // among the program's
   unsigned blocks, threads;
+  unsigned shared_bytes;         // of a block, besides what the function itself declares
   std::vector<int64_t> buffers;  // positions among the call's operands and results
   bool takes_scratch;            // the last of the call's results
   std::vector<int32_t> counters;
@@ -25,8 +26,9 @@ struct CudaLaunch {
 
 class CudaProgram {
  public:
-  // `plan`: of each launch its function, blocks, threads, buffers (count first), whether it takes
-  // scratch, and counters (count first). Throws std::invalid_argument for any other numbers.
+  // `plan`: of each launch its function, blocks, threads, bytes of shared memory, buffers (count
+  // first), whether it takes scratch, and counters (count first). Throws std::invalid_argument for
+  // any other numbers.
   CudaProgram(std::string name, std::string image, std::vector<std::string> functions,
               const int64_t* plan, int64_t plan_size);
 
@@ -44,6 +46,7 @@ class CudaProgram {
 
   std::string name_, image_;
   std::vector<std::string> functions_;
+  std::vector<unsigned> shared_bytes_;  // that each function is launched with at most
   std::vector<CudaLaunch> launches_;
   int64_t most_buffers_ = 0;
   bool takes_scratch_ = false;

@@ -16,7 +16,7 @@
 #endif
 
 /* Raised with every incompatible change of this header. */
-#define MLC_ABI_VERSION 1
+#define MLC_ABI_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -74,9 +74,10 @@ MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int6
 /* ---- Kernels for NVIDIA GPUs ------------------------------------------------------------- */
 
 /* Makes machine code (a cubin) with these functions, and a sequence of launches of them, what runs
- * for `id` on GPUs. `plan` has for each launch: the function's number, blocks, threads, the number
- * of buffers and their positions among the call's operands and results, 1 if it takes scratch (the
- * call's last result) or 0, the number of counters and their values. 0 if the plan is malformed. */
+ * for `id` on GPUs. `plan` has for each launch: the function's number, blocks, threads, bytes of
+ * shared memory besides what the function declares, the number of buffers and their positions among
+ * the call's operands and results, 1 if it takes scratch (the call's last result) or 0, the number
+ * of counters and their values. 0 if the plan is malformed. */
 MLC_EXPORT int mlc_cuda_set(const char* id, const char* image, int64_t image_bytes,
                             const char* const* functions, int64_t function_count,
                             const int64_t* plan, int64_t plan_size);

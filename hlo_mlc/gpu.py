@@ -22,7 +22,7 @@ from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.compiler import CompiledModule, is_small_unit, plan_text, report_on
-from hlo_mlc.expr.dtypes import U8, TensorType
+from hlo_mlc.expr.dtypes import F32, U8, TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -30,6 +30,7 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.cost import estimate
+from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
 from hlo_mlc.passes.simplify import simplify
@@ -42,6 +43,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.rows import kept_bytes
 from hlo_mlc.templates.cuda.scatter import depends_on_order
 from hlo_mlc.tensor.text import program_text
 
@@ -52,6 +54,9 @@ NOT_MEASURED = ('how fast our kernels are on GPUs has not been measured: they ar
 # FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
 # of 128 x 128 matrices.
 LARGE_PRODUCT = 2 * 128**3
+# Simple operations of a factor that each tile of a product does again: few beside the products of
+# its 64 rows or columns or more.  Not measured.
+PROLOGUE = 8
 _MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
     "dot_general", "convolution", "convert", "transpose", "reshape", "broadcast_in_dim"))
 
@@ -72,7 +77,7 @@ class GpuKernel:
         """What each function needs, a line each, and what else there is to say."""
         note = ("floats are added in the order in which threads arrive: last bits may differ "
                 "between runs",) if self.depends_on_order else ()
-        return (*resources(self.compiled), *note)
+        return (*resources(self.compiled, self.source), *note)
 
     def raw_kernel(self, launch: int = 0) -> object:
         """The function of one of the launches (`source.launches`) as a `cupy.RawKernel`.
@@ -119,6 +124,11 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
     return CompiledModule(emitted, replace(report, kernels=kernels))
 
 
+def limits_of(target: CudaTarget) -> Limits:
+    """What kernels compute where it is needed."""
+    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE)
+
+
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
                     target: CudaTarget, record: Recorder
                     ) -> tuple[Plan, Mapping[str, GpuKernel]]:
@@ -126,7 +136,8 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     failed: dict[str, str] = {}
     host = cpu.host()
     while True:
-        plan = partition(graph, _chooser(failed), lambda unit: is_small_unit(unit, host), donated)
+        plan = partition(graph, _chooser(failed), lambda unit: is_small_unit(unit, host), donated,
+                         limits=limits_of(target))
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         known = len(failed)
         built = {}
@@ -168,7 +179,7 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
         record.stage(f"print {name}", f"80-{name}.cu", lambda: source.text)
         compiled = _compiled(source, target, object_cache(options))
         record.stage(f"assemble {name}", f"90-{name}.resources.txt",
-                     lambda: "\n".join(resources(compiled)) + "\n")
+                     lambda: "\n".join(resources(compiled, source)) + "\n")
         runtime.publish(kernel.fingerprint, compiled.cubin, source.functions, source.plan)
         depends = any(d.template.name == "scatter" and depends_on_order(d.nest)
                       for d in decisions)
@@ -188,10 +199,12 @@ def _compiled(source: Source, target: CudaTarget, cache: ObjectCache) -> Compile
     return compiled
 
 
-def resources(compiled: Compiled) -> tuple[str, ...]:
+def resources(compiled: Compiled, source: Source) -> tuple[str, ...]:
     """What each function needs, a line each."""
-    return tuple(f"{name}: {use.registers} registers, {use.shared_bytes} bytes of shared memory, "
-                 f"{use.spilled_bytes} bytes spilled" for name, use in compiled.usage.items())
+    asked = {launch.function: launch.shared_bytes for launch in source.launches}
+    return tuple(f"{name}: {use.registers} registers, {use.shared_bytes + asked.get(name, 0)} "
+                 f"bytes of shared memory, {use.spilled_bytes} bytes spilled"
+                 for name, use in compiled.usage.items())
 
 
 def _with_scratch(graph: Graph, scratch: Mapping[str, int]) -> Graph:

@@ -27,16 +27,19 @@ from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.compiler import is_small_unit
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.graph.core import Graph, Value
+from hlo_mlc.gpu import limits_of
+from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.interop.jit import mlc_jit
-from hlo_mlc.ops.registry import lookup, references
+from hlo_mlc.ops.registry import evaluate_graph, references
 from hlo_mlc.partition.cost import choose_all
+from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import partition
+from hlo_mlc.partition.plan import LIMITS, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.measure import run_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
+from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import CpuTarget, host
 from hlo_mlc.templates.base import Parameters
@@ -64,6 +67,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
+GPU = limits_of(cuda.named("sm_90"))
 Arrays = Sequence[np.ndarray]
 Tuned = Mapping[int, tuple[str, Parameters]]
 _PAGE = mmap.PAGESIZE
@@ -108,6 +112,16 @@ def _assert_close(actual: np.ndarray, expected: np.ndarray, exact: Callable[[], 
         f"{ours[worst]!r} where {true[worst]!r} is exact and XLA has {theirs[worst]!r}")
 
 
+def _assert_agree(actual: Arrays, expected: Arrays) -> None:
+    """The results of two kernels, whose sums are in different orders."""
+    for one, other in zip(actual, expected, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        if jnp.issubdtype(other.dtype, jnp.floating):
+            _assert_close(one, other, lambda other=other: _as_f64(other), 64.0, None)
+        else:
+            np.testing.assert_array_equal(one, other)
+
+
 def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float = 16.0,
            magnitude: float | None = None, kernels: bool | None = True,
            exact: Callable | None = None) -> Report:
@@ -149,39 +163,52 @@ def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
 
 
 @pytest.fixture(scope="session")
-def check(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`check(function, *args, …)`; with --emulate the kernels for GPUs are checked too."""
+def emulated(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray] | None]:
+    """`emulated(function, *args)`: the results by its kernels for GPUs, on the emulator; None for
+    what only XLA can run, and without --emulate."""
     if not request.config.getoption("--emulate"):
-        return _check
+        return lambda function, *args: None
     emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
+
+    def run(function: Callable, *args: object) -> list[np.ndarray] | None:
+        parts = _take_apart(function, *args, limits=GPU)
+        sources = {p: cuda_source(p) for p in parts.programs}
+        emulator.prepare(list(sources.values()), keep=False, run_once=True)
+        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
+        try:
+            return parts.run(leaves, lambda p, operands: emulator.run(sources[p], p, operands, 7))
+        except UnsupportedOpError:
+            return None
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def check(emulated: Callable) -> Callable[..., Report]:
+    """`check(function, *args, …)`; with --emulate the kernels for GPUs are checked too."""
 
     def on_both(function: Callable, *args: object, ulps: float = 16.0,
                 magnitude: float | None = None, exact: Callable | None = None,
                 **rest: object) -> Report:
         report = _check(function, *args, ulps=ulps, magnitude=magnitude, exact=exact, **rest)
-        parts = _take_apart(function, *args)
-        if any(n.op != KERNEL_OP and (n.regions or lookup(n.op) is None)
-               for n in parts.graph.nodes):
-            return report  # kernels in what only XLA can run
-        sources = {p: cuda_source(p) for p in parts.programs}
-        emulator.prepare(list(sources.values()), keep=False, run_once=True)
-        leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
-        actual = parts.run(leaves, lambda p, operands: emulator.run(sources[p], p, operands, 7))
-        # Sums are in another order there.
-        _compare(actual, function, args, max(ulps, 64.0), None, exact)
+        actual = emulated(function, *args)
+        if actual is not None:  # sums are in another order there
+            _compare(actual, function, args, max(ulps, 64.0), None, exact)
         return report
 
     return on_both
 
 
 @pytest.fixture(scope="session")
-def run() -> Callable[..., list[np.ndarray]]:
-    """`run(function, *args)`: the results by our kernels, all ops being in them."""
+def run(emulated: Callable) -> Callable[..., list[np.ndarray]]:
+    """`run(function, *args)`: the results by our kernels, all ops being in them; with --emulate
+    those for GPUs are to have the same."""
 
     def run(function: Callable, *args: object) -> list[np.ndarray]:
         compiled = mlc_jit(function, choose="ours")
         results = [np.asarray(r) for r in jax.tree.leaves(compiled(*args))]
         assert compiled.report().coverage == 1, compiled.explain()
+        _assert_agree(emulated(function, *args) or results, results)
         return results
 
     return run
@@ -202,30 +229,30 @@ class Parts:
         return [kernel.program for kernel in self.kernels.values()]
 
     def run(self, args: Arrays, execute: Execute) -> list[np.ndarray]:
-        """The results of the function, with `execute` running its kernels."""
-        known: dict[Value, np.ndarray] = dict(zip(self.graph.parameters, args, strict=True))
-        for node in self.graph.nodes:
-            operands = [known[v] for v in node.operands]
-            if node.op == KERNEL_OP:
-                results = execute(self.kernels[node.attributes["id"]].program, operands)
-            else:
-                results = lookup(node.op).reference(node, operands)
-            known.update(zip(node.results, results, strict=True))
-        return [known[v] for v in self.graph.results]
+        """The results of the function, with `execute` running its kernels.
+
+        Raises: UnsupportedOpError for what only XLA can run.
+        """
+        def kernel(node: Node, operands: Arrays) -> Arrays:
+            return execute(self.kernels[node.attributes["id"]].program, operands)
+
+        return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
 
 
-def _take_apart(function: Callable, *args: object, platform: str = "cpu") -> Parts:
+def _take_apart(function: Callable, *args: object, platform: str = "cpu",
+                limits: Limits | None = None) -> Parts:
     traced = jax.jit(function, keep_unused=True).trace(*args)
-    return _take_module_apart(traced.lower(lowering_platforms=(platform,)).compiler_ir())
+    module = traced.lower(lowering_platforms=(platform,)).compiler_ir()
+    return _take_module_apart(module, limits or (GPU if platform == "cuda" else LIMITS))
 
 
-def _take_module_apart(module: ir.Module) -> Parts:
+def _take_module_apart(module: ir.Module, limits: Limits = LIMITS) -> Parts:
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
     graph, _ = simplify(import_function(module), references, verify=True)
     plan = partition(graph, lambda cluster: choose_all(cluster, host()),
-                     lambda unit: is_small_unit(unit, host()))
+                     lambda unit: is_small_unit(unit, host()), limits=limits)
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
 
 
@@ -275,8 +302,9 @@ def fenced() -> Fenced:
 class MachineCode:
     """Runs tensor programs as machine code, outside of XLA."""
 
-    def __init__(self, fences: Fenced) -> None:
-        self._fences = fences
+    def __init__(self, fences: Fenced, check: Callable[..., None] | None = None) -> None:
+        """`check(program, operands, results)` looks at all that is run."""
+        self._fences, self._check = fences, check
         self._compiled: dict[tuple, KernelCode] = {}
 
     def code(self, program: TensorProgram, tuned: Tuned | None = None,
@@ -299,14 +327,29 @@ class MachineCode:
             outputs = [place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy))
                        for b in program.results]
             run_kernel(code, inputs, outputs, threads=threads)
+            if self._check is not None:
+                self._check(program, operands, outputs)
             return outputs
 
         return execute
 
 
 @pytest.fixture(scope="session")
-def machine_code(fenced: Fenced) -> MachineCode:
-    return MachineCode(fenced)
+def machine_code(request: pytest.FixtureRequest, fenced: Fenced) -> MachineCode:
+    """Machine code; with --emulate, kernels for GPUs must come to the same."""
+    if not request.config.getoption("--emulate"):
+        return MachineCode(fenced)
+    emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
+    sources: dict[TensorProgram, Source] = {}
+
+    def check(program: TensorProgram, operands: Arrays, results: Arrays) -> None:
+        if program in sources:  # which parameters machine code has makes no difference
+            return
+        source = sources[program] = cuda_source(program)
+        emulator.prepare([source], keep=False, run_once=True)
+        _assert_agree(emulator.run(source, program, operands, 7), results)
+
+    return MachineCode(fenced, check)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -75,18 +76,23 @@ def supports(node: Node) -> str:
 
 
 def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
-                   outer: Mapping[Value, np.ndarray] | None = None) -> tuple[np.ndarray, ...]:
+                   outer: Mapping[Value, np.ndarray] | None = None,
+                   instead: Mapping[str, Reference] = MappingProxyType({}),
+                   ) -> tuple[np.ndarray, ...]:
     """The results of a graph, op by op through the references; loops and branches are run.
 
-    `outer`: the values of the graphs around it.
+    `outer`: the values of the graphs around it; `instead`: what computes ops where it is not the
+    reference that does, such as calls of kernels.
     Raises: UnsupportedOpError for a node without a reference.
     """
     known: dict[Value, np.ndarray] = dict(outer or {})
     known.update(zip(graph.parameters, arrays, strict=True))
     for node in graph.nodes:
         operands = [known[v] for v in node.operands]
-        if node.op in _CONTROL and not node.opaque:
-            results = _run(node, operands, known)
+        if node.op in instead:
+            results = instead[node.op](node, operands)
+        elif node.op in _CONTROL and not node.opaque:
+            results = _run(node, operands, known, instead)
         elif reason := supports(node):
             raise UnsupportedOpError(node.op, reason, location=node.location or None)
         else:
@@ -96,14 +102,15 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
 
 
 def _run(node: Node, operands: Sequence[np.ndarray],
-         known: Mapping[Value, np.ndarray]) -> tuple[np.ndarray, ...]:
+         known: Mapping[Value, np.ndarray], instead: Mapping[str, Reference],
+         ) -> tuple[np.ndarray, ...]:
     if node.op == "stablehlo.while":
         condition, body = node.regions
         state = tuple(operands)
         for _ in range(_MAX_TRIPS):
-            if not evaluate_graph(condition, state, known)[0]:
+            if not evaluate_graph(condition, state, known, instead)[0]:
                 return state
-            state = evaluate_graph(body, state, known)
+            state = evaluate_graph(body, state, known, instead)
         raise UnsupportedOpError(node.op, f"it did not end after {_MAX_TRIPS} trips",
                                  location=node.location or None)
     choice = int(operands[0])
@@ -112,4 +119,4 @@ def _run(node: Node, operands: Sequence[np.ndarray],
     else:  # an index out of range means the last branch
         last = len(node.regions) - 1
         branch = choice if 0 <= choice <= last else last
-    return evaluate_graph(node.regions[branch], (), known)
+    return evaluate_graph(node.regions[branch], (), known, instead)

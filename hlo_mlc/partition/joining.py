@@ -45,6 +45,16 @@ CHEAP = 2
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a target computes where it is needed: rows of so many elements are kept between the
+    passes over them, factors of products that take so many simple operations are computed whenever
+    a tile of them is read."""
+
+    row_elements: int = ROW_LIMIT
+    prologue: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Joined:
     """The stages of a nest after a successful join.
 
@@ -56,8 +66,11 @@ class Joined:
     handed: frozenset[Buffer] = frozenset()
 
 
-def join(nest: Joined, stage: Stage) -> Joined | str:
-    """Compute `stage` in the same nest, after the others; or the reason why not."""
+def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str:
+    """Compute `stage` in the same nest, after the others; or the reason why not.
+
+    `row_limit`: elements of a row that the target keeps between passes.
+    """
     stage = _follow(nest, stage)
     both = _side_by_side(nest, stage)
     if both is not None:
@@ -65,7 +78,7 @@ def join(nest: Joined, stage: Stage) -> Joined | str:
     shared = _shared_axes(nest, stage)
     if shared == 0:
         return "no common leading axes on which the data match point by point"
-    reason = _scan_refusal(nest, stage, shared) or _refusal(nest, stage, shared)
+    reason = _scan_refusal(nest, stage, shared) or _refusal(nest, stage, shared, row_limit)
     if reason:
         return reason
     leader = nest.stages[0]
@@ -200,7 +213,7 @@ def _scan_refusal(nest: Joined, stage: Stage, shared: int) -> str:
     return ""
 
 
-def _refusal(nest: Joined, stage: Stage, shared: int) -> str:
+def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
     """Why joining on this many axes would not pay; empty where it does."""
     everything = (*nest.stages, stage)
     if all(is_map(s) and len(s.axes) == shared for s in everything):
@@ -216,8 +229,8 @@ def _refusal(nest: Joined, stage: Stage, shared: int) -> str:
             "leading axes"
     if walks_columns(stage) or slides(stage):
         return "it reduces over a leading axis or over windows"
-    if any(_row_elements(s, shared) > ROW_LIMIT for s in everything):
-        return f"a row has more than {ROW_LIMIT} elements"
+    if any(_row_elements(s, shared) > row_limit for s in everything):
+        return f"a row has more than {row_limit} elements"
     if not any(not is_map(s) for s in everything) and not pointwise:
         return "elementwise stages of different shapes"
     return ""

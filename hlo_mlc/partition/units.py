@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.joining import Joined, chained, finish, join
+from hlo_mlc.partition.joining import ROW_LIMIT, Joined, chained, finish, join
 from hlo_mlc.partition.siblings import factors, together_refusal
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Loop, Stage, Step
@@ -66,6 +66,7 @@ class Unit:
 class Fuser:
     """Collects units in program order, joining each stage to an earlier unit where that pays."""
 
+    row_limit: int = ROW_LIMIT  # elements of a row that are kept between passes over it
     units: list[Unit] = field(default_factory=list)
     refusals: dict[Node, str] = field(default_factory=dict)  # why an operation joined nothing
     _producer: dict[Buffer, Unit] = field(default_factory=dict)
@@ -95,7 +96,7 @@ class Fuser:
             if self._would_cycle(unit, reads):
                 reason = "another operation has to run in between"
                 continue
-            result = join(unit.joined, stage)
+            result = join(unit.joined, stage, self.row_limit)
             if isinstance(result, str):
                 reason = reason or result
                 continue

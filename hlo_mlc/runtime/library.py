@@ -16,7 +16,7 @@ from hlo_mlc.support.errors import RuntimeLibraryError
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 """The version of `mlc_abi.h` that this package speaks."""
 
 _STATE_TYPE_NAME = "hlo_mlc_kernel_state"

@@ -22,14 +22,15 @@ class CudaTarget:
     name: str
     threads: int
     static_shared_bytes: int  # what a kernel may declare; more has to be asked for at the launch
+    shared_bytes: int  # what it may ask for
     multiprocessors: int  # of the card that the default parameters have in mind
 
 
 _TARGETS = {
     target.name: target for target in (
         # A100: 108 multiprocessors; H100 and H200 SXM: 132.
-        CudaTarget("sm_80", 1024, 48 * KIB, 108),
-        CudaTarget("sm_90", 1024, 48 * KIB, 132),
+        CudaTarget("sm_80", 1024, 48 * KIB, 163 * KIB, 108),
+        CudaTarget("sm_90", 1024, 48 * KIB, 227 * KIB, 132),
     )
 }
 

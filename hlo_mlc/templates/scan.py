@@ -74,7 +74,7 @@ class ScanTemplate:
         chunks, vectors = parameters["chunks"], parameters["vectors"]
         if chunks <= 1 or stage.scan.axis.extent < chunks * BLOCK:
             return Scheduled(strips(stage, target, vectors), ())
-        cut = _in_chunks(stage, chunks)
+        cut = in_chunks(stage, chunks)
         body = [*strips(cut.totals, target, vectors, cut.last), *lower_stage(cut.begin)]
         for part in cut.scans:
             body += strips(part, target, vectors)
@@ -101,7 +101,7 @@ def _chunks(stage: Stage, layout: Layout, others: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class Cut:
     """A scan in chunks: their totals, which `last` stores at the end of each; what comes before
     the first; the scans of totals, of chunks, and of the rest behind the last chunk."""
 
@@ -112,7 +112,8 @@ class _Cut:
     scratch: tuple[Buffer, ...]
 
 
-def _in_chunks(stage: Stage, chunks: int) -> _Cut:
+def in_chunks(stage: Stage, chunks: int) -> Cut:
+    """The stages of a scan whose axis is cut into so many chunks, and a rest."""
     axis, reverse = stage.scan.axis, stage.scan.reverse
     size = axis.extent // chunks // BLOCK * BLOCK
     rest = axis.extent - chunks * size
@@ -167,5 +168,5 @@ def _in_chunks(stage: Stage, chunks: int) -> _Cut:
         end = index.constant(0 if reverse else chunks)
         shifted = left if reverse else index.add(left, index.constant(chunks * size))
         scans.append(at(shifted, tuple(load(b, place(end)) for b in offsets), left, axes(left)))
-    return _Cut(replace(totals, name=f"{stage.name}_totals", assigns=()), last, begin,
+    return Cut(replace(totals, name=f"{stage.name}_totals", assigns=()), last, begin,
                 tuple(scans), (*parts, *offsets))

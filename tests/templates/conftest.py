@@ -101,6 +101,12 @@ def sample(take_apart, arrays) -> Callable[[str, int], Sample]:
     return make
 
 
+@pytest.fixture(scope="session")
+def samples(sample) -> Callable[[int], dict[str, Sample]]:
+    """`samples(seed)`: one of each function, by name."""
+    return lambda seed: {name: sample(name, seed) for name in FUNCTIONS}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "name" in metafunc.fixturenames and "sample" in metafunc.fixturenames:
         metafunc.parametrize("name", FUNCTIONS)

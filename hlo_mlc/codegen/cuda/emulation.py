@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from hlo_mlc.codegen.cuda.plan import Launch, Source
+from hlo_mlc.codegen.cuda.printer import DYNAMIC_SHARED
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.support.errors import CodegenError
@@ -24,6 +25,8 @@ HEADER = Path(__file__).parent / "emulator.h"
 # Arithmetic exactly as written; fused multiply-adds as instructions.
 FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
          "-fwrapv", "-fPIC", "-shared", "-w")
+# The header's memory in the place of what the launch gives.
+_EMULATED_SHARED = "unsigned char* shared = emulated::dynamic_shared;"
 ALIGNMENT = 16  # of every buffer's start: what GPU allocators give at least
 Arrays = Sequence[np.ndarray]
 # So many bytes, between pages that cannot be touched, at the end of its own or at their start.
@@ -112,8 +115,8 @@ class Emulator:
         space = namespace_of(source)
         function = getattr(self._libraries[space], f"{space}_{launch.function}")
         function.restype = ctypes.c_char_p
-        error = function(ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads), arguments,
-                         ctypes.c_uint(order))
+        error = function(ctypes.c_uint(launch.blocks), ctypes.c_uint(launch.threads),
+                         ctypes.c_uint(launch.shared_bytes), arguments, ctypes.c_uint(order))
         if error is not None:
             raise CodegenError(f"{launch.function}: {error.decode()}")
 
@@ -130,6 +133,7 @@ def namespace_of(source: Source) -> str:
 
 def _in_namespace(source: Source) -> str:
     space = namespace_of(source)
-    text = source.text.replace('extern "C" __global__', "__global__")
+    text = source.text.replace('extern "C" __global__', "__global__").replace(
+        DYNAMIC_SHARED, _EMULATED_SHARED)
     calls = "\n".join(f"EMULATED({space}, {name})" for name in source.functions)
     return f"namespace {space} {{\n{text}\n}}\n{calls}"

@@ -36,10 +36,17 @@ namespace emulated {
 
 enum class Waiting { kNot, kBlock, kWarp, kShuffle, kFinished };
 
+struct PendingCopy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+
 struct Thread {
   void* stack_pointer = nullptr;
   Waiting waiting = Waiting::kNot;
   unsigned operations = 0;  // of its warp so far
+  std::vector<PendingCopy> copies;
 };
 
 struct Warp {
@@ -49,6 +56,7 @@ struct Warp {
 constexpr unsigned kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
 constexpr unsigned kMostThreads = 1024;
+constexpr size_t kPage = 64 * 1024;  // or a multiple of it
 
 static std::vector<Thread> threads;
 static std::vector<Warp> warps;
@@ -58,6 +66,8 @@ static char* stacks;
 static void (*body)(void*);
 static void* arguments;
 static char message[256];
+static unsigned char* dynamic_shared;  // what a launch asks for, up to a page without access
+static size_t dynamic_shared_bytes;
 static const char* fault;  // what a thread did that the machine does not allow
 
 // Saves the registers that a callee must keep, and the stack; goes on with another stack.
@@ -144,6 +154,7 @@ __attribute__((no_sanitize_address)) inline void poison_shared_memory() {
   for (char* byte = __start_mlc_shared; byte < __stop_mlc_shared; ++byte) {
     *const_cast<volatile char*>(byte) = static_cast<char>(0xff);
   }
+  memset(dynamic_shared, 0xff, dynamic_shared_bytes);
 }
 
 inline bool run_block(unsigned count, unsigned order) {
@@ -196,15 +207,41 @@ struct Call {
   }
 };
 
+// Shared memory that functions do not declare, for one launch.
+struct DynamicShared {
+  size_t mapped;
+  char* pages;
+  explicit DynamicShared(unsigned bytes) : mapped((bytes + 2 * kPage - 1) / kPage * kPage) {
+    pages = static_cast<char*>(mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    mprotect(pages + mapped - kPage, kPage, PROT_NONE);
+    dynamic_shared_bytes = bytes;
+    dynamic_shared = reinterpret_cast<unsigned char*>(pages + mapped - kPage - bytes);
+  }
+  DynamicShared(const DynamicShared&) = delete;
+  ~DynamicShared() { munmap(pages, mapped); }
+};
+
+// The stacks of a block's threads, for one launch: a process may load many of these libraries, and
+// has other uses for its address space.
+struct Stacks {
+  size_t mapped;
+  explicit Stacks(unsigned count) : mapped(count * kStackBytes) {
+    stacks = static_cast<char*>(mmap(nullptr, mapped, PROT_READ | PROT_WRITE,
+                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+  }
+  Stacks(const Stacks&) = delete;
+  ~Stacks() { munmap(stacks, mapped); }
+};
+
 // What went wrong; null if nothing did.
 template <class... Parameters>
 const char* launch(void (*function)(Parameters...), unsigned blocks, unsigned count,
-                   void** values, unsigned order) {
+                   unsigned shared_bytes, void** values, unsigned order) {
   if (blocks == 0 || count == 0 || count > kMostThreads) return "a launch of an impossible size";
-  if (stacks == nullptr) {
-    stacks = static_cast<char*>(mmap(nullptr, kMostThreads * kStackBytes, PROT_READ | PROT_WRITE,
-                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-  }
+  if (shared_bytes % 16 != 0) return "shared memory of an odd size";
+  const DynamicShared shared(shared_bytes);
+  const Stacks of_threads(count);
   Call<Parameters...> call{function, values};
   body = Call<Parameters...>::start;
   arguments = &call;
@@ -225,6 +262,18 @@ const unsigned char (*exchange(const T& value))[sizeof Warp::values[0][0]] {
   memcpy(warp.values[turn][thread % kWarp], &value, sizeof value);
   wait(Waiting::kShuffle);
   return warp.values[turn];
+}
+
+// cp.async: what is copied arrives when the thread waits for it, and not before.
+inline void copy(void* to, const void* from, size_t bytes) {
+  if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % bytes != 0) {
+    fault = "a copy is not aligned";
+  }
+  threads[current].copies.push_back({to, from, bytes});
+}
+inline void wait_for_copies() {
+  for (const PendingCopy& each : threads[current].copies) memcpy(each.to, each.from, each.bytes);
+  threads[current].copies.clear();
 }
 
 // ldmatrix: `row` of lane 8 j + i is row i of the j-th matrix of 8 x 8.
@@ -295,9 +344,9 @@ inline To as(From from) {
 }  // namespace emulated
 
 #define EMULATED(space, name)                                                                   \
-  extern "C" const char* space##_##name(unsigned blocks, unsigned threads, void** values,       \
-                                        unsigned order) {                                       \
-    return emulated::launch(&space::name, blocks, threads, values, order);                      \
+  extern "C" const char* space##_##name(unsigned blocks, unsigned threads,                      \
+                                        unsigned shared_bytes, void** values, unsigned order) { \
+    return emulated::launch(&space::name, blocks, threads, shared_bytes, values, order);        \
   }
 
 // The device functions that generated code uses.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of a function over `blocks` blocks of `threads` threads.
+    """One launch of a function over `blocks` blocks of `threads` threads, each block with
+    `shared_bytes` of shared memory besides what the function declares.
 
     Its arguments are the addresses of `buffers` (positions among the program's operands and then
     its results), then the address of the scratch arena if it takes it, then `counters`: integers.
@@ -19,6 +20,7 @@ class Launch:
     buffers: tuple[int, ...]
     takes_scratch: bool
     counters: tuple[int, ...] = ()
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +41,6 @@ class Source:
         """The launches as numbers, for the custom call (custom_calls/mlc_abi.h)."""
         numbers = {name: n for n, name in enumerate(self.functions)}
         return tuple(word for each in self.launches for word in (
-            numbers[each.function], each.blocks, each.threads, len(each.buffers), *each.buffers,
-            int(each.takes_scratch), len(each.counters), *each.counters))
+            numbers[each.function], each.blocks, each.threads, each.shared_bytes,
+            len(each.buffers), *each.buffers, int(each.takes_scratch),
+            len(each.counters), *each.counters))

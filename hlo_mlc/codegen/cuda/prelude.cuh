@@ -15,6 +15,29 @@ __device__ inline void mlc_store(T* target, const Vector<T, count>& values) {
   *reinterpret_cast<Vector<T, count>*>(target) = values;
 }
 
+// Copies from memory to shared memory, which are under way until they are waited for.
+template <int bytes, class T>
+__device__ inline void mlc_copy(T* to, const T* from) {
+#ifdef MLC_EMULATED
+  emulated::copy(to, from, bytes);
+#else
+  const unsigned shared = (unsigned)__cvta_generic_to_shared(to);
+  if (bytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(shared), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+                 :: "r"(shared), "l"(from), "n"(bytes) : "memory");
+  }
+#endif
+}
+__device__ inline void mlc_wait_for_copies() {
+#ifdef MLC_EMULATED
+  emulated::wait_for_copies();
+#else
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
 // The larger value; NaN if one is NaN; -0 is less than +0.
 __device__ inline float mlc_max(float x, float y) {
 #ifdef MLC_EMULATED

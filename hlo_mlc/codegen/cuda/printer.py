@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.barriers import Barriers
 from hlo_mlc.codegen.cuda.plan import Launch, Source
 from hlo_mlc.codegen.cuda.prelude import needed_by
-from hlo_mlc.codegen.cuda.statements import BlockWriter
+from hlo_mlc.codegen.cuda.statements import BlockWriter, shared_size
 from hlo_mlc.codegen.cuda.values import Memory, Place, identifier
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.loops import dependence
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, folding, walk
+from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, folding, walk
 from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.target.cuda import WARP, CudaTarget
+from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 
 # More launches than this are no plan but a loop that belongs into a kernel.
 MAX_LAUNCHES = 4096
 _SCRATCH = "scratch"  # the parameter's name
+DYNAMIC_SHARED = f"extern __shared__ __align__({VECTOR_BYTES}) unsigned char shared[];"
+"""Shared memory that the launch gives to blocks, where a function may not declare so much."""
+
+_SHARED = "shared"
 
 
 def print_program(program: LoopProgram, target: CudaTarget) -> Source:
@@ -66,15 +71,18 @@ class _Printer:
         if len(self.launches) == MAX_LAUNCHES:
             raise CodegenError(f"Expected at most {MAX_LAUNCHES} launches, kernel "
                                f"{self.program.name} needs more")
-        self.launches.append(Launch(first.function, first.blocks, first.threads, first.buffers,
-                                    first.takes_scratch, tuple(counters.values())))
+        self.launches.append(replace(first, counters=tuple(counters.values())))
 
     def _function(self, stmt: For, counters: tuple[Var, ...]) -> Launch:
         """Write the function of one loop over blocks."""
-        program, name = self.program, f"{self.program.name}_{len(self._written)}"
+        name = f"{self.program.name}_{len(self._written)}"
         threads = self._thread_count(stmt)
         places, parameters, buffers, scratch = self._parameters(stmt)
-        writer = BlockWriter(Memory(places), Barriers(self.memory), threads)
+        wanted = self._shared_bytes(stmt)
+        is_dynamic = wanted > self.target.static_shared_bytes
+        writer = BlockWriter(Memory(places), Barriers(self.memory), threads,
+                             _SHARED if is_dynamic else None)
+        writer.lines.fresh(_SHARED)
         for place in places.values():  # their names are taken
             writer.lines.fresh(place.name)
         if scratch:
@@ -90,16 +98,24 @@ class _Printer:
             kind = types.element_type(buffer.dtype)
             writer.header.emit(f"{kind}* {places[buffer].name} = reinterpret_cast<{kind}*>"
                                f"({_SCRATCH} + {self._offsets[buffer]});")
+        if is_dynamic:
+            writer.header.emit(DYNAMIC_SHARED)
         writer.write(stmt.body)
-        if writer.shared_bytes > self.target.static_shared_bytes:
-            raise CodegenError(f"Expected at most {self.target.static_shared_bytes} bytes of "
-                               f"shared memory, got {writer.shared_bytes} in kernel "
-                               f"{program.name}")
         head = f'extern "C" __global__ void __launch_bounds__({threads})\n{name}('
         self.functions.append("\n".join([
-            head + ", ".join(parameters) + ") {", *writer.header.text, *writer.lines.text, "}",
+            head + ", ".join(parameters) + ") {", *writer.text(), "}",
             ""]))
-        return Launch(name, constant_extent(stmt), threads, buffers, bool(scratch))
+        return Launch(name, constant_extent(stmt), threads, buffers, bool(scratch),
+                      shared_bytes=wanted if is_dynamic else 0)
+
+    def _shared_bytes(self, stmt: For) -> int:
+        """Shared memory of a block."""
+        total = sum(shared_size(s.buffer) for s in walk(stmt.body)
+                    if isinstance(s, Allocate) and s.buffer.scope == "shared")
+        if total > self.target.shared_bytes:
+            raise CodegenError(f"Expected at most {self.target.shared_bytes} bytes of shared "
+                               f"memory, got {total} in kernel {self.program.name}")
+        return total
 
     def _thread_count(self, stmt: For) -> int:
         """Threads of a block: as many as the largest nest of loops over them needs."""
@@ -137,7 +153,7 @@ class _Printer:
             parameters.append(f"{'' if buffer in written else 'const '}{kind}* "
                               f"{'__restrict__ ' if free else ''}{buffer.name}")
             positions.append(self._arguments[buffer])
-            places[buffer] = Place(buffer.name)
+            places[buffer] = Place(buffer.name, is_constant=buffer not in written and not shared)
         for buffer in used:
             if buffer in self._offsets:
                 places[buffer] = Place(identifier(buffer.name))

@@ -12,6 +12,8 @@ from hlo_mlc.support.errors import CodegenError
 def raw_kernel(source: Source, function: str) -> object:
     """One function of a source as a `cupy.RawKernel`; CuPy compiles it when it is first launched.
 
+    What `shared_bytes` of a launch says has to be set as `max_dynamic_shared_size_bytes` and given
+    to the call as `shared_mem`.
     CuPy flushes subnormals to zero in all that it compiles; our own machine code does not.
 
     Raises: CodegenError where CuPy is missing.

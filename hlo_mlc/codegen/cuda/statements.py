@@ -16,7 +16,7 @@ from hlo_mlc.codegen.cuda.values import Memory, Place, identifier
 from hlo_mlc.codegen.cuda.vectors import write_vector
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -30,6 +30,7 @@ from hlo_mlc.loops.core import (
     folding,
     walk,
 )
+from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.loops.rewrite import constant_extent, expressions, substitute
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
@@ -40,13 +41,29 @@ _BARRIERS = {Wait.WARP: "__syncwarp();", Wait.BLOCK: "__syncthreads();"}
 
 
 class BlockWriter(Writer):
-    """The body of a kernel function: what one block of `threads` threads does."""
+    """The body of a kernel function: what one block of `threads` threads does.
 
-    def __init__(self, memory: Memory, barriers: Barriers, threads: int) -> None:
+    Shared memory is declared, or lies in what `shared` names.
+    """
+
+    def __init__(self, memory: Memory, barriers: Barriers, threads: int,
+                 shared: str | None = None) -> None:
         super().__init__(memory, barriers, threads)
+        self._shared, self._shared_bytes = shared, 0
         self._positions: dict[tuple[int, int, bool], str] = {}
         self._in_threads = False
         self._lane: Var | None = None  # of the threads around
+
+    def text(self) -> list[str]:
+        """All lines.  A thread's copies have arrived when it meets others: at every barrier, since
+        one that stands before a copy in a loop comes after it too."""
+        lines = [*self.header.text]
+        for line in self.lines.text:
+            barrier = line.lstrip()
+            if self.copies and barrier in _BARRIERS.values():
+                lines.append(line.replace(barrier, "mlc_wait_for_copies();"))
+            lines.append(line)
+        return lines
 
     def write(self, statements: tuple[Stmt, ...]) -> None:
         """All statements, one after the other."""
@@ -105,6 +122,7 @@ class BlockWriter(Writer):
         body = substitute(nest[-1].body, single)
         update = folding(nest[-1])
         self._in_threads, self._lane = True, nest[-1].var
+        self.filled = _filled(body)
         if update is not None:
             self._fold(body[0], nest[-1].var, conditions)
         else:
@@ -235,8 +253,11 @@ class BlockWriter(Writer):
         kind = types.element_type(buffer.dtype)
         is_scalar = size == 1 and buffer.scope != "shared"
         declared = f"{kind} {name}" if is_scalar else f"{kind} {name}[{size}]"
-        if buffer.scope == "shared":
-            self.shared_bytes += size * buffer.dtype.bytes
+        if buffer.scope == "shared" and self._shared is not None:
+            start = infix(self._shared, "+", str(self._shared_bytes))
+            declared = f"{kind}* {name} = reinterpret_cast<{kind}*>({start})"
+            self._shared_bytes += shared_size(buffer)
+        elif buffer.scope == "shared":
             alignment = min(VECTOR_BYTES, buffer.dtype.bytes * (size & -size))
             declared = f"alignas({max(alignment, buffer.dtype.bytes)}) __shared__ {declared}"
         self.lines.emit(f"{declared};")
@@ -244,8 +265,21 @@ class BlockWriter(Writer):
         self.write(stmt.body)
         del self.memory.places[buffer]
 
+
+def shared_size(buffer: Buffer) -> int:
+    """Bytes of a buffer in shared memory, where each begins at a vector."""
+    return -(-buffer.bytes // VECTOR_BYTES) * VECTOR_BYTES
+
+
 def _is_product(stmt: Stmt) -> bool:
     return isinstance(stmt, For) and stmt.kind is LoopKind.TENSOR
+
+
+def _filled(statements: tuple[Stmt, ...]) -> frozenset[Buffer]:
+    """Shared memory that statements write and do not read."""
+    touched = accesses(statements)
+    return frozenset(a.buffer for a in touched if a.buffer.scope == "shared" and a.writes) \
+        - {a.buffer for a in touched if not a.writes or isinstance(a.stmt, Accumulate)}
 
 
 def _thread_axes(stmt: Allocate) -> int:

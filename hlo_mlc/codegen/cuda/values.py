@@ -20,11 +20,13 @@ _SHORT = 56
 
 class Place(NamedTuple):
     """Where a buffer lies: the C++ name of its first element's pointer, or of the variable that
-    holds its only element; `owned` first axes are those of the threads, and not in memory."""
+    holds its only element; `owned` first axes are those of the threads, and not in memory.
+    `is_constant` is memory that nobody writes while the function runs."""
 
     name: str
     is_scalar: bool = False
     owned: int = 0
+    is_constant: bool = False
 
 
 class Memory:

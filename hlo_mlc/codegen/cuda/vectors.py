@@ -10,13 +10,16 @@ from hlo_mlc.codegen.cuda.spelling import choice, infix
 from hlo_mlc.codegen.cuda.values import Values, identifier, offset
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Const, Expr, Var, loads
+from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Accumulate, For, Store
 from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import VECTOR_BYTES
+
+COPIED_BYTES = (4, 8, 16)
+"""What one thread copies from memory to shared memory at a time.  Source: PTX ISA 9.0, cp.async."""
 
 
 def write_vector(writer: Writer, stmt: For) -> None:
@@ -26,6 +29,8 @@ def write_vector(writer: Writer, stmt: For) -> None:
     """
     width = constant_extent(stmt)
     for group in _lockstep(writer, stmt):
+        if len(group) == 1 and _copied(writer, group[0], stmt.var, width):
+            continue
         loaded: dict[Expr, str] = {}  # @ stands for the lane
         for inner in group:
             loaded.update(_load_vectors(writer, inner, stmt.var, width, loaded))
@@ -46,6 +51,25 @@ def write_vector(writer: Writer, stmt: For) -> None:
         for inner, result in whole.items():
             place = _address(writer, inner.buffer, inner.indices, stmt.var)
             writer.lines.emit(f"mlc_store<{width}>({place}, {result});")
+
+
+def _copied(writer: Writer, stmt: Store | Accumulate, var: Var, width: int) -> bool:
+    """Write a copy to shared memory, if that is all that a vector does: it is under way until the
+    next barrier, and passes no registers."""
+    if not isinstance(stmt, Store) or stmt.guard is not None or stmt.buffer not in writer.filled:
+        return False
+    load = stmt.value
+    size = stmt.buffer.dtype.bytes * width
+    if not isinstance(load, Load) or load.guard is not None or size not in COPIED_BYTES \
+            or not writer.memory.places[load.source].is_constant \
+            or not _is_vector(writer, load.source, load.indices, var, width) \
+            or not _is_vector(writer, stmt.buffer, stmt.indices, var, width):
+        return False
+    to, source = (_address(writer, b, i, var) for b, i in (
+        (stmt.buffer, stmt.indices), (load.source, load.indices)))
+    writer.lines.emit(f"mlc_copy<{size}>({to}, {source});")
+    writer.copies = True
+    return True
 
 
 def _lockstep(writer: Writer, stmt: For) -> Iterator[list[Store | Accumulate]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.barriers import Barriers
 from hlo_mlc.codegen.cuda.values import Lines, Memory, Values
-from hlo_mlc.expr.core import Apply, Expr, Var
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, F64
 from hlo_mlc.loops.core import Accumulate, Store
 
@@ -21,8 +21,10 @@ class Writer:
         self.memory, self.barriers, self.threads = memory, barriers, threads
         self.header = Lines()  # declarations at the start of the function
         self.lines = Lines()
-        self.shared_bytes = 0
         self.variables: dict[Var, str] = {}
+        # Shared memory that the threads of the nest at hand fill and do not look at.
+        self.filled: frozenset[Buffer] = frozenset()
+        self.copies = False  # whether any go on while threads do
 
     def bind(self, var: Var, text: str) -> None:
         """Say what a variable is called here."""

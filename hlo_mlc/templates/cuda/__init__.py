@@ -6,12 +6,13 @@ from hlo_mlc.templates.cuda.contraction import ContractionTemplate
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.rows import RowsTemplate
+from hlo_mlc.templates.cuda.scan import ScanTemplate
 from hlo_mlc.templates.cuda.scatter import ScatterTemplate
 from hlo_mlc.templates.cuda.transpose import TransposeTemplate
 from hlo_mlc.templates.cuda.window import WindowTemplate
 
 TEMPLATES: tuple[CudaTemplate, ...] = (
-    WindowTemplate(), ContractionTemplate(), ColumnsTemplate(), RowsTemplate(),
+    WindowTemplate(), ContractionTemplate(), ColumnsTemplate(), ScanTemplate(), RowsTemplate(),
     TransposeTemplate(), ElementwiseTemplate(), ScatterTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "CudaTemplate"]

@@ -11,7 +11,9 @@ a tile of results in registers.
 bf16 and f16 are multiplied by tensor cores and added up in f32; so are f32 that have no more bits
 than tf32.  XLA takes f32 products in default precision for tf32; here they are exact unless the
 product itself asks for tf32 (its `algorithm`).  All other types are multiplied and added one by
-one.  The order of summation does not depend on the GPU at hand.
+one.  The next tiles are on their way to shared memory while these are multiplied.  Few results of
+a long depth are summed up in chunks, which are combined at the end.  The order of summation does
+not depend on the GPU at hand.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ from hlo_mlc.loops import matrices
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.cuda.base import (
+    THREADS,
     at,
     below,
     flat,
@@ -41,7 +45,9 @@ from hlo_mlc.templates.cuda.base import (
     thread_var,
     where,
 )
+from hlo_mlc.templates.cuda.columns import ColumnsTemplate
 from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
+from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, kept_factors, side_of
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_injective, is_map
 from hlo_mlc.tensor.coalesce import coalesce
@@ -60,6 +66,9 @@ FEWEST_STEPS, MOST_STEPS = 8, 16
 PADDING = VECTOR_BYTES
 # Simple operations of a thread's epilogue that are written out: code size.
 WRITTEN_OUT = 2000
+# Tiles of results below which a long depth is cut, the blocks that there are then about, and the
+# steps that a chunk has at least.  Results must not depend on the GPU at hand.
+FEW_TILES, BLOCKS, CHUNK_STEPS = 64, 256, 8
 # Products below this need no tile.
 SMALL = 8 * 8 * 8
 
@@ -90,9 +99,10 @@ class ContractionTemplate:
         return reads_foreign_results(stage)
 
     def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Rows and columns of a tile, bytes of its depth, warps of a block."""
+        """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
+        are on their way while these are multiplied (2), and chunks of the depth."""
         return {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
-                "warps": (1, 2, 4, 8)}
+                "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """The largest tile of which there are enough to keep the GPU busy."""
@@ -107,12 +117,45 @@ class ContractionTemplate:
             if blocks >= target.multiprocessors and few and rows <= power_of_two(m) \
                     and columns <= power_of_two(n):
                 break
-        return {"rows": rows, "columns": columns, "depth": DEPTH_BYTES, "warps": warps}
+        lhs, _, with_tensor_cores = kept_factors(roles, stage.accumulators[0].dtype)
+        step = DEPTH_BYTES // lhs.dtype.bytes
+        chunks = _chunks(stage, blocks, step)
+        steps = product(roles.summed) // (step * chunks)
+        return {"rows": rows, "columns": columns, "depth": DEPTH_BYTES, "warps": warps,
+                "buffers": 2 if with_tensor_cores and steps >= 4 else 1, "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
-        stage = coalesce(nest.stages[0])
-        return Scheduled(_Builder(stage, contraction(stage), parameters, outer).build(), ())
+        stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
+        if chunks == 1 or stage.reduce_axes[0].extent % chunks:
+            return Scheduled(_tiles(stage, parameters, outer), ())
+        first, second, partial = in_chunks(stage, chunks)
+        sums = Nest((second,), len(second.axes))
+        template = PlainTemplate() if ColumnsTemplate().refusal(sums) else ColumnsTemplate()
+        few = {"warps": 1, "chunks": 1, "threads": THREADS}
+        return Scheduled((*_tiles(first, parameters, outer),
+                          *template.apply(sums, few, outer).body), partial)
+
+
+def _chunks(stage: Stage, tiles: int, step: int) -> int:
+    """Into how many equal parts to cut the depth: as many as it takes to keep a GPU busy, if there
+    are few tiles of results."""
+    extent = stage.reduce_axes[0].extent
+    rest = product(stage.reduce_axes[1:])
+    if tiles > FEW_TILES or not isinstance(stage.initial[0], Const):
+        return 1
+    most = min(BLOCKS // tiles, extent * rest // (CHUNK_STEPS * step), extent)
+    fitting = [n for n in range(2, most + 1) if extent % n == 0]
+    whole = [n for n in fitting if extent // n * rest % step == 0]
+    return max(whole or fitting, default=1)
+
+
+def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:
+    body = _Builder(stage, contraction(stage), parameters, outer).build()
+    if parameters["buffers"] == 1:
+        return body
+    schedule = open_schedule(Nest((stage,), len(stage.axes)), body)
+    return schedule.double_buffer(f"{stage.name}_o").program.body
 
 
 class _Builder:

@@ -5,7 +5,7 @@
         for u unroll:
           position = (b * unroll + u) * threads + t
           if position < vectors: for v vectorize: y[position * width + v] = …
-          else: the elements behind the last vector
+        the last thread of all: the elements behind the last vector
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.loops.core import If, LoopKind, Stmt
+from hlo_mlc.loops.core import LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop, substitute
 from hlo_mlc.target.cuda import CudaTarget
@@ -79,27 +79,35 @@ class ElementwiseTemplate:
             return substitute(point, at(position, stage.axes))
 
         def one(vector: Expr) -> tuple[Stmt, ...]:
-            whole = lanes(f"{name}_v", width, lambda v: element(flat((vector, 1), (v, width))))
-            if not rest:
-                return where(below(vector, vectors), whole)
-            tail = loop(f"{name}_r", rest, LoopKind.SERIAL, lambda r: element(
-                index.add(index.constant(vectors * width), r)))
-            last = where(index.compare("eq", vector, index.constant(vectors)), (tail,))
-            return (If(below(vector, vectors), whole, last),) if vectors else last
+            return where(below(vector, vectors), lanes(
+                f"{name}_v", width, lambda v: element(flat((vector, 1), (v, width)))))
 
-        steps = vectors + (rest > 0)
+        def tail(place: Expr, places: int) -> tuple[Stmt, ...]:
+            """The elements behind the last vector, by the last of all threads."""
+            if not rest:
+                return ()
+            return where(index.compare("eq", place, index.constant(places - 1)), (
+                loop(f"{name}_r", rest, LoopKind.SERIAL, lambda r: element(
+                    index.add(index.constant(vectors * width), r))),))
+
+        threads = min(threads, power_of_two(vectors))
         t = thread_var(f"{name}_t", threads)
         if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
-            rounds = loop(f"{name}_o", -(-steps // threads), LoopKind.SERIAL,
+            rounds = loop(f"{name}_o", -(-vectors // threads), LoopKind.SERIAL,
                           lambda o: one(flat((o, 1), (t, threads))))
-            return Scheduled((thread_loop(t, (rounds,)),), ())
-        blocks = -(-steps // (threads * unroll))
+            return Scheduled((thread_loop(t, (*((rounds,) if vectors else ()),
+                                              *tail(t, threads))),), ())
+        unroll = min(unroll, max(1, vectors // threads))
+        blocks = max(1, -(-vectors // (threads * unroll)))
 
         def block(b: Var) -> tuple[Stmt, ...]:
+            last = tail(flat((b, 1), (t, threads)), blocks * threads)
+            if not vectors:
+                return (thread_loop(t, last),)
             if unroll == 1:
-                return (thread_loop(t, one(flat((b, 1), (t, threads)))),)
+                return (thread_loop(t, (*one(flat((b, 1), (t, threads))), *last)),)
             return (thread_loop(t, (loop(f"{name}_u", unroll, LoopKind.UNROLL, lambda u: one(
-                flat((b, 1), (u, unroll), (t, threads)))),)),)
+                flat((b, 1), (u, unroll), (t, threads)))), *last)),)
 
         return Scheduled((loop(f"{name}_b", blocks, LoopKind.BLOCK, block),), ())
 

@@ -11,7 +11,7 @@ from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, work
+from hlo_mlc.templates.base import Parameters, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import plan_arena
@@ -24,6 +24,11 @@ SMALL_ROUND = 1_500_000
 MOST_ROUNDS = 1000
 
 
+# The parameter that every template has: blocks for each multiprocessor, which then go through all
+# tiles; 0 means a block for each tile.  Not measured.
+GRID = "grid"
+
+
 @dataclass(frozen=True, slots=True)
 class CudaDecision:
     """The template chosen for one nest, its parameters, and why others were not taken."""
@@ -32,6 +37,11 @@ class CudaDecision:
     template: CudaTemplate
     parameters: Parameters
     refused: tuple[tuple[str, str], ...]
+
+    @property
+    def space(self) -> Mapping[str, tuple[int, ...]]:
+        """The values that each parameter may take."""
+        return {**self.template.space(self.nest), GRID: (0, 1, 4, 8)}
 
 
 def schedule_program(program: TensorProgram, target: CudaTarget,
@@ -90,12 +100,22 @@ class _Assembler:
 
     def _apply(self, template: CudaTemplate, nest: Nest, refused: tuple[tuple[str, str], ...],
                outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
-        parameters = {**template.default(nest, self.target),
+        parameters = {**template.default(nest, self.target), GRID: 0,
                       **self.tuned.get(len(self.decisions), {})}
         scheduled = template.apply(nest, parameters, outer)
         self.decisions.append(CudaDecision(nest, template, parameters, refused))
         scratch += scheduled.scratch
-        return scheduled.body
+        blocks = parameters[GRID] * self.target.multiprocessors
+        return _persistent(nest, scheduled.body, blocks) if blocks else scheduled.body
+
+
+def _persistent(nest: Nest, body: tuple[Stmt, ...], blocks: int) -> tuple[Stmt, ...]:
+    """The loops of a nest on a grid of `blocks` blocks at most."""
+    schedule = open_schedule(nest, body)
+    for stmt in body:
+        if isinstance(stmt, For) and stmt.kind is LoopKind.BLOCK:
+            schedule = schedule.persist(stmt.var.name, blocks)
+    return schedule.program.body
 
 
 def _by_launches(step: Loop) -> bool:

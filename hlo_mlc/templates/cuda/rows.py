@@ -17,7 +17,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.target.cuda import WARP, CudaTarget
+from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.cuda.base import (
@@ -42,6 +42,8 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage
 MOST_THREADS = 1024  # of a block, on every architecture
 # Vectors of a row that one thread keeps in registers: of 4 f32, 32 registers for each buffer.
 KEPT = 8
+# Bytes of shared memory left for folding across warps: of 32 warps a value of 8 bytes each.
+FOLDING = 4096
 # Simple operations that a thread's share of a row may take written out: code size.
 WRITTEN_OUT = 2000
 # Rows and elements from which on rows are cut, and the blocks that they are cut into then: twice
@@ -76,8 +78,10 @@ class RowsTemplate:
         return ""
 
     def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Threads that share a row, rows of a block, chunks that rows are cut into."""
-        return {"team": (8, 32, 128, 512), "rows": (1, 4, 8), "chunks": (1, 16, 64)}
+        """Threads that share a row, rows of a block, chunks that rows are cut into, KiB of shared
+        memory for what is kept of rows besides registers."""
+        return {"team": (8, 32, 128, 512), "rows": (1, 4, 8), "chunks": (1, 16, 64),
+                "kept": (0, 40, 160)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """A warp for rows whose vectors fit into its registers, else a block."""
@@ -85,7 +89,7 @@ class RowsTemplate:
         rows = product(nest.stages[0].axes[:_shared(nest)])
         chunks = 1
         if _can_be_cut(nest) and rows <= FEW_ROWS and longest >= LONG_ROW:
-            chunks = min(-(-BLOCKS // rows), longest // 4096)
+            chunks = _even(min(-(-BLOCKS // rows), longest // 4096), nest)
             longest = -(-longest // chunks)
             rows *= chunks
         vectors = -(-longest // _width(nest))
@@ -94,7 +98,7 @@ class RowsTemplate:
         else:
             team = min(MOST_THREADS, power_of_two(-(-vectors // KEPT)))
         return {"team": team, "rows": max(1, min(THREADS // team, power_of_two(rows))),
-                "chunks": chunks}
+                "chunks": chunks, "kept": kept_bytes(target) // KIB}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
@@ -105,9 +109,14 @@ class RowsTemplate:
         # Partial results of the chunks are told apart by the terms that went into them.
         merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
-        few = {"team": min(WARP, power_of_two(chunks)), "rows": 1}
-        return Scheduled((*_Rows(begin, parameters, outer).loops(),
+        few = {"team": min(WARP, power_of_two(chunks)), "rows": 1, "kept": 0}
+        return Scheduled((*_Rows(begin, parameters, outer, merged).loops(),
                           *_Rows(end, few, outer, merged).loops()), partial)
+
+
+def kept_bytes(target: CudaTarget) -> int:
+    """Bytes of rows that the shared memory of a block holds."""
+    return target.shared_bytes - FOLDING
 
 
 def _shared(nest: Nest) -> int:
@@ -132,9 +141,23 @@ def _width(nest: Nest) -> int:
                                       if not is_map(s) or _length(s, 0) > 1])
 
 
+def _even(most: int, nest: Nest) -> int:
+    """At most so many chunks: if there are such, about as many of whole vectors."""
+    extent, width = coalesce(nest.stages[0]).reduce_axes[0].extent, _width(nest)
+    even = (n for n in range(most, most // 2, -1) if extent % (n * width) == 0)
+    return next(even, most)
+
+
 def _can_be_cut(nest: Nest) -> bool:
     """True for one reduction and nothing else, whose terms may be folded in runs."""
     return len(nest.stages) == 1 and not nest.stages[0].along
+
+
+def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
+    """The indices of a buffer's elements that a stage reads or writes."""
+    read = (load.indices for e in stage.expressions for load in loads(e) if load.source == buffer)
+    written = (a.indices for a in (*stage.along, *stage.assigns) if a.buffer == buffer)
+    return (*read, *written)
 
 
 class _Rows:
@@ -151,7 +174,7 @@ class _Rows:
         self.private = set(nest.private)
         self.name = nest.stages[0].name
         self.width = _width(nest)
-        self.team = parameters["team"]
+        self.team, self.kept = parameters["team"], parameters["kept"] * KIB
         self.count = max(1, min(parameters["rows"], MOST_THREADS // self.team))
         self.total = product(self.axes)
         self.row = thread_var(f"{self.name}_r", self.count)
@@ -160,6 +183,7 @@ class _Rows:
         self.group = Var(f"{self.name}_b", INDEX, -(-self.total // self.count))
         self.here = at(flat((self.group, 1), (self.row, self.count)), self.axes)
         self.owned: dict[Buffer, Buffer] = {}  # private buffers of which threads keep their part
+        self.shared: dict[Buffer, Buffer] = {}  # those of which a block keeps its rows
         self.known: dict[Buffer, Expr] = {}  # private buffers that hold one value a row
         self.allocated: list[Buffer] = []
 
@@ -231,29 +255,48 @@ class _Rows:
 
     def _keep(self) -> None:
         """Decide which private buffers are registers: those that each thread reads where it has
-        written, in loops that are written out."""
-        for buffer in self.private:
+        written, in loops that are written out; and of which others rows are in shared memory."""
+        for buffer in sorted(self.private, key=lambda b: b.name):
             users = [s for s in self.stages if buffer in (*s.inputs, *s.outputs)]
             lengths = {_length(s, 0) for s in users}
             if len(lengths) == 1 and lengths != {1} and all(map(self._written_out, users)) \
                     and all(self._at_own_place(s, buffer) for s in users):
                 shape = (self._chunks(users[0]), self.width)
                 self.owned[buffer] = self._allocate(f"{buffer.name}_own", buffer, shape, "thread")
+            elif not self._is_single(buffer) and self._by_rows(buffer):
+                shape = (self.count, buffer.size // self.total)
+                bytes_needed = self.count * shape[1] * buffer.dtype.bytes
+                if bytes_needed <= self.kept:
+                    self.kept -= bytes_needed
+                    self.shared[buffer] = self._allocate(f"{buffer.name}_row", buffer, shape,
+                                                         "shared")
+
+    def _by_rows(self, buffer: Buffer) -> bool:
+        """Whether the stages touch of the buffer what belongs to their own row only."""
+        if buffer.size % self.total:
+            return False
+        first = index.multiply(flat(*((v, v.extent) for v in self.axes)),
+                               index.constant(buffer.size // self.total))
+        return all(not loads(place) and index.add(first, self._in_row(buffer, indices)) is place
+                   for s in self.stages for indices in _touched(s, buffer)
+                   for place in (offset(buffer, indices),))
+
+    def _in_row(self, buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
+        """Where in its row an element of the buffer is."""
+        start = {v: index.constant(0) for v in self.axes}
+        return build.substitute(offset(buffer, indices), start)
 
     def _at_own_place(self, stage: Stage, buffer: Buffer) -> bool:
         """Whether a stage touches the buffer at its own position of the row only."""
-        accesses = [load.indices for e in stage.expressions for load in loads(e)
-                    if load.source == buffer]
         if any(load.guard is not None for e in stage.expressions for load in loads(e)
                if load.source == buffer):
             return False
-        accesses += [a.indices for a in (*stage.along, *stage.assigns) if a.buffer == buffer]
         if not is_map(stage) and any(a.buffer == buffer for a in stage.assigns):
             return False
         position = flat(*((v, v.extent) for v in _inner(stage, 0)))
         rows = {v: index.constant(0) for v in self.axes}
         return all(build.substitute(offset(buffer, indices), rows) is position
-                   for indices in accesses)
+                   for indices in _touched(stage, buffer))
 
     # Stages
 
@@ -298,6 +341,9 @@ class _Rows:
             own = self.owned.get(assign.buffer)
             if own is not None:
                 result.append(Store(own, (*self._own, c, v), value, guard))
+            elif assign.buffer in self.shared:
+                place = self._rewritten(self._in_row(assign.buffer, assign.indices), mapping, c, v)
+                result.append(Store(self.shared[assign.buffer], (self.row, place), value, guard))
             else:
                 indices = tuple(self._rewritten(i, mapping, c, v) for i in assign.indices)
                 result.append(Store(assign.buffer, indices, value, guard))
@@ -312,12 +358,15 @@ class _Rows:
                 return None
             if node.source in self.owned:
                 return Load(self.owned[node.source], (*self._own, c, v))
+            if node.source in self.shared:
+                place = self.row, self._in_row(node.source, node.indices)
+                return Load(self.shared[node.source], place, node.guard, node.default)
             value = self.known.get(node.source)
             if value is None or node.guard is None:
                 return value
             return build.apply("select", node.guard, value, node.default)
 
-        return build.transform(build.substitute(e, mapping), rule)
+        return build.substitute(build.transform(e, rule), mapping)
 
     def _fold(self, stage: Stage) -> tuple[Stmt, ...]:
         """Each thread folds its elements; then threads of a warp combine, and then warps."""

@@ -10,10 +10,14 @@
 
 namespace {
 
-constexpr int kSuccess = 0, kInvalidImage = 200, kInvalidHandle = 400, kNotFound = 500,
+constexpr int kSuccess = 0, kInvalidValue = 1, kInvalidImage = 200, kInvalidHandle = 400, kNotFound = 500,
               kLaunchFailed = 719;
 
-using Emulated = const char* (*)(unsigned blocks, unsigned threads, void** values, unsigned order);
+// What a block may have without asking, and at all.
+constexpr int kSharedBytes = 48 * 1024, kMostSharedBytes = 227 * 1024, kSharedAttribute = 8;
+
+using Emulated = const char* (*)(unsigned blocks, unsigned threads, unsigned shared_bytes,
+                                 void** values, unsigned order);
 
 struct Module {
   void* library;
@@ -24,6 +28,7 @@ struct Module {
 struct Function {
   Emulated run;
   int device;
+  int shared_bytes;
 };
 
 int loads = 0, current_device = 0;
@@ -56,20 +61,28 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
   const auto* from = static_cast<Module*>(module);
   void* found = dlsym(from->library, (from->space + "_" + name).c_str());
   if (found == nullptr) return kNotFound;
-  *function = new Function{reinterpret_cast<Emulated>(found), from->device};
+  *function = new Function{reinterpret_cast<Emulated>(found), from->device, kSharedBytes};
+  return kSuccess;
+}
+
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+  if (attribute != kSharedAttribute || value > kMostSharedBytes) return kInvalidValue;
+  static_cast<Function*>(function)->shared_bytes = value;
   return kSuccess;
 }
 
 int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned threads, unsigned,
-                   unsigned, unsigned, void*, void** arguments, void**) {
+                   unsigned, unsigned shared_bytes, void*, void** arguments, void**) {
   const auto* kernel = static_cast<Function*>(function);
   if (kernel->device != current_device) return kInvalidHandle;
-  const char* error = kernel->run(blocks, threads, arguments, 0);
+  if (static_cast<int>(shared_bytes) > kernel->shared_bytes) return kInvalidValue;
+  const char* error = kernel->run(blocks, threads, shared_bytes, arguments, 0);
   return error == nullptr ? kSuccess : kLaunchFailed;
 }
 
 int cuGetErrorName(int result, const char** name) {
   *name = result == kInvalidImage    ? "CUDA_ERROR_INVALID_IMAGE"
+          : result == kInvalidValue  ? "CUDA_ERROR_INVALID_VALUE"
           : result == kInvalidHandle ? "CUDA_ERROR_INVALID_HANDLE"
           : result == kNotFound      ? "CUDA_ERROR_NOT_FOUND"
                                      : "CUDA_ERROR_LAUNCH_FAILED";

@@ -35,16 +35,22 @@ KERNELS = {
     "integers": (lambda x: x // 3 + (x << 2) % 7, "int32", (1 << 20,)),
     "softmax": (jax.nn.softmax, "float32", (4096, 1024)),
     "softmax of long rows": (jax.nn.softmax, "float32", (64, 16_384)),
+    "softmax of rows in shared memory": (jax.nn.softmax, "float32", (64, 40_000)),
     "softmax of narrow floats": (jax.nn.softmax, "bfloat16", (4096, 1024)),
     "layer norm": (_layer_norm, "float32", (4096, 4096)),
     "sum of all": (jnp.sum, "float32", (4096, 4096)),
     "sums of columns": (lambda x: x.sum(0), "float32", (4096, 4096)),
     "sums of few columns": (lambda x: x.sum(0), "float32", (100_000, 16)),
     "places of the largest": (lambda x: jnp.argmax(x, -1), "float32", (4096, 4096)),
+    "cumulative sums": (lambda x: jnp.cumsum(x, 1), "float32", (4096, 4096)),
+    "cumulative maxima": (lambda x: lax.cummax(x, 0), "float32", (100_000, 16)),
     "transpose": (lambda x: x.T + 1, "float32", (4096, 2048)),
     "product": (lambda x: jnp.tanh(x @ x.T), "float32", (1024, 512)),
     "product of narrow floats": (lambda x: jax.nn.gelu(x @ x.T), "bfloat16", (4096, 1024)),
+    "product with prologues": (lambda x: jnp.maximum(x * 2, 0) @ (x.T + 1), "bfloat16",
+                               (4096, 1024)),
     "product of halves": (lambda x: jax.nn.relu(x.T @ x), "float16", (1000, 2048)),
+    "product of a long depth": (lambda x: x.T @ x, "bfloat16", (65_536, 64)),
     "product of integers": (lambda x: x @ x.T, "int32", (512, 512)),
     "batch of products": (lambda x: jnp.einsum("bik,bjk->bij", x, x), "bfloat16", (96, 128, 64)),
     "convolution": (lambda x: lax.conv_general_dilated(
@@ -69,7 +75,7 @@ def sources(take_apart):
     """`sources(name, architecture)`: the CUDA C++ of a kernel."""
     def make(name: str, architecture: str) -> list[Source]:
         function, dtype, shape = KERNELS[name]
-        parts = take_apart(function, jax.ShapeDtypeStruct(shape, dtype))
+        parts = take_apart(function, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
         target = cuda.named(architecture)
         assert parts.programs
         return [print_program(schedule_program(p, target)[0], target) for p in parts.programs]

@@ -19,6 +19,13 @@ pytestmark = pytest.mark.cuda
 FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
     "map": (lambda x: jnp.tanh(x) * 2 + 1, (1003,)),
     "softmax": (jax.nn.softmax, (37, 1000)),
+    "softmax of rows in shared memory": (jax.nn.softmax, (3, 40_000)),
+    "cumulative sums": (lambda x: jnp.cumsum(jnp.abs(x), 1), (37, 1004)),
+    "cumulative sums of a long row": (lambda x: jnp.cumsum(jnp.abs(x)), (100_000,)),
+    "cumulative maxima": (lambda x: lax.cummax(x, 0, reverse=True), (1000, 50)),
+    "product of a long depth": (lambda x: jnp.dot(
+        x.T.astype(jnp.bfloat16), x.astype(jnp.bfloat16),
+        preferred_element_type=jnp.float32) + 1, (4096, 40)),
     "sum of all": (lambda x: x.sum(), (1000, 1000)),
     "sums of columns": (lambda x: x.sum(0), (3000, 50)),
     "places of the largest": (lambda x: jnp.argmax(x, -1), (64, 777)),
@@ -51,7 +58,7 @@ def cupy() -> ModuleType:
 def test_raw_kernels(cupy, take_apart, cuda_source, name: str) -> None:
     function, shape = FUNCTIONS[name]
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    parts = take_apart(function, x)
+    parts = take_apart(function, x, platform="cuda")
 
     def execute(program, operands):
         source = cuda_source(program)
@@ -65,7 +72,10 @@ def test_raw_kernels(cupy, take_apart, cuda_source, name: str) -> None:
             arguments += [scratch] * launch.takes_scratch
             arguments += [np.int32(n) for n in launch.counters]
             raw = raw_kernel(source, launch.function)
-            raw((launch.blocks,), (launch.threads,), tuple(arguments))
+            if launch.shared_bytes:
+                raw.max_dynamic_shared_size_bytes = launch.shared_bytes
+            raw((launch.blocks,), (launch.threads,), tuple(arguments),
+                shared_mem=launch.shared_bytes)
         return [cupy.asnumpy(raw).view(b.dtype.numpy).reshape(b.shape) for raw, b in
                 zip(buffers[len(operands):], program.results, strict=True)]
 

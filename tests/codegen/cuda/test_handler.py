@@ -95,7 +95,7 @@ def test_unknown_kernels_are_named(driver):
 
 
 def test_faults_of_the_driver_are_named(driver):
-    cuda.publish("broken", b"no machine code\0", ("function",), (0, 1, 32, 1, 0, 0, 0))
+    cuda.publish("broken", b"no machine code\0", ("function",), (0, 1, 32, 0, 1, 0, 0, 0))
     with pytest.raises(Exception, match=r"CUDA_ERROR_INVALID_IMAGE.*for kernel broken"):
         call("broken", [((4,), np.float32)], np.ones(4, np.float32))
 
@@ -103,7 +103,7 @@ def test_faults_of_the_driver_are_named(driver):
 def test_missing_functions_are_named(driver, emulator, cuda_source, take_apart, arrays):
     x, = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
-    cuda.publish("incomplete", emulator.image(source), ("absent",), (0, 1, 32, 1, 0, 0, 0))
+    cuda.publish("incomplete", emulator.image(source), ("absent",), (0, 1, 32, 0, 1, 0, 0, 0))
     with pytest.raises(Exception, match=r"CUDA_ERROR_NOT_FOUND.* for absent"):
         call("incomplete", [((4,), np.float32)], np.ones(4, np.float32))
 
@@ -111,14 +111,16 @@ def test_missing_functions_are_named(driver, emulator, cuda_source, take_apart, 
 def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
     x, = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
-    plan = (0, 1, 32, 2, 0, 7, 0, 0)
+    plan = (0, 1, 32, 0, 2, 0, 7, 0, 0)
     cuda.publish("too few", emulator.image(source), source.functions, plan)
     with pytest.raises(Exception, match="kernel too few expects more operands and results"):
         call("too few", [((4,), np.float32)], np.ones(4, np.float32))
 
 
-@pytest.mark.parametrize("plan", [(1, 1, 32, 0, 0, 0), (0, 0, 32, 0, 0, 0), (0, 1, 4096, 0, 0, 0),
-                                  (0, 1, 32, 2, 0), (0, 1, 32, 0, 2, 0), (0, 1, 32, 0, 0, 0, 0)])
+@pytest.mark.parametrize("plan", [
+    (1, 1, 32, 0, 0, 0, 0), (0, 0, 32, 0, 0, 0, 0), (0, 1, 4096, 0, 0, 0, 0),
+    (0, 1, 32, 1 << 30, 0, 0, 0), (0, 1, 32, 0, 2, 0), (0, 1, 32, 0, 0, 2, 0),
+    (0, 1, 32, 0, 0, 0, 0, 0)])
 def test_malformed_plans_are_refused(plan):
     with pytest.raises(Exception, match="were refused"):
         cuda.publish("malformed", b"\0", ("function",), plan)

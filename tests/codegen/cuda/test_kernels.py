@@ -54,6 +54,10 @@ CASES = {
     "product of transposed narrow floats": (
         lambda x, y: jnp.dot(x.T, y.T, preferred_element_type=jnp.float32), "bfloat16",
         [(24, 35), (33, 24)]),
+    "product of narrow and wide floats": (
+        lambda x, y: jnp.dot(jnp.abs(x).astype(jnp.bfloat16), y.astype(jnp.bfloat16),
+                             preferred_element_type=jnp.float32), "float32",
+        [(20, 150), (150, 36)]),
     "product with bias": (lambda x, y, b: jax.nn.relu(x @ y + b) * 2, "float32",
                           [(5, 31), (31, 36), (36,)]),
     "products of a batch": (lambda x, y: jnp.einsum("bhik,bhjk->bhij", x, y), "float32",
@@ -70,6 +74,10 @@ CASES = {
     "largest by places": (lambda x, y: x.at[jnp.array([1, 3, 1, 9])].max(y), "bfloat16",
                           [(5,), (4,)]),
     "cumulative sum": (lambda x: jnp.cumsum(x, 0), "int32", [(9, 20)]),
+    "cumulative sums of rows": (lambda x: jnp.cumsum(jnp.abs(x), 1), "float32",
+                                [(5, 1204)]),
+    "cumulative maxima from the end": (lambda x: lax.cummax(x, 0, reverse=True), "float32",
+                                       [(1003,)]),
     "scatter": (lambda x, y: x.at[jnp.array([1, 3, 1])].add(y), "float32", [(5, 8), (3, 8)]),
     "transpose": (lambda x: x.T * 2, "float32", [(33, 47)]),
     "transpose of inner axes": (lambda x, y: x.transpose(0, 2, 1) + y, "float32",
@@ -82,24 +90,32 @@ CASES = {
     "loop until": (lambda x: lax.while_loop(lambda c: jnp.sum(jnp.abs(c)) > 1,
                                             lambda c: c * 0.5, x), "float32", [(40,)]),
 }
+# Too large for the interpreter.
+LARGE = {
+    "softmax of rows in shared memory": (jax.nn.softmax, "float32", [(2, 33_001)]),
+    "place of the largest of all": (lambda x: jnp.argmax(x), "float32", [(35_001,)]),
+    "cumulative sums of a long row": (lambda x: jnp.cumsum(jnp.abs(x)), "float32", [(17_000,)]),
+    "product of a long depth": (lambda x, y: x @ y - 1, "bfloat16", [(20, 2048), (2048, 24)]),
+}
+ALL = CASES | LARGE
 
 
 @pytest.fixture(scope="module")
 def prepared(take_apart, arrays, emulator, cuda_source):
     """The kernels of all cases, compiled together."""
     made = {}
-    for name, (function, dtype, shapes) in CASES.items():
+    for name, (function, dtype, shapes) in ALL.items():
         args = arrays(dtype, *shapes, seed=len(made))
-        made[name] = take_apart(function, *args), args
+        made[name] = take_apart(function, *args, platform="cuda"), args
     emulator.prepare([cuda_source(p) for parts, _ in made.values() for p in parts.programs])
     return made
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ALL)
 def test_like_jax(prepared, emulator, cuda_source, name):
     parts, args = prepared[name]
     assert parts.programs
-    function, *_ = CASES[name]
+    function, *_ = ALL[name]
     expected = jax.tree.leaves(jax.jit(function)(*args))
     for order in ORDERS:
         def execute(program, operands, order=order):
@@ -111,6 +127,17 @@ def test_like_jax(prepared, emulator, cuda_source, name):
             eps = float(jnp.finfo(theirs.dtype).eps) if theirs.dtype.kind not in "biu" else 0
             np.testing.assert_allclose(ours.astype(np.float64),
                                        np.asarray(theirs).astype(np.float64), 64 * eps, 64 * eps)
+
+
+def test_what_large_kernels_are_made_of(prepared, cuda_source) -> None:
+    """Rows in shared memory that the launch gives, results in stages, depths in chunks."""
+    sources = {name: [cuda_source(p) for p in prepared[name][0].programs] for name in LARGE}
+    (softmax,) = sources["softmax of rows in shared memory"]
+    (launch,) = softmax.launches
+    assert launch.shared_bytes > 4 * 33_001
+    assert not launch.takes_scratch
+    assert all(len(kernel.launches) > 1 for name, (kernel,) in sources.items()
+               if not name.startswith("softmax"))
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")

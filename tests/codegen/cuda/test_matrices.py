@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.codegen.cuda.compile import compile_source, why_not
+from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
@@ -86,6 +87,78 @@ def test_one_kernel_with_all_that_is_around(take_apart, emulator, cuda_source, a
     assert len(source.launches) == 1
     actual, = emulator.run(source, program, args, 7)
     np.testing.assert_allclose(actual, jax.jit(function)(*args), 2e-3, 2e-3)
+
+
+# By name: what is done with the factors on their way, their types, what multiplies them.
+PROLOGUES = {
+    "wide floats made narrow": (lambda x, y: (x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)),
+                                ("float32", "float32"), "mlc_multiply_bf16"),
+    "bytes made floats": (lambda x, y: (x, y.astype(jnp.bfloat16) * jnp.bfloat16(0.5)),
+                          ("bfloat16", "int8"), "mlc_multiply_bf16"),
+    "narrow floats made wide": (lambda x, y: (x.astype(jnp.float32), y.astype(jnp.float32)),
+                                ("float16", "float16"), "mlc_multiply_f16"),
+    "narrow and wide floats": (lambda x, y: (x.astype(jnp.float32), y), ("bfloat16", "float32"),
+                               "__fmaf_rn"),
+    "arithmetic": (lambda x, y: (jnp.maximum(x * 2, 0), y + 1), ("bfloat16", "bfloat16"),
+                   "mlc_multiply_bf16"),
+}
+
+
+@pytest.mark.parametrize("name", PROLOGUES)
+def test_factors_are_computed_on_their_way(take_apart, emulator, cuda_source, arrays,
+                                           name: str) -> None:
+    prologue, dtypes, means = PROLOGUES[name]
+    (x,), (y,) = arrays(dtypes[0], (21, 100)), arrays(dtypes[1], (100, 36))
+
+    def function(x, y):
+        return jnp.dot(*prologue(x, y), preferred_element_type=jnp.float32) + 1
+
+    program, = take_apart(function, x, y, platform="cuda").programs
+    source = cuda_source(program)
+    assert means in source.text
+    assert len(source.launches) == 1
+    actual, = emulator.run(source, program, (x, y), 7)
+    left, right = (np.asarray(f).astype(np.float64) for f in prologue(jnp.asarray(x),
+                                                                      jnp.asarray(y)))
+    np.testing.assert_allclose(actual, left @ right + 1, 1e-4, 1e-4)
+
+
+# Parameters, and what they are to be seen by: whether tiles are copied into twice, launches.
+LONG = {"as analysis has it": (None, True, 2), "one tile": ({"buffers": 1, "chunks": 1}, False, 1),
+        "two tiles": ({"buffers": 2, "chunks": 1}, True, 1),
+        "chunks": ({"buffers": 1, "chunks": 4}, False, 2),
+        "large tiles": ({"rows": 64, "columns": 64, "depth": 128, "warps": 4, "buffers": 2,
+                         "chunks": 3}, True, 1)}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_tiles_on_their_way_and_chunks(take_apart, emulator, cuda_source, arrays,
+                                       name: str) -> None:
+    """Whole numbers: sums are exact in every order.  Copies arrive when they are waited for."""
+    parameters, twice, launches = LONG[name]
+    x, y = (np.round(np.asarray(a, np.float32) * 2).astype(a.dtype)
+            for a in arrays("bfloat16", (40, 2048), (2048, 36)))
+    program, = take_apart(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32) * 2,
+                          x, y, platform="cuda").programs
+    source = cuda_source(program, parameters and {0: parameters})
+    assert ("_tile_b" in source.text) is twice
+    assert len(source.launches) == launches
+    for order in (0, 1, 7):
+        actual, = emulator.run(source, program, (x, y), order)
+        np.testing.assert_array_equal(
+            actual, 2 * (x.astype(np.float32) @ y.astype(np.float32)))
+
+
+def test_copies_that_are_not_waited_for_are_noticed(take_apart, emulator, cuda_source,
+                                                    arrays) -> None:
+    x, y = arrays("bfloat16", (40, 256), (256, 36))
+    program, = take_apart(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32), x, y,
+                          platform="cuda").programs
+    source = cuda_source(program)
+    broken = Source(source.text.replace("  mlc_wait_for_copies();\n", ""), source.launches, 0)
+    assert broken.text != source.text
+    actual, = emulator.run(broken, program, (x, y))
+    assert np.isnan(actual).any()
 
 
 def test_every_element_belongs_to_one_lane() -> None:

@@ -59,7 +59,7 @@ def test_a_kernel_word_by_word(take_apart, cuda_source, arrays) -> None:
         """)
     (launch,) = source.launches
     assert (launch.blocks, launch.threads, launch.buffers) == (2, 256, (0, 1))
-    assert source.plan == (0, 2, 256, 2, 0, 1, 0, 0)
+    assert source.plan == (0, 2, 256, 0, 2, 0, 1, 0, 0)
 
 
 def exchange(first_kind: LoopKind, threads: int, rows: int) -> Source:
@@ -138,7 +138,7 @@ REFUSED = {
     "Expected a loop over blocks": (COPY,),
     "Expected at most 1024 threads, got 2048": (loop(B, BLOCK, loop(T, THREAD, Store(
         Y, (index.floordiv(T, 2),), ONE))),),
-    "Expected at most 49152 bytes of shared memory, got 400000": (loop(B, BLOCK, Allocate(
+    "Expected at most 232448 bytes of shared memory, got 400000": (loop(B, BLOCK, Allocate(
         LARGE, (loop(A, THREAD, Store(LARGE, (A,), ONE)),))),),
     "Expected at most 4096 launches": (loop(variable("n", 5000), SERIAL, loop(B, BLOCK, loop(
         A, THREAD, COPY))),),

@@ -24,6 +24,7 @@ FUNCTIONS = {
     "map": lambda x: x * 2 + 1,
     "softmax": jax.nn.softmax,
     "sum of all": lambda x: x.sum(),
+    "cumulative sums": lambda x: jnp.cumsum(x, 0),
     "columns": lambda x: x.sum(0),
     "transpose": lambda x: x.T + 1,
     "product": lambda x: jnp.tanh(x @ x.T),
@@ -47,11 +48,12 @@ def _main(kernels: list[tuple[Source, TensorProgram]]) -> str:
             arguments = [f"&memory[{n}]" for n in launch.buffers]
             arguments += ["&scratch"] * launch.takes_scratch
             arguments += [f"new int({n})" for n in launch.counters]
-            lines += [f"    void* of_{len(lines)}[] = {{{', '.join(arguments)}}};",
-                      f"    const char* error_{len(lines)} = {namespace_of(source)}_"
-                      f"{launch.function}({launch.blocks}, {launch.threads}, of_{len(lines)}, "
-                      f"{number % 9});", f"    if (error_{len(lines)}) return puts(error_"
-                      f"{len(lines)}), 1;"]
+            n = len(lines)
+            lines += [f"    void* of_{n}[] = {{{', '.join(arguments)}}};",
+                      f"    const char* error_{n} = {namespace_of(source)}_{launch.function}("
+                      f"{launch.blocks}, {launch.threads}, {launch.shared_bytes}, of_{n}, "
+                      f"{number % 9});",
+                      f"    if (error_{n}) return puts(error_{n}), 1;"]
         lines.append("  }")
     return "\n".join([*lines, "}"])
 

@@ -1,0 +1,307 @@
+"""Scans: cumulative sums and their kin, along any axis, from either end.
+
+    for b block:                               a line, or neighbouring lines
+      carry = initial
+      for o in tiles:
+        for s thread, c thread: own[v] = fold of the terms up to v     some terms of a line each
+        totals[s] = totals of threads up to s                          by doubling distances
+        for s thread, c thread: results = carry and totals[s - 1] with own[v]
+        carry = totals of all
+
+Threads share a line; where lines and not terms are neighbours in memory, neighbouring threads have
+neighbouring lines.  Few long lines are cut into chunks: their totals first, then what comes before
+each of them.  The order of combination does not depend on the GPU at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
+from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.cuda.base import (
+    THREADS,
+    at,
+    below,
+    equals,
+    flat,
+    lanes,
+    power_of_two,
+    product,
+    store,
+    thread_loop,
+    thread_var,
+    where,
+)
+from hlo_mlc.templates.cuda.columns import ColumnsTemplate
+from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
+from hlo_mlc.templates.cuda.rows import MOST_THREADS, RowsTemplate
+from hlo_mlc.templates.scan import in_chunks
+from hlo_mlc.tensor.classify import stride
+from hlo_mlc.tensor.coalesce import accesses
+from hlo_mlc.tensor.combine import merging
+from hlo_mlc.tensor.core import Nest, Stage
+
+# Terms of a line that one thread has of a tile.
+OWN = 4
+# Lines and terms from which on lines are cut, the blocks that there are then about, and the terms
+# that a chunk has at least.  Results must not depend on the GPU at hand.
+FEW_LINES, LONG, BLOCKS, CHUNK = 64, 16_384, 256, 4096
+# Terms of a chunk that there are at least, whatever is asked for.
+CHUNK_LEAST = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ScanTemplate:
+    """Threads along the scanned axis, tile after tile."""
+
+    name: str = "scan"
+
+    def refusal(self, nest: Nest) -> str:
+        """Why the nest is not one scan for tiles; empty where it is."""
+        if len(nest.stages) != 1 or nest.stages[0].scan is None:
+            return "not a single scan"
+        stage = nest.stages[0]
+        if any(a.guard is not None for a in stage.assigns):
+            return "it stores under a condition"
+        if any(v.extent == 0 for v in stage.axes):
+            return "an axis without elements"
+        if stage.combiner.identity is None:
+            return "its combiner has no identity to start from"
+        if merging(stage.combiner, stage.terms, (stage.scan.axis,)) is None:
+            return "its combiner takes terms in order"
+        written = set(stage.outputs)
+        if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
+            return "it reads what it overwrites"
+        return ""
+
+    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
+        """Threads that share a line, terms of each, chunks of a line."""
+        return {"team": (4, 16, 64, 256), "own": (1, 2, 4, 8), "chunks": (1, 4, 16, 64)}
+
+    def default(self, nest: Nest, target: CudaTarget) -> Parameters:
+        """A block for each line that is long enough; chunks where there are few lines."""
+        stage = nest.stages[0]
+        extent, across = stage.scan.axis.extent, _across(stage)
+        lines = product(tuple(v for v in stage.axes if v is not stage.scan.axis))
+        chunks = 1
+        if lines <= FEW_LINES and extent >= LONG:
+            chunks = min(-(-BLOCKS // lines), extent // CHUNK)
+        most = THREADS // (1 if across is None else min(WARP, power_of_two(across.extent)))
+        return {"team": min(most, power_of_two(-(-extent // (OWN * chunks)))), "own": OWN,
+                "chunks": chunks}
+
+    def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
+        """The loops for the given parameters."""
+        stage, chunks = nest.stages[0], parameters["chunks"]
+        merged = merging(stage.combiner, stage.terms, (stage.scan.axis,))
+        if chunks == 1 or stage.scan.axis.extent < chunks * CHUNK_LEAST:
+            return Scheduled(_Lines(stage, merged, parameters, outer).loops(), ())
+        cut = in_chunks(stage, chunks)
+        within = cut.totals.scan.axis
+        totals = replace(cut.totals, axes=tuple(v for v in cut.totals.axes if v is not within),
+                         reduce_axes=(within,), scan=None, assigns=cut.last)
+        body = [*_folded(totals, merged, outer), *_once(cut.begin, outer)]
+        for part in cut.scans:
+            body += _Lines(part, merged, parameters, outer).loops()
+        return Scheduled(tuple(body), cut.scratch)
+
+
+def _once(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
+    return ElementwiseTemplate().apply(Nest((stage,), len(stage.axes)),
+                                       {"threads": WARP, "unroll": 1}, outer).body
+
+
+def _folded(stage: Stage, merged: Combiner, outer: LoopKind) -> tuple[Stmt, ...]:
+    """The totals of chunks."""
+    nest = Nest((stage,), len(stage.axes))
+    if not ColumnsTemplate().refusal(nest):
+        return ColumnsTemplate().apply(nest, {"warps": 8, "chunks": 1}, outer).body
+    return RowsTemplate().apply(nest, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0},
+                                outer).body
+
+
+def _across(stage: Stage) -> Var | None:
+    """The axis along which neighbouring lines lie side by side, where terms do not."""
+    others = [v for v in stage.axes if v is not stage.scan.axis and v.extent > 1]
+    if not others:
+        return None
+    votes = sum((stride(a, others[-1]) == 1) - (stride(a, stage.scan.axis) in (1, -1))
+                for a in accesses(stage))
+    return others[-1] if votes > 0 else None
+
+
+class _Lines:
+    """Builds the loops of one scan."""
+
+    def __init__(self, stage: Stage, merged: Combiner, parameters: Parameters,
+                 outer: LoopKind) -> None:
+        self.stage, self.merged, self.outer = stage, merged, outer
+        self.name, self.extent = stage.name, stage.scan.axis.extent
+        self.own, self.team = parameters["own"], parameters["team"]
+        self.across = _across(stage)
+        count = 1 if self.across is None else min(WARP, power_of_two(self.across.extent))
+        self.team = max(1, min(self.team, MOST_THREADS // count))
+        self.member = thread_var(f"{self.name}_s", self.team)
+        self.column = thread_var(f"{self.name}_c", count)
+        groups = 1 if self.across is None else -(-self.across.extent // count)
+        others = tuple(v for v in stage.axes if v not in (stage.scan.axis, self.across))
+        self.block = Var(f"{self.name}_b", INDEX, groups * product(others))
+        self.line = at(index.floordiv(self.block, groups), others)
+        self.exists = build.TRUE  # whether there is such a line
+        if self.across is not None:
+            first = flat((index.floormod(self.block, groups), groups), (self.column, count))
+            self.line[self.across] = first
+            self.exists = below(first, self.across.extent)
+        self.allocated: list[Buffer] = []
+        values = stage.accumulators
+        self.terms = self._buffers("own", (self.own,), "thread")
+        self.results = self._buffers("all", (self.own,), "thread")
+        self.running = self._buffers("run", (), "thread")
+        self.totals = [self._buffers(f"total{n}", (self.team, count), "shared") for n in range(2)]
+        self.carry = self._buffers("carry", (count,), "shared")
+        self.neutral = stage.combiner.identity
+        widest = max([a.dtype.bytes for a in values] + [
+            (a.source if isinstance(a, Load) else a.buffer).dtype.bytes for a in accesses(stage)])
+        # Whole vectors of a thread's terms, where they lie side by side.
+        self.width = self.own if self.across is None and self.extent % self.own == 0 \
+            and self.own * widest <= VECTOR_BYTES else 1
+
+    def _buffers(self, name: str, shape: tuple[int, ...], scope: str) -> tuple[Buffer, ...]:
+        if scope == "thread":
+            shape = (self.team, self.column.extent, *shape)
+        made = tuple(Buffer(f"{self.name}_{n}_{name}", v.dtype, shape, scope)
+                     for n, v in enumerate(self.stage.accumulators))
+        self.allocated += made
+        return made
+
+    def loops(self) -> tuple[Stmt, ...]:
+        """All tiles of a line, and the loop over lines."""
+        tiles = -(-self.extent // (self.team * self.own))
+        start = self._threads(where(build.all_of(equals(self.member, 0), self.exists), tuple(
+            Store(b, (self.column,), substitute(e, self.line))
+            for b, e in zip(self.carry, self.stage.initial, strict=True))))
+        body: tuple[Stmt, ...] = (start, loop(f"{self.name}_o", tiles, LoopKind.SERIAL,
+                                              lambda o: self._tile(o, tiles)))
+        for buffer in reversed(self.allocated):
+            body = (Allocate(buffer, body),)
+        return (For(self.block, index.constant(self.block.extent), self.outer, body),)
+
+    def _threads(self, body: tuple[Stmt, ...]) -> For:
+        return thread_loop(self.member, (thread_loop(self.column, body),))
+
+    @property
+    def _me(self) -> tuple[Expr, Expr]:
+        return self.member, self.column
+
+    def _tile(self, o: Expr, tiles: int) -> tuple[Stmt, ...]:
+        source, rounds = self.totals[0], []
+        for distance in [1 << n for n in range((self.team - 1).bit_length())]:
+            target = self.totals[1] if source is self.totals[0] else self.totals[0]
+            rounds.append(self._threads(self._doubled(source, target, distance)))
+            source = target
+        last = where(equals(self.member, self.team - 1), self._copied(
+            self.carry, (self.column,), source, self._me))
+        return (self._threads((*self._folded(o), *self._total())), *rounds,
+                self._threads(self._stored(o, source)),
+                *((self._threads(last),) if tiles > 1 else ()))
+
+    def _copied(self, to: tuple[Buffer, ...], place: tuple[Expr, ...], source: tuple[Buffer, ...],
+                indices: tuple[Expr, ...]) -> tuple[Stmt, ...]:
+        return tuple(Store(t, place, Load(s, indices)) for t, s in zip(to, source, strict=True))
+
+    def _each(self, o: Expr, body: Callable[[Expr, Expr], tuple[Stmt, ...]],
+              otherwise: Callable[[Expr], tuple[Stmt, ...]] | None = None) -> tuple[Stmt, ...]:
+        """body(position, number among the thread's terms) in the order of memory."""
+        first = flat((o, 1), (self.member, self.team))
+        first = index.multiply(first, index.constant(self.own))
+
+        def number(u: Expr) -> Expr:
+            return u if not self.stage.scan.reverse else \
+                index.subtract(index.constant(self.own - 1), u)
+
+        def position(u: Expr) -> Expr:
+            if not self.stage.scan.reverse:
+                return index.add(first, u)
+            return index.add(index.subtract(index.constant(self.extent - self.own), first), u)
+
+        def checked(condition: Expr, one: Callable[[Callable], tuple[Stmt, ...]]
+                    ) -> tuple[Stmt, ...]:
+            inside = build.all_of(condition, self.exists)
+            whole = one(lambda u: body(position(u), number(u)))
+            if otherwise is None or inside is build.TRUE:
+                return where(inside, whole)
+            return (If(inside, whole, one(lambda u: otherwise(number(u)))),)
+
+        if self.width > 1:
+            return checked(below(first, self.extent),
+                           lambda one: lanes(f"{self.name}_v", self.width, one))
+        return (loop(f"{self.name}_u", self.own, LoopKind.UNROLL, lambda u: checked(
+            below(index.add(first, number(u)), self.extent), lambda one: one(u))),)
+
+    def _folded(self, o: Expr) -> tuple[Stmt, ...]:
+        """A thread's terms, and then each with those before it."""
+        def mapping(position: Expr) -> dict[Var, Expr]:
+            return {**self.line, self.stage.scan.axis: position}
+
+        loaded = self._each(
+            o, lambda position, v: tuple(
+                Store(b, (*self._me, v), substitute(t, mapping(position)))
+                for b, t in zip(self.terms, self.stage.terms, strict=True)),
+            lambda v: tuple(Store(b, (*self._me, v), e)
+                            for b, e in zip(self.terms, self.neutral, strict=True)))
+
+        def step(v: Expr) -> tuple[Stmt, ...]:
+            terms = tuple(Load(b, (*self._me, v)) for b in self.terms)
+            return (Accumulate(self.running, self._me, self.stage.combiner, terms),
+                    *self._copied(self.terms, (*self._me, v), self.running, self._me))
+
+        start = tuple(Store(b, self._me, e)
+                      for b, e in zip(self.running, self.neutral, strict=True))
+        return (*loaded, *start, loop(f"{self.name}_f", self.own, LoopKind.UNROLL, step))
+
+    def _total(self) -> tuple[Stmt, ...]:
+        """The first thread's total has in it what comes before."""
+        first = equals(self.member, 0)
+        start = tuple(Store(t, self._me, build.apply("select", first, Load(c, (self.column,)), e))
+                      for t, c, e in zip(self.totals[0], self.carry, self.neutral, strict=True))
+        return (*start, Accumulate(self.totals[0], self._me, self.merged, tuple(
+            Load(b, self._me) for b in self.running)))
+
+    def _doubled(self, source: tuple[Buffer, ...], target: tuple[Buffer, ...],
+                 distance: int) -> tuple[Stmt, ...]:
+        """Each total with that of the thread so many places before it."""
+        before = index.subtract(self.member, index.constant(distance))
+        joined = (*self._copied(target, self._me, source, (before, self.column)),
+                  Accumulate(target, self._me, self.merged, tuple(
+                      Load(s, self._me) for s in source)))
+        return (If(index.compare("ge", before, index.constant(0)), joined,
+                   self._copied(target, self._me, source, self._me)),)
+
+    def _stored(self, o: Expr, totals: tuple[Buffer, ...]) -> tuple[Stmt, ...]:
+        before = index.subtract(self.member, index.constant(1))
+        start = If(index.compare("ge", before, index.constant(0)),
+                   self._copied(self.running, self._me, totals, (before, self.column)),
+                   self._copied(self.running, self._me, self.carry, (self.column,)))
+
+        def joined(v: Expr) -> tuple[Stmt, ...]:
+            return (*self._copied(self.results, (*self._me, v), self.running, self._me),
+                    Accumulate(self.results, (*self._me, v), self.merged, tuple(
+                        Load(b, (*self._me, v)) for b in self.terms)))
+
+        def finish(position: Expr, v: Expr) -> tuple[Stmt, ...]:
+            values = {a: Load(b, (*self._me, v)) for a, b in
+                      zip(self.stage.accumulators, self.results, strict=True)}
+            mapping = {**self.line, self.stage.scan.axis: position, **values}
+            return tuple(store(a, mapping) for a in self.stage.assigns)
+
+        return (start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
+                *self._each(o, finish))
