@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
+from hlo_mlc.runtime.records import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class KernelReport:
     reason: str
     uses: int = 1
     resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
+    tuned: Measured | None = None  # when its schedule was found, if it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     else:
         lines.append(f"  predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
                      f"({kernel.reason})")
+    if kernel.tuned is not None:
+        lines.append(f"  tuned: {_gain(kernel.tuned)}")
     if time is not None:
         lines.append(f"  measured {time.us:.1f} us, {time.share:.0%} of what this machine can do")
     elif kernel.data_dependent:
@@ -170,6 +174,14 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
         lines.append(f"  {nest_line(nest)}")
         lines += [f"    not {template}: {why}" for template, why in nest.refused]
     return [*lines, *(f"  {line}" for line in kernel.resources)]
+
+
+def _gain(tuned: Measured) -> str:
+    """What tuning gained."""
+    if tuned.speedup <= 1:
+        return f"no schedule was faster than the default, {tuned.default_us:.1f} us"
+    return (f"{tuned.speedup:.2f} times as fast as the default schedule "
+            f"({tuned.default_us:.1f} us, this one {tuned.ours_us:.1f} us)")
 
 
 _LOCATIONS = 6  # of a kernel, to be shown

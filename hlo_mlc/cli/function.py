@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.export import SymbolicScope
 
 from hlo_mlc.support.errors import UsageError
@@ -44,14 +46,39 @@ def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.Shape
             f"Argument {text!r}: there is no dtype {match['dtype']!r}; "
             f"there are {', '.join(_DTYPES)}"
         )
+    dtype = jnp.dtype(_DTYPES[match["dtype"]])
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise UsageError(f"Argument {text!r}: JAX takes 64-bit types only with --x64")
     sizes = [size for size in match["sizes"].split(",") if size]
     if symbols is not None:
         shape = jax.export.symbolic_shape(",".join(sizes), scope=symbols)
-        return jax.ShapeDtypeStruct(shape, _DTYPES[match["dtype"]])
+        return jax.ShapeDtypeStruct(shape, dtype)
     if not all(size.isdecimal() for size in sizes):
         raise UsageError(f"Argument {text!r}: sizes are numbers here; only a file of "
                          "`hlo-mlc export` can be for all of them")
-    return jax.ShapeDtypeStruct([int(size) for size in sizes], _DTYPES[match["dtype"]])
+    return jax.ShapeDtypeStruct([int(size) for size in sizes], dtype)
+
+
+def read_arrays(paths: Sequence[Path]) -> tuple[np.ndarray, ...]:
+    """The arrays in .npy files, and all those in .npz files, in order. Nothing is unpickled.
+
+    Raises: UsageError for what is no such file.
+    """
+    arrays: list[np.ndarray] = []
+    for path in paths:
+        try:
+            content = np.load(path, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                arrays.append(content)
+            else:
+                with content:
+                    arrays += content.values()
+        except OSError as error:
+            raise UsageError(f"Cannot read {path}: {error.strerror or error}") from error
+        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path} is no .npy or .npz file of numbers") from error
+    # NumPy writes bfloat16 as two bytes of nothing in particular.
+    return tuple(a.view(jnp.bfloat16) if a.dtype == np.dtype("V2") else a for a in arrays)
 
 
 def is_file(program: str) -> bool:
@@ -61,6 +88,8 @@ def is_file(program: str) -> bool:
     """
     if Path(program).is_file():
         return True
+    if Path(program).is_dir():
+        raise UsageError(f"{program!r} is a folder; expected a file or MODULE:FUNCTION")
     if program.endswith(_SUFFIXES):
         raise UsageError(f"There is no file {program!r}")
     return False

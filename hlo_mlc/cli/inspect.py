@@ -14,6 +14,7 @@ from hlo_mlc import compile_stablehlo, mlc_jit
 from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
+from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import CHOICES
 
 _DUMP = "HLO_MLC_DUMP"
@@ -56,6 +57,9 @@ def inspect(
         return
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
+            if given:
+                raise UsageError("--arg is for MODULE:FUNCTION: a StableHLO file says itself what "
+                                 "it takes")
             text = compile_stablehlo(Path(program), entry=entry, choose=choose).explain()
         else:
             function = resolve(program)

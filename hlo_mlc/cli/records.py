@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hlo_mlc.report import counted
+from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.runtime.records import Records, open_records, target_key
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
@@ -37,7 +38,7 @@ def export_records(path: Path) -> None:
     """Writes all records into the file PATH."""
     known = _open()
     try:
-        path.write_text(known.export_text())
+        write_whole(path, [known.export_text().encode()], PUBLIC)
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}") from error
     click.echo(f"{counted(len(known.all()), 'record')} written to {path}")
@@ -55,13 +56,17 @@ def import_records(path: Path) -> None:
         raise UsageError(f"{path} is no file of `hlo-mlc records export`: {error}") from error
     known = _open()
     try:
-        count, kept = known.import_text(text)
+        merged = known.import_text(text)
     except CacheError as error:
         raise CacheError(f"{path}: {error}") from error
     key = _own_target()
     here = sum(record.target == key for record in known.all())
-    click.echo(f"{kept} of {counted(count, 'record')} kept"
-               + ("; of the others there are faster ones" if kept < count else ""))
+    others = [f"{merged.slower} as slow as what is here or slower"] if merged.slower else []
+    if merged.unknown:
+        others.append(f"{merged.unknown} for templates that this version does not have "
+                      f"({', '.join(merged.templates)})")
+    click.echo(f"{merged.kept} of {counted(merged.count, 'record')} kept"
+               + (f"; left out: {', '.join(others)}" if others else ""))
     click.echo(f"{counted(here, 'record')} for this machine ({key}) by now")
 
 
@@ -72,4 +77,8 @@ def _own_target() -> str:
 
 
 def _open() -> Records:
-    return open_records(Options.from_environment())
+    options = Options.from_environment()
+    if options.cache_dir.exists() and not options.cache_dir.is_dir():
+        raise CacheError(f"The cache folder {options.cache_dir} is a file: set HLO_MLC_CACHE to a "
+                         "folder")
+    return open_records(options)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -12,6 +15,9 @@ from hlo_mlc.support.errors import MlcError, UsageError
 
 _FAILURE = 1
 _MISUSE = 2  # as click's own usage errors
+_INTERRUPTED = 130  # as shells have it
+
+_OURS = "hlo_mlc"  # how the text of every warning of ours begins
 
 # Each is a module of its own, imported when it is called: JAX takes a second, which lists of
 # records and texts of help should not.
@@ -45,10 +51,31 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.showwarning = functools.partial(_show_warning, warnings.showwarning)
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(_INTERRUPTED)
         except MlcError as error:
             click.echo(f"error: {_one_line(error)}", err=True)
             ctx.exit(_MISUSE if isinstance(error, UsageError) else _FAILURE)
+        except click.UsageError as error:
+            if isinstance(error, click.exceptions.NoArgsIsHelpError):
+                raise  # it is no error, but the help
+            command = error.ctx.command_path if error.ctx is not None else ctx.command_path
+            click.echo(f"error: {error.format_message()} (`{command} --help` says more)", err=True)
+            ctx.exit(_MISUSE)
+
+
+def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning],
+                  *where: Any) -> None:
+    """Ours in one line, without the place in our code that they come from."""
+    text = str(message)
+    if text.startswith(_OURS):
+        click.echo(f"warning: {text.removeprefix(_OURS).lstrip(' :')}", err=True)
+    else:
+        usual(message, category, *where)
 
 
 def _one_line(error: MlcError) -> str:

@@ -8,7 +8,16 @@ import click
 import jax
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
+from hlo_mlc.cli.function import (
+    arguments,
+    check_traceable,
+    is_file,
+    parse_argument,
+    read_arrays,
+    resolve,
+)
+from hlo_mlc.interop.tuning import TuningInterrupted
+from hlo_mlc.support.errors import UsageError
 
 _INTERRUPTED = 130  # as shells have it
 
@@ -22,10 +31,21 @@ _INTERRUPTED = 130  # as shells have it
     metavar="TYPE",
     help="Type of an argument of the function, as f32[512,1024]; one --arg for each.",
 )
+@click.option(
+    "--arg-file",
+    "files",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Arguments to measure with: a .npy file for each, or a .npz file with all in order.",
+)
 @click.option("--entry", default="main", show_default=True, help="Which function of a module.")
 @click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long; 2 if not given."
+)
+@click.option(
+    "--target", default="cpu", show_default=True, help="What to tune for: cpu is this machine's."
 )
 @click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
 @click.pass_context
@@ -33,30 +53,45 @@ def tune(
     ctx: click.Context,
     program: str,
     given: tuple[str, ...],
+    files: tuple[Path, ...],
     entry: str,
     trials: int | None,
     minutes: float | None,
+    target: str,
     x64: bool,
 ) -> None:
     """Finds the fastest schedules of PROGRAM's kernels and records them for the compiler.
 
-    PROGRAM is a file with a StableHLO module, or MODULE:FUNCTION with its arguments from --arg, or
-    from the function's attribute `example_args`. After an interrupt the same command goes on where
-    it was.
+    PROGRAM is a file with a StableHLO module, or MODULE:FUNCTION with its arguments from
+    --arg-file, --arg, or the function's attribute `example_args`. Kernels are measured on the
+    arrays that there are. Where there are types only, values are made up: normally distributed
+    floats, booleans of both kinds, indices within the bounds of what they index, and small
+    non-negative integers else.
+
+    Ctrl-C ends the search and records the best so far. The same command goes on where it was, also
+    after it was killed.
     """
+    if target != "cpu":
+        raise UsageError(f"--target {target}: kernels are tuned by running them, and those for "
+                         "this machine's CPU (cpu) are the only ones that can be tuned so far")
+    if given and files:
+        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
     try:
         with jax.enable_x64(x64 or jax.config.jax_enable_x64):
             if is_file(program):
+                args = read_arrays(files) if files else tuple(map(parse_argument, given))
                 function = compile_stablehlo(Path(program), entry=entry)
-                report = function.tune(trials=trials, minutes=minutes)
+                report = function.tune(*args, trials=trials, minutes=minutes)
             else:
                 function = resolve(program)
-                args = arguments(function, given)
+                args = read_arrays(files) if files else arguments(function, given)
                 check_traceable(program, function, args)
                 tuned = function if hasattr(function, "tune") else mlc_jit(function)
                 report = tuned.tune(*args, trials=trials, minutes=minutes)
-    except KeyboardInterrupt:
-        click.echo("interrupted: what was measured is kept; the same command goes on, and with "
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:
+            click.echo(str(interrupt.report))
+        click.echo("interrupted: what was measured is kept, and the same command goes on; with "
                    "--trials 1 it only records the best that is known", err=True)
         ctx.exit(_INTERRUPTED)
     click.echo(str(report))

@@ -29,17 +29,12 @@ from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.report import Report, byte_size, counted, nest_line
 from hlo_mlc.runtime import library
-from hlo_mlc.runtime.archive import Archive, write_archive
+from hlo_mlc.runtime.archive import FORMAT, PLATFORM, Archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.levels import architecture, required_features
-
-FORMAT = 1
-"""The version of the description."""
-
-PLATFORM = "cpu"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from hlo_mlc.interop.export import FORMAT, PLATFORM
 from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library, variants
-from hlo_mlc.runtime.archive import Archive, read_archive
+from hlo_mlc.runtime.archive import FORMAT, PLATFORM, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import architecture, present_features
@@ -114,8 +113,8 @@ def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str
     if name is None and len(entries) == 1:
         return next(iter(entries.values()))
     if name not in entries:
-        asked = "Say which" if name is None else f"There is no {name!r}"
-        raise UsageError(f"{path} has the entries {', '.join(entries)}. {asked}: "
+        asked = "say which" if name is None else f"there is no {name!r}"
+        raise UsageError(f"{path} has the entries {', '.join(entries)}; {asked}: "
                          "hlo_mlc.load(path, entry=…)")
     return entries[name]
 

@@ -8,7 +8,7 @@ import importlib.metadata
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,14 @@ from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN, standalone
+from hlo_mlc.interop.invented import invented_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import library
-from hlo_mlc.runtime.measure import PairedTimes, made_up, time_paired
+from hlo_mlc.runtime.measure import PairedTimes, time_paired
 from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.runtime.records import open_records, target_key
 from hlo_mlc.support.debug import Level, say
-from hlo_mlc.support.errors import UnsupportedOpError
+from hlo_mlc.support.errors import CacheError, UnsupportedOpError
 from hlo_mlc.support.options import Options
 
 CANDIDATES = ("ours", "auto")
@@ -76,7 +78,7 @@ def choose_fastest(
     """
     original = standalone(module, entry)
     path = choice_path(original, options)
-    known = _remembered(path)
+    known = _remembered(path, options)
     if known is not None and known.choose == "xla":
         return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
     if known is not None:
@@ -97,7 +99,8 @@ def choose_fastest(
         if candidate.module is not module
     }
     choice = _measure(original, programs)
-    _remember(path, choice)
+    kernels = {k.id for c in compiled.values() for k in c.report.kernels}
+    _remember(path, choice, _recorded(kernels, options))
     compiled["xla"] = CompiledModule(module, dataclasses.replace(
         everything.report, coverage=0.0, kernels=(), left=()
     ))
@@ -170,7 +173,7 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module]) -> Choice:
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = _arguments(original)
+        arguments = [compat.place_on_cpu(a) for a in invented_arguments(original)]
         run_original = _bind(original, arguments)
         expected = run_original()
         for choose, program in programs.items():
@@ -193,12 +196,6 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module]) -> Choice:
         remarks.append(f"XLA's is kept: none of ours is {_WORTH_IT - 1:.0%} faster")
         return Choice("xla", tuple(comparisons), tuple(remarks))
     return Choice(best.candidate, tuple(comparisons), tuple(remarks))
-
-
-def _arguments(module: ir.Module) -> list[jax.Array]:
-    rng = np.random.default_rng(0)
-    types = argument_types(module, MAIN, MAIN)
-    return [compat.place_on_cpu(made_up(a.shape, a.dtype, rng)) for a in types]
 
 
 def _bind(module: ir.Module, arguments: Sequence[jax.Array]) -> Callable[[], Sequence[jax.Array]]:
@@ -250,19 +247,29 @@ def _close(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return near | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
 
 
-def _remembered(path: Path) -> Choice | None:
+def _recorded(kernels: Iterable[str], options: Options) -> dict[str, str]:
+    """What is recorded of each kernel now: a choice holds as long as it was made among these."""
+    records, target = open_records(options), target_key(target_of(options))
+    known = {kernel: records.get(kernel, target) for kernel in sorted(kernels)}
+    return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
+
+
+def _remembered(path: Path, options: Options) -> Choice | None:
+    """The choice that was made; None where there is none, or where kernels were tuned since."""
     note = read_note(path)
     try:
+        if note["kernels"] != _recorded(note["kernels"], options):
+            return None
         comparisons = tuple(
             Comparison(str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]),
                        float(c["speedup"]))
             for c in note["comparisons"]
         )
         choice = Choice(note["choose"], comparisons, tuple(map(str, note["reasons"])))
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, CacheError):
         return None
     return choice if choice.choose in (*CANDIDATES, "xla") else None
 
 
-def _remember(path: Path, choice: Choice) -> None:
-    write_note(path, dataclasses.asdict(choice))
+def _remember(path: Path, choice: Choice, kernels: Mapping[str, str]) -> None:
+    write_note(path, {**dataclasses.asdict(choice), "kernels": kernels})

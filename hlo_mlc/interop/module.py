@@ -103,36 +103,45 @@ class StablehloFunction:
         """The report in words, with the time of each kernel."""
         return explain(self.report(), self._options)
 
-    def tune(self, *, trials: int | None = None, minutes: float | None = None) -> Any:
+    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, or for so many
         minutes; says what came of it. Calls from now on run what is recorded then.
 
-        Raises: UsageError for a function with dynamic shapes.
+        `args` are arrays to measure with. Without any, or for types (`jax.ShapeDtypeStruct`, for
+        a function with dynamic shapes), operands are made up.
+
+        Raises: UsageError for arguments that the function does not take, or none where it has
+        dynamic shapes.
         """
-        if self._is_dynamic:
-            raise UsageError(f"@{self._name} has dynamic shapes: tune it with those fixed that "
-                             "it is called with")
+        if args:
+            self._check(args, allowed=jax.ShapeDtypeStruct)
+        elif self._is_dynamic:
+            raise UsageError(f"@{self._name} has dynamic shapes: say for which arguments to tune "
+                             f"it, {', '.join(map(str, self._arguments))}")
+        shapes = tuple(tuple(argument.shape) for argument in args or self._arguments)
+        types_only = not args or any(isinstance(a, jax.ShapeDtypeStruct) for a in args)
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
-        module = _extract_main(self._module, MAIN)
-        report = tuning.tune_module(module, self._options, trials=trials, minutes=minutes)
+        module = self._refine(shapes) if self._is_dynamic else _extract_main(self._module, MAIN)
+        report = tuning.tune_module(module, self._options, trials=trials, minutes=minutes,
+                                    given=None if types_only else list(map(np.asarray, args)))
         with self._lock:
             self._programs.clear()
-        self._program(tuple(argument.shape for argument in self._arguments))
+        self._program(shapes)
         return report
 
     @property
     def _is_dynamic(self) -> bool:
         return any(None in argument.shape for argument in self._arguments)
 
-    def _check(self, arrays: tuple[Any, ...]) -> None:
+    def _check(self, arrays: tuple[Any, ...], allowed: type | tuple[()] = ()) -> None:
         if len(arrays) != len(self._arguments):
             raise UsageError(
                 f"@{self._name} takes {len(self._arguments)} arguments "
                 f"({', '.join(map(str, self._arguments))}), got {len(arrays)}"
             )
         for index, (expected, array) in enumerate(zip(self._arguments, arrays, strict=True)):
-            if not isinstance(array, np.ndarray | np.generic | jax.Array):
+            if not isinstance(array, (np.ndarray, np.generic, jax.Array, allowed)):
                 raise UsageError(
                     f"Argument {index} of @{self._name}: expected an array {expected}, "
                     f"got {type(array).__name__}; convert it with numpy.asarray"

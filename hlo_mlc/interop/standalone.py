@@ -21,6 +21,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
 from hlo_mlc.report import byte_size, counted
+from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
@@ -104,8 +105,8 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
               jax.tree_util.tree_flatten_with_path(described)[0]]
     header = library.with_name(f"{name}.h")
     try:
-        library.write_bytes(content)
-        header.write_text(_header(name, plan.graph, memory, leaves))
+        write_whole(library, [content], PUBLIC)
+        write_whole(header, [_header(name, plan.graph, memory, leaves).encode()], PUBLIC)
     except OSError as error:
         raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
     return LibraryReport(library, header, len(objects), memory.workspace_bytes,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, donate, extract, standalone
+from hlo_mlc.interop.invented import index_extents, invented_arguments
 from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
 from hlo_mlc.interop.measuring import choice_path
 from hlo_mlc.interop.operands import called_function, given_operands
@@ -64,6 +65,7 @@ _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 _COMPARISON_S = 0.5
 _FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
+_HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "taken")
 _BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
 
 
@@ -80,27 +82,35 @@ class TunedKernel:
     failed: int = 0
     noise: float = 1.0
     given: bool = False  # measured on what the call gives it, not on made-up operands
+    interrupted: bool = False  # before its budget was spent
 
     def __str__(self) -> str:
         uses = f", called at {self.uses} places" if self.uses > 1 else ""
         what = f"{self.name}{uses}: {op_counts(self.ops)}"
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
-        best = self.record.measured
-        gained = f"{best.speedup:.2f} times as fast as the default" if self.record.schedules \
-            else "none is faster than the default"
-        lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed; "
-                 f"{best.ours_us:.1f} us, {gained}"]
+        lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed"]
+        if self.interrupted:
+            lines.append("  interrupted: this is the winner so far")
         if self.noise > _BUSY:
             lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
                          "shortest time; tune again when it is not")
-        if best.xla_ratio:
-            side = {OURS: "ours is taken", XLA: "XLA's is kept",
-                    "": "too near to tell"}[self.record.choice]
-            lines.append(f"  XLA takes {best.xla_ratio:.2f} times as long: {side}")
         for position, (template, parameters) in sorted(self.record.schedules.items()):
             lines.append(f"  nest {position}: {schedule_text(template, parameters)}")
+        if not self.record.schedules:
+            lines.append("  none is faster than the default schedule")
         return "\n".join(lines)
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        """What `TuningReport` tabulates of it."""
+        if self.record is None:
+            return (self.name, *["-"] * 4, "not tuned")
+        best = self.record.measured
+        ratio = f"{best.xla_ratio:.2f}" if best.xla_ratio else "-"
+        taken = {OURS: "ours", XLA: "XLA's", "": "as predicted"}[self.record.choice]
+        return (self.name, f"{best.default_us:.1f}", f"{best.ours_us:.1f}", f"{best.speedup:.2f}",
+                ratio, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +121,34 @@ class TuningReport:
     whole: Comparison | None
 
     def __str__(self) -> str:
-        lines = [str(kernel) for kernel in self.kernels] or ["there is nothing to tune in it"]
+        if not self.kernels:
+            return "there is nothing to tune in it"
+        lines = [*map(str, self.kernels), "", *_table([_HEADINGS, *(k.row for k in self.kernels)])]
         if self.whole is not None:
             lines.append(f"the whole function, {self.whole}")
-            invented = sum(not k.given for k in self.kernels if k.record is not None)
-            if invented:
-                lines.append(f"{counted(invented, 'kernel')} measured on made-up operands: without "
-                             "arrays in the call, and in loops of XLA's, there are no others")
             if self.whole.speedup < 1:
                 lines.append('XLA is faster on the whole: choose="measure" keeps the faster one')
+        invented = sum(not k.given for k in self.kernels if k.record is not None)
+        if invented:
+            lines.append(f"{counted(invented, 'kernel')} measured on made-up operands: without "
+                         "arrays in the call, and in loops of XLA's, there are no others")
         return "\n".join(lines)
+
+
+class TuningInterrupted(KeyboardInterrupt):
+    """Ctrl-C while tuning. `report` says what was found until then, which is kept."""
+
+    def __init__(self, report: TuningReport) -> None:
+        super().__init__("tuning was interrupted; what was found until then is kept, and tuning "
+                         "again goes on from there")
+        self.report = report
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with the first and the last column to the left, and numbers to the right."""
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:-1], widths[1:]), row[-1]])
+            for row in rows]
 
 
 def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *,
@@ -153,19 +181,29 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     for so many minutes altogether, `DEFAULT_MINUTES` if neither is given. `given` are arguments
     to measure with; made-up ones if they are None.
 
-    An interrupt (Ctrl-C) loses nothing but the trial that runs: the next time it goes on.
+    An interrupt (Ctrl-C) ends the search in a kernel, whose winner so far is then recorded, and all
+    that would come after; a second one ends it at once. The next time it goes on.
 
-    Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used.
+    Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used;
+    TuningInterrupted with the report on what was done by then.
     """
     if trials is None and minutes is None:
         minutes = DEFAULT_MINUTES
-    if (trials is not None and trials < 1) or (minutes is not None and minutes <= 0):
+    if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise UsageError("Tuning takes at least one trial, and some time")
     library.register_with_jax()
     session = _Session(module, entry, options, trials, minutes, given)
+    kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval():
-        kernels = tuple(session.kernels(progress))
-        return TuningReport(kernels, session.whole() if kernels else None)
+        try:
+            for kernel in session.kernels(progress):
+                kernels.append(kernel)
+                if kernel.interrupted:
+                    raise KeyboardInterrupt
+            return TuningReport(tuple(kernels), session.whole() if kernels else None)
+        except KeyboardInterrupt as interrupt:
+            report = TuningReport((*kernels, *session.unfinished()), None)
+            raise TuningInterrupted(report) from interrupt
 
 
 class _Session:
@@ -181,6 +219,7 @@ class _Session:
         self._storage = open_storage(journal_path(options))
         self._generator = TemplateGenerator()
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
+        self._waiting: list[TunedKernel] = []
 
     def kernels(self, progress: TuningProgress) -> Iterator[TunedKernel]:
         """Tunes every kernel, each for its share of the time."""
@@ -193,11 +232,19 @@ class _Session:
             weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
         remaining = sum(weights.values())
         costliest = sorted(found, key=lambda fingerprint: -weights[fingerprint])
+        self._waiting = [_untuned(found[fingerprint]) for fingerprint in costliest]
         for number, fingerprint in enumerate(costliest, 1):
             budget = self._budget(weights[fingerprint] / remaining, len(found) - number + 1)
             remaining -= weights[fingerprint]
             label = f"kernel {number} of {len(found)}, {fingerprint[:8]}"
-            yield self._kernel(graph, found[fingerprint], budget, progress, label)
+            tuned = self._kernel(graph, found[fingerprint], budget, progress, label)
+            del self._waiting[0]
+            yield tuned
+
+    def unfinished(self) -> list[TunedKernel]:
+        """What an interrupt left over."""
+        return [dataclasses.replace(kernel, reason="interrupted before its winner was known")
+                for kernel in self._waiting]
 
     def whole(self) -> Comparison | None:
         """The function as it is compiled now in turns with XLA's."""
@@ -209,7 +256,7 @@ class _Session:
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
             return None
         ours = standalone(compiled, self._entry)
-        arguments = _arguments(original) if self._given is None else self._given
+        arguments = invented_arguments(original) if self._given is None else self._given
         times = self._times(original, ours, arguments)
         return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
                           times.speedup)
@@ -226,15 +273,14 @@ class _Session:
                 progress: TuningProgress, label: str) -> TunedKernel:
         cluster = clusters[0]
         kernel = cluster.kernel
-        tuned = TunedKernel(kernel.program.name, tuple(n.op for n in cluster.nodes),
-                            len(clusters), None)
+        tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
         reason = _why_not(cluster, given=program is not None)
         if self._deadline is not None and time.monotonic() > self._deadline:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands = self._operands(cluster, program)
+        operands = self._operands(graph, cluster, program)
         original = original_program(graph, self._module, cluster)
         expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
         space = self._generator.space(kernel.program, self._target)
@@ -249,7 +295,8 @@ class _Session:
         progress.begin(label, study, space, budget)
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
-            winner = tune_kernel(task, study, space, budget, known, progress.on_trial)
+            winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
+                                 on_interrupt=progress.on_interrupt)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
         progress.end()
@@ -259,7 +306,8 @@ class _Session:
             "speedup over the default": record.measured.speedup,
             "speedup over XLA": record.measured.xla_ratio, "choice": record.choice})
         return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
-                                   noise=winner.noise, given=program is not None)
+                                   noise=winner.noise, given=program is not None,
+                                   interrupted=winner.interrupted)
 
     def _study_name(self, cluster: Cluster, space: Space) -> str:
         """Begins with what a person may recognize the kernel by."""
@@ -268,11 +316,14 @@ class _Session:
         return " ".join((*templates, f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
                          f"{cluster.kernel.fingerprint}-{target_key(self._target)}"))
 
-    def _operands(self, cluster: Cluster, program: ir.Module | None) -> list[np.ndarray]:
+    def _operands(self, graph: Graph, cluster: Cluster, program: ir.Module | None
+                  ) -> list[np.ndarray]:
         """What to run the kernel on: what `program` computes of the given arguments."""
         if program is None:
             rng = np.random.default_rng(0)
-            return [made_up(b.shape, b.dtype.numpy, rng) for b in cluster.kernel.program.operands]
+            extents = index_extents(graph)
+            return [made_up(b.shape, b.dtype.numpy, rng, below=extents.get(value)) for b, value in
+                    zip(cluster.kernel.program.operands, cluster.operands, strict=True)]
         run = compat.compile_for_cpu(program)
         return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in self._given])]
 
@@ -301,9 +352,10 @@ class _Session:
                              lambda: jax.block_until_ready(run_ours(arrays)), _COMPARISON_S)
 
 
-def _arguments(module: ir.Module) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [made_up(a.shape, a.dtype, rng) for a in argument_types(module, MAIN, MAIN)]
+def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
+    """A kernel of these places before anything came of it."""
+    ops = tuple(node.op for node in clusters[0].nodes)
+    return TunedKernel(clusters[0].kernel.program.name, ops, len(clusters), None)
 
 
 def _why_not(cluster: Cluster, given: bool) -> str:

@@ -8,20 +8,21 @@ a file can write its digest.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 import struct
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.support.errors import ArchiveError, UsageError
 
 MAGIC = b"HLOMLCX\x01"
+FORMAT, PLATFORM = 1, "cpu"
+"""The version of the description of exported functions (interop/export.py), and what they are for:
+here, since to load a file takes no compiler."""
 
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")
@@ -64,17 +65,7 @@ def write_archive(path: Path, archive: Archive) -> int:
     for part in parts:
         digest.update(part)
     try:
-        descriptor, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.absolute().parent)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(MAGIC + digest.digest())
-                file.writelines(parts)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        write_whole(path, [MAGIC, digest.digest(), *parts], PUBLIC)
     except OSError as error:
         raise UsageError(f"Cannot write {path}: {error.strerror or error}") from error
     return _START + sum(map(len, parts))

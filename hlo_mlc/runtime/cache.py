@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hlo_mlc.runtime.files import TEMPORARY_PREFIX, write_whole
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
 
@@ -24,7 +25,6 @@ DEFAULT_LIMIT_BYTES = 1 << 30
 _MAGIC = b"HLOMLC\x00\x01"
 _HEADER = struct.Struct("<8sQ32s")  # magic, length of the data, SHA-256 of key and data
 _KEY = re.compile(r"[0-9a-f]{16,128}")
-_TEMPORARY_PREFIX = ".writing-"
 # A writer needs milliseconds: what is this old was left behind by one that was killed.
 _TEMPORARY_LIFETIME_S = 3600
 # Evicting down to less than the limit lets many entries come before the next eviction.
@@ -63,7 +63,7 @@ class ObjectCache:
         try:
             # Objects are code that will be run: nobody else may put any here.
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(prefix=_TEMPORARY_PREFIX, dir=self._folder):
+            with tempfile.TemporaryFile(prefix=TEMPORARY_PREFIX, dir=self._folder):
                 pass
         except OSError as error:
             self._problem = (
@@ -112,15 +112,7 @@ class ObjectCache:
         header = _HEADER.pack(_MAGIC, len(data), _digest(key, data))
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            descriptor, temporary = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(header)
-                    file.write(data)
-                Path(temporary).replace(path)
-            except BaseException:
-                _remove(Path(temporary))
-                raise
+            write_whole(path, [header, data])
         except OSError as error:
             # Without the file's name, so that Python shows one warning and not one for each kernel.
             self._warn(f"cannot write in {self._folder} ({error.strerror or error}); "
@@ -194,7 +186,7 @@ class ObjectCache:
 
     def _remove_abandoned(self) -> None:
         deadline = time.time() - _TEMPORARY_LIFETIME_S
-        for path in self._folder.glob(f"??/{_TEMPORARY_PREFIX}*"):
+        for path in self._folder.glob(f"??/{TEMPORARY_PREFIX}*"):
             with contextlib.suppress(OSError):
                 if path.stat().st_mtime < deadline:
                     path.unlink()

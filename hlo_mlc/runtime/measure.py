@@ -21,6 +21,7 @@ BUFFER_ALIGNMENT = 64
 
 _ONE_SIDE_S = 2e-4  # of one side of a round
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 301
+_SMALL = 8  # more than integers have that are made up without a bound
 _MADE_UP_PERIOD = (1 << 18) - 1  # no multiple of any row that hardware or tiles repeat with
 
 
@@ -33,11 +34,11 @@ def aligned_empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarra
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Generator
-            ) -> np.ndarray:
+def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Generator,
+            below: int | None = None) -> np.ndarray:
     """An aligned array of values that no program should choke on: normally distributed floats,
-    small non-negative integers (valid as indices into nearly everything), booleans of both kinds.
-    Large arrays repeat themselves.
+    non-negative integers (less than `below`; without it small ones, which are valid as indices into
+    nearly everything), booleans of both kinds. Large arrays repeat themselves.
     """
     array = aligned_empty(shape, dtype)
     kind = array.dtype
@@ -45,7 +46,8 @@ def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Gen
     if kind == np.bool_:
         values = rng.random(count) < 0.5
     elif kind.name.startswith(("int", "uint")):
-        values = rng.integers(0, min(8, ml_dtypes.iinfo(kind).max + 1), count)
+        most = _SMALL if below is None else max(below, 1)
+        values = rng.integers(0, min(most, int(ml_dtypes.iinfo(kind).max) + 1), count)
     elif np.issubdtype(kind, np.complexfloating):
         values = rng.standard_normal(count) + 1j * rng.standard_normal(count)
     else:

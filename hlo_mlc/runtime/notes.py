@@ -6,14 +6,13 @@ damaged reads as None, and costs no more than finding out again.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
 
 Note = Mapping[str, Any]
@@ -53,18 +52,9 @@ def forget_notes(paths: Iterable[Path]) -> int:
 
 def write_note(path: Path, content: Note) -> None:
     """Keeps `content` at `path`; only warns if it cannot."""
-    temporary = None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".writing-",
-                                         delete=False) as file:
-            temporary = Path(file.name)
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        temporary.replace(path)
+        write_whole(path, [f"{json.dumps(content, indent=1)}\n".encode()])
     except OSError as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
         warnings.warn(f"hlo_mlc cannot write {path} ({error.strerror or error}); what it measured "
                       "will be measured again", RuntimeWarning, stacklevel=2)

@@ -14,25 +14,25 @@ import fcntl
 import hashlib
 import json
 import math
-import os
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates.base import Parameters
 
 OURS, XLA = "ours", "xla"
 
 _EXPORT_FORMAT = "hlo_mlc records 1"
+_TEMPLATES = {template.name for template in TEMPLATES}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
-_TEMPORARY_PREFIX = ".writing-"
 
 Schedules = Mapping[int, tuple[str, Parameters]]
 """For the position of a nest in its kernel: the template and the parameters that it was tuned to.
@@ -66,6 +66,11 @@ class Record:
     choice: str = ""
     made: Mapping[str, str] = field(default_factory=dict)  # date and versions
 
+    @property
+    def digest(self) -> str:
+        """Equal for equal records."""
+        return str(_to_json(self)["digest"])
+
     def __str__(self) -> str:
         best = self.measured
         facts = [f"{best.ours_us:.1f} us"]
@@ -93,6 +98,21 @@ def target_key(target: CpuTarget) -> str:
                 target.l2_bytes, target.l3_bytes)
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', target.cpu)}-{target.cores}-{digest[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Of so many imported records so many are kept, and so many name unknown templates."""
+
+    count: int
+    kept: int
+    unknown: int
+    templates: tuple[str, ...]  # those that are unknown
+
+    @property
+    def slower(self) -> int:
+        """How many are left out because there is a faster one."""
+        return self.count - self.kept - self.unknown
 
 
 class Records:
@@ -148,7 +168,8 @@ class Records:
                 there = self.get(record.kernel, record.target)
                 if there is not None and there != replaces and _rank(there) >= _rank(record):
                     return there
-                _write(path, json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n")
+                text = json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n"
+                write_whole(path, [text.encode()])
         except OSError as error:
             raise CacheError(f"The records in {self._folder} cannot be written: "
                              f"{error.strerror or error}") from error
@@ -165,22 +186,29 @@ class Records:
         content = {"format": _EXPORT_FORMAT, "records": [_to_json(r) for r in self.all()]}
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
-    def import_text(self, text: str) -> tuple[int, int]:
-        """Merges exported records; the faster one of two stays. Says how many there were, and how
-        many of them are kept.
+    def import_text(self, text: str) -> Merged:
+        """Merges exported records; the faster one of two stays, and so does what is here where a
+        record names templates that this version does not have.
 
         Raises: CacheError, before anything is written, for a text that is not whole.
         """
         try:
             content = json.loads(text)
-            if not isinstance(content, dict) or content.get("format") != _EXPORT_FORMAT:
-                raise ValueError(f'expected the format "{_EXPORT_FORMAT}"')
+            form = content.get("format") if isinstance(content, dict) else None
+            if form != _EXPORT_FORMAT:
+                raise ValueError(f"expected the format {_EXPORT_FORMAT!r}, got {form!r}")
+            if not isinstance(content.get("records"), list):
+                raise ValueError("it has no list of records")
             records = [_from_json(item) for item in content["records"]]
-        except (ValueError, KeyError, TypeError) as error:
+        except ValueError as error:
             raise CacheError(f"These are no exported records, or damaged ones ({error}): export "
-                             "them again") from error
-        kept = sum(self.put(record) == record for record in records)
-        return len(records), kept
+                             "them again with this version") from error
+        missing = [{template for template, _ in record.schedules.values()} - _TEMPLATES
+                   for record in records]
+        kept = sum(self.put(record) == record
+                   for record, lacks in zip(records, missing, strict=True) if not lacks)
+        return Merged(len(records), kept, sum(map(bool, missing)),
+                      tuple(sorted(set().union(*missing))))
 
     def _path(self, kernel: str, target: str) -> Path:
         if not _NAME.fullmatch(kernel) or not _NAME.fullmatch(target):
@@ -243,25 +271,14 @@ def _from_json(content: Any) -> Record:
                                                  for k, v in content["made"].items()})
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no record: {type(error).__name__}: {error}") from error
-    if record.choice not in ("", OURS, XLA) or not math.isfinite(measured.speedup):
+    names = all(map(_NAME.fullmatch, (record.kernel, record.target)))
+    if record.choice not in ("", OURS, XLA) or not math.isfinite(measured.speedup) or not names:
         raise ValueError("it says what no record says")
     return record
 
 
 def _digest(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _write(path: Path, text: str) -> None:
-    descriptor, name = tempfile.mkstemp(prefix=_TEMPORARY_PREFIX, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
-        Path(name).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
 
 
 def _warn(message: str) -> None:

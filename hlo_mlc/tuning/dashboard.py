@@ -5,6 +5,7 @@ There is no authentication: who can reach the address can change the studies.
 
 from __future__ import annotations
 
+import contextlib
 import textwrap
 import threading
 import time
@@ -18,7 +19,7 @@ import optuna
 from optuna.storages import BaseStorage
 
 from hlo_mlc.runtime.records import OURS, XLA
-from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import quiet
 
@@ -78,8 +79,9 @@ class _Noted:
                  ) -> Iterable[bytes]:
         with self._lock:
             if time.monotonic() - self._refreshed >= _REFRESH_S:
-                self._refresh()
                 self._refreshed = time.monotonic()
+                with contextlib.suppress(CacheError):  # the disk is full: the notes stay as old
+                    self._refresh()
         return self._application(environ, start_response)
 
     def _refresh(self) -> None:

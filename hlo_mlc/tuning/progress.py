@@ -21,7 +21,7 @@ class TuningProgress:
     """A bar on the terminal, if there is one, to be used as a context."""
 
     def __init__(self) -> None:
-        console = Console(stderr=True)
+        self._console = console = Console(stderr=True)
         text = [TextColumn(column) for column in _COLUMNS]
         self._bar = Progress(text[0], BarColumn(), *text[1:], TimeElapsedColumn(),
                              console=console, disable=not console.is_terminal)
@@ -54,6 +54,11 @@ class TuningProgress:
         self._bar.update(
             self._task, completed=self._share(len(tried)), tried=len(tried), best=best,
             failed=sum(isinstance(t.outcome, Failed) for t in tried))
+
+    def on_interrupt(self) -> None:
+        """The search is over before its time."""
+        self._console.print("stopping: the winner so far is measured once more and recorded, which "
+                            "takes some seconds (Ctrl-C again stops at once)", highlight=False)
 
     def end(self) -> None:
         """The kernel is done."""

@@ -11,14 +11,15 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
 
@@ -46,12 +47,32 @@ def open_storage(path: Path) -> JournalStorage:
                   f"as {aside.name}, and studies begin anew")
             return _open(path)
     except OSError as error:
-        raise CacheError(f"The studies in {path} cannot be opened: "
-                         f"{error.strerror or error}") from error
+        raise CacheError(f"The studies in {path} cannot be opened: {error.strerror or error}. Set "
+                         "HLO_MLC_CACHE to a folder that can be written") from error
 
 
 def _open(path: Path) -> JournalStorage:
-    return JournalStorage(JournalFileBackend(str(path), _Lock(path)))
+    return JournalStorage(_Journal(path))
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal; a write that fails, as on a full disk, leaves nothing of it behind."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _Lock(path))
+        self._path = path
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Raises: CacheError."""
+        try:
+            super().append_logs(logs)
+        except OSError as error:
+            with contextlib.suppress(OSError), _locked(self._path):
+                _repair(self._path)
+            raise CacheError(
+                f"The studies in {self._path} cannot be written: {error.strerror or error}. What "
+                "was measured before is kept: make room, or set HLO_MLC_CACHE to another folder, "
+                "and tune again") from error
 
 
 class _Lock:
@@ -95,9 +116,7 @@ def _repair(path: Path) -> None:
         return
     aside = _aside(path)
     shutil.copyfile(path, aside)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
-        file.writelines(whole)
-    os.replace(file.name, path)
+    write_whole(path, whole)
     _warn(f"{path} was damaged in {len(lines) - len(whole)} lines, which are left out; "
           f"as it was, it is {aside.name}")
 

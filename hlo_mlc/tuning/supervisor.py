@@ -60,6 +60,10 @@ class Supervisor:
         seconds = MEASURE_S + request.seconds + CALLS * self.default_us / 1e6
         return self._ask(request, seconds * self._patience)
 
+    def drop(self) -> None:
+        """Ends the worker, whatever it is at; the next question goes to another one."""
+        self._end()
+
     def _ask(self, request: Build | Measure, seconds: float) -> Any:
         if self._process is None:
             self._start()

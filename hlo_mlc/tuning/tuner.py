@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_mlc.runtime.records import Measured, Record, Schedules
 from hlo_mlc.tuning.messages import Build, Failed, Measure, Task, Timed
@@ -46,35 +46,53 @@ class Winner:
     tried: int  # configurations in the study
     failed: int  # of these, such as could not be built, were wrong, crashed or hung
     noise: float = 1.0  # of the final, see Timed
+    interrupted: bool = False  # before the budget was spent
 
 
 OnTrial = Callable[[KernelStudy, Outcome], None]
+OnInterrupt = Callable[[], None]
 
 
 def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
                 known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
-                patience: float = 1.0) -> Winner:
+                patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None) -> Winner:
     """Searches for the fastest schedules of a kernel.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
-    a candidate may take before it counts as hung.
+    a candidate may take before it counts as hung. An interrupt (Ctrl-C) ends the search: the winner
+    among what is known is still named; a second one ends that, too.
 
-    Raises: TuningError if not even the default schedule runs.
+    Raises: TuningError if not even the default schedule runs, CacheError where the study cannot be
+    kept, KeyboardInterrupt for an interrupt before anything is known or while the winner is named.
     """
     with Supervisor(task, patience) as supervisor:
-        while not budget.is_spent(len(study.tried)):
-            trial = study.next()
-            if trial is None:
-                break
-            schedules = space.schedules(trial.configuration)
-            try:
-                outcome, digest = _try(supervisor, study, schedules, TRIAL_S)
-            except BaseException:  # an interrupt
-                study.abandon(trial)
+        interrupted = False
+        try:
+            _search(supervisor, study, space, budget, on_trial)
+        except KeyboardInterrupt:
+            if not study.tried:
                 raise
-            study.tell(trial, outcome, digest)
-            on_trial(study, outcome)
-        return _final(supervisor, study, space, known)
+            interrupted = True
+            supervisor.drop()
+            on_interrupt()
+        return replace(_final(supervisor, study, space, known), interrupted=interrupted)
+
+
+def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
+            on_trial: OnTrial) -> None:
+    """Tries configurations until the budget is spent, or all are known."""
+    while not budget.is_spent(len(study.tried)):
+        trial = study.next()
+        if trial is None:
+            return
+        schedules = space.schedules(trial.configuration)
+        try:
+            outcome, digest = _try(supervisor, study, schedules, TRIAL_S)
+        except BaseException:  # an interrupt
+            study.abandon(trial)
+            raise
+        study.tell(trial, outcome, digest)
+        on_trial(study, outcome)
 
 
 def _try(supervisor: Supervisor, study: KernelStudy | None, schedules: Schedules, seconds: float

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 _MODULE = "module {{ func.func @{name}(%x: tensor<4xf32>) -> tensor<4xf32> {{ {body} }} }}"
@@ -23,6 +24,13 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     (tmp_path / "raising.py").write_text("raise OSError('no licence')\n")
     (tmp_path / "text.json").write_text("{}")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    np.save(tmp_path / "objects.npy", np.array([object()]), allow_pickle=True)
+    np.save(tmp_path / "four.npy", np.ones(4, np.float32))
+    (tmp_path / "open.mlir").write_text(
+        _MODULE.format(name="main", body=_NEGATE).replace("4x", "?x"))
+    (tmp_path / "records.json").write_text('{"format": "hlo_mlc records 9", "records": []}')
 
 
 @pytest.mark.parametrize(
@@ -49,6 +57,32 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             2,
             "mistaken:g cannot be traced",
         ),
+        (["inspect", "folder"], 2, "'folder' is a folder; expected a file or MODULE:FUNCTION"),
+        (["inspect", "open.mlir", "--arg", "f32[4]"], 2, "a StableHLO file says itself what"),
+        (["inspect", "mistaken:f", "--arg", "f64[4]"], 2, "64-bit types only with --x64"),
+        (["tune", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
+        (["tune", "mistaken:f", "--arg", "f32[n]"], 2, "sizes are numbers here"),
+        (["tune", "mistaken:f", "--arg", "f32[4]", "--minutes", "nan"], 2, "and some time"),
+        (["tune", "mistaken:f", "--target", "cuda"], 2, "--target cuda: kernels are tuned by"),
+        (["tune", "mistaken:f", "--arg-file", "junk.npy"], 2, "junk.npy is no .npy or .npz file"),
+        (["tune", "mistaken:f", "--arg-file", "objects.npy"], 2, "is no .npy or .npz file of num"),
+        (["tune", "mistaken:f", "--arg-file", "gone.npy"], 2, "Cannot read gone.npy: No such"),
+        (["tune", "mistaken:f", "--arg-file", "four.npy", "--arg", "f32[4]"], 2, "not by both"),
+        (["tune", "mistaken:g", "--arg-file", "four.npy"], 2, "mistaken:g cannot be traced"),
+        (["tune", "open.mlir"], 2, "has dynamic shapes: say for which arguments to tune it"),
+        (["tune", "open.mlir", "--arg", "i32[4]"], 2, "expected float32[?], got int32[4]"),
+        (["tune", "other.mlir"], 1, "no function @main; its functions are: @other"),
+        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "no/f.mlc"], 2, "Cannot write no/f.mlc"),
+        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "1"], 2,
+         "expected positions of arguments"),
+        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--target", "vax"], 1,
+         "There is no CPU target 'vax'"),
+        (["export", "mistaken:f", "--arg", "f32[b]", "-o", "f", "--format", "c"], 1,
+         "shapes that are known only at run time"),
+        (["records", "import", "gone.json"], 2, "Cannot read gone.json"),
+        (["records", "import", "records.json"], 1, "got 'hlo_mlc records 9'"),
+        (["records", "export", "no/records.json"], 2, "Cannot write no/records.json"),
+        (["dashboard", "--host", "256.1.1.1", "--port", "0"], 2, "Cannot listen on 256.1.1.1:0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -68,13 +102,39 @@ def test_mistakes(hlo_mlc: Callable, arguments: list[str], status: int, message:
         (["bench", "--choose", "best"], "'best' is not one of 'auto', 'measure', 'ours', 'xla'"),
         (["bench", "--group", "rowz"], "'rowz' is not one of"),
         (["inspect"], "Missing argument 'PROGRAM'"),
+        (["tune", "mistaken:f", "--trials", "0"], "0 is not in the range"),
+        (["export", "mistaken:f", "-o", "folder"], "'folder' is a directory"),
+        (["dashboard", "--port", "99999"], "99999 is not in the range"),
+        (["records", "list", "extra"], "unexpected extra argument (extra)"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_misuse(hlo_mlc: Callable, arguments: list[str], message: str) -> None:
     result = hlo_mlc(*arguments)
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert message in result.stderr and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ") and "--help` says more)" in result.stderr
+
+
+def test_an_interrupt_is_no_traceback(hlo_mlc: Callable, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
+    result = hlo_mlc("inspect", "slow:f")
+    assert result.exit_code == 130 and result.stderr == "interrupted\n"
+
+
+def test_without_arguments_there_is_help(hlo_mlc: Callable) -> None:
+    for arguments in ([], ["records"]):
+        assert hlo_mlc(*arguments).output.startswith("Usage: ")
+
+
+def test_warnings_of_ours_are_one_line(hlo_mlc: Callable, tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "records" / "cpu" / "0.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    result = hlo_mlc("records", "list")
+    assert result.exit_code == 0 and "0 records in" in result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith(f"warning: records: {path} is damaged")
 
 
 @pytest.mark.parametrize("command", [["--help"], ["--version"], ["records", "list"]])
@@ -95,6 +155,18 @@ def test_a_cache_folder_that_cannot_be_made(
     assert result.exit_code == 1
     assert result.stderr.startswith("error: The cache folder ")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [
+    ["records", "list"], ["dashboard", "--port", "0"],
+    ["tune", "mistaken:f", "--arg", "f32[4]", "--trials", "1"]])
+def test_a_cache_folder_that_is_a_file(
+    hlo_mlc: Callable, command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "text.json"))
+    result = hlo_mlc(*command)
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("error: ") and "HLO_MLC_CACHE" in result.stderr
 
 
 def test_an_invalid_environment_variable(

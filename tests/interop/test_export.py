@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -124,7 +125,7 @@ def test_several_entries_share_kernels(path: Path, fresh) -> None:
     fresh(f"f(jnp.ones({X.shape}))", entry="gelu")
     with pytest.raises(UsageError, match="the entries one, two, gelu"):
         load(path)
-    with pytest.raises(UsageError, match="There is no 'three'"):
+    with pytest.raises(UsageError, match="there is no 'three'"):
         load(path, entry="three")
 
 
@@ -346,7 +347,14 @@ def test_symbolic_sizes_on_the_command_line(tmp_path: Path, monkeypatch) -> None
         assert load("f.mlc")(np.ones((48, 8), np.float32), X[:rows]).shape == (rows, 8)
 
 
-def test_the_script() -> None:
+def test_the_script(path: Path, fresh, tmp_path: Path) -> None:
     script = Path(__file__).parents[2] / "scripts" / "aot_export.py"
-    ran = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
-    assert ran.returncode == 0 and "Usage: hlo-mlc export" in ran.stdout
+    (tmp_path / "by_script.py").write_text(
+        "import jax\ndef f(x):\n    return jax.nn.gelu(x) * 2\n")
+    ran = subprocess.run(
+        [sys.executable, str(script), "by_script:f", "--arg", "f32[16,48]", "--output", str(path),
+         "--choose", "ours"], capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "HLO_MLC_CACHE": str(tmp_path / "cache")})
+    assert ran.returncode == 0, ran.stderr
+    assert "100% of the operations in 1 kernel" in ran.stdout
+    fresh("np.testing.assert_allclose(f(jnp.ones((16, 48))), 2 * jax.nn.gelu(1.0), rtol=1e-5)")

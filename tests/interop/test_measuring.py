@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -15,10 +16,11 @@ import pytest
 from jaxlib.mlir import ir
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.compiler import CompiledModule
+from hlo_mlc.compiler import CompiledModule, target_of
 from hlo_mlc.interop import compiling, measuring
 from hlo_mlc.interop.measuring import CANDIDATES, disagreement
 from hlo_mlc.runtime.measure import PairedTimes, Timing
+from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
 from hlo_mlc.support.options import Options
 
 X = jnp.linspace(-1.0, 1.0, 512).reshape(16, 32)
@@ -128,6 +130,28 @@ def test_the_choice_is_remembered(
     assert clock.calls == 1
     assert second.comparisons == first.comparisons
     assert "hlo_mlc_kernel" in text
+
+
+@pytest.mark.parametrize("speedup", [1.5, 0.7])
+def test_kernels_that_were_tuned_since_are_measured_again(
+    clock: Clock, compilations: list[str], speedup: float
+) -> None:
+    clock.speedups = [speedup]
+    lowered()
+    lowered(lambda x: program(x))
+    assert clock.calls == 1
+    options = Options.from_environment()
+    fingerprint = mlc_jit(lambda x: program(x), choose="ours").report(X).kernels[0].id
+    records = open_records(options)
+    record = Record(fingerprint, target_key(target_of(options)), {}, Measured(1.0, 1.0, 1.0))
+    records.put(record)
+    lowered(lambda x: program(x))
+    assert clock.calls == 2
+    lowered(lambda x: program(x))
+    assert clock.calls == 2
+    records.put(dataclasses.replace(record, choice="xla"), replaces=record)
+    lowered(lambda x: program(x))
+    assert clock.calls > 2
 
 
 def test_that_xla_wins_is_remembered_without_compiling(

@@ -6,7 +6,9 @@ import ctypes
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -18,8 +20,12 @@ from jax import lax
 
 from hlo_mlc import UnsupportedOpError, export_c, mlc_jit
 from hlo_mlc.cli import main
+from hlo_mlc.runtime.measure import aligned_empty
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.target import cpu
+from hlo_mlc.target.levels import present_features, required_features
 
+FEATURES_OF_V3 = required_features(cpu.named("x86-64-v3"))
 PROGRAM = Path(__file__).parent / "standalone.c"
 CC = shutil.which("cc")
 pytestmark = pytest.mark.skipif(CC is None, reason="there is no C compiler")
@@ -175,16 +181,89 @@ def test_types(tmp_path: Path, dtype: str) -> None:
     check(tmp_path, "types", lambda x: jnp.where(x > 0, x, x.T.reshape(5, 7)), (x,), [x])
 
 
-def test_aarch64(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["a", "so"])
+@pytest.mark.parametrize("name", CASES)
+def test_aarch64(tmp_path: Path, name: str, suffix: str) -> None:
     compiler, emulator = map(shutil.which, ("aarch64-linux-gnu-gcc", "qemu-aarch64"))
     if compiler is None or emulator is None:
-        pytest.skip("there is no cross compiler for aarch64 or no qemu-aarch64 to run its code")
-    function, args = CASES["attention"]
-    export_c(function, *args, path=tmp_path / "attention", target="aarch64")
-    check(tmp_path, "attention", function, args, args, [compiler, "-static"], [emulator])
-    export_c(function, *args, path=tmp_path / "attention.so", target="aarch64")
-    check(tmp_path, "attention", function, args, args, [compiler],
-          [emulator, "-L", "/usr/aarch64-linux-gnu"], library="attention.so")
+        pytest.skip("there is no cross compiler for aarch64 (Debian's gcc-aarch64-linux-gnu) or no "
+                    "qemu-aarch64 (qemu-user) to run its code")
+    function, args = CASES[name]
+    library = f"{name}.{suffix}"
+    export_c(function, *args, path=tmp_path / library, target="aarch64")
+    options = {"a": [compiler, "-static"], "so": [compiler]}[suffix]
+    check(tmp_path, name, function, args, args, options,
+          [emulator, "-L", "/usr/aarch64-linux-gnu"], library=library)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_valgrind_finds_no_fault(tmp_path: Path, name: str) -> None:
+    """No access outside of what is handed over, nothing read that was never written."""
+    valgrind = shutil.which("valgrind")
+    if valgrind is None or not present_features() >= FEATURES_OF_V3:
+        pytest.skip("there is no valgrind, or no machine for the code that it knows (x86-64-v3)")
+    function, args = CASES[name]
+    export_c(function, *args, path=tmp_path / name, target="x86-64-v3")
+    check(tmp_path, name, function, args, args,
+          start=[valgrind, "-q", "--error-exitcode=9", "--leak-check=full"])
+
+
+def loaded(folder: Path, name: str) -> tuple[Callable[..., None], int]:
+    """A case's function out of a shared library, and the bytes of its workspace."""
+    function, args = CASES[name]
+    report = export_c(function, *args, path=folder / f"{name}.so")
+    call = getattr(ctypes.CDLL(str(report.library)), name)
+
+    def run(operands: Sequence[np.ndarray], results: Sequence[np.ndarray], workspace: np.ndarray
+            ) -> None:
+        call(*(ctypes.c_void_p(a.ctypes.data) for a in (*operands, *results, workspace)))
+
+    return run, report.workspace_bytes
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_workspace_is_as_large_as_reported(tmp_path: Path, name: str) -> None:
+    """Nothing behind it is written, and its last cache line is; no other memory is asked for."""
+    run, size = loaded(tmp_path, name)
+    function, args = CASES[name]
+    operands = [np.ascontiguousarray(a) for a in jax.tree.leaves(args)]
+    results = [np.asarray(r).copy() for r in jax.tree.leaves(jax.jit(function)(*args))]
+    written = np.zeros(size + 4096, bool)
+    for fill in (0x00, 0x5A):
+        workspace = aligned_empty((size + 4096,), np.uint8)
+        workspace[...] = fill
+        run(operands, results, workspace)
+        written |= workspace != fill
+    assert not written[size:].any()
+    assert size - 64 <= np.flatnonzero(written)[-1] < size
+    undefined = subprocess.run(["nm", "-u", "-D", tmp_path / f"{name}.so"], capture_output=True,
+                               text=True, check=True).stdout.split()
+    assert not {"malloc", "calloc", "realloc", "mmap", "posix_memalign"} & {
+        symbol.partition("@")[0] for symbol in undefined}
+
+
+def test_calls_at_the_same_time(tmp_path: Path) -> None:
+    """Two threads, each with a workspace and operands of its own."""
+    run, size = loaded(tmp_path, "attention")
+    function, (x, *weights) = CASES["attention"]
+    barrier = threading.Barrier(2)
+
+    def many(scale: float) -> list[np.ndarray]:
+        given = x * np.float32(scale)
+        workspace = aligned_empty((size,), np.uint8)
+        found = []
+        barrier.wait()
+        for _ in range(200):
+            result = np.zeros_like(x)
+            run([given, *weights], [result], workspace)
+            found.append(result)
+        return found
+
+    with ThreadPoolExecutor(2) as threads:
+        for scale, found in zip((1.0, 3.0), threads.map(many, (1.0, 3.0)), strict=True):
+            expected = jax.jit(function)(x * np.float32(scale), *weights)
+            np.testing.assert_allclose(found[0], expected, rtol=2e-5, atol=2e-5)
+            assert all(np.array_equal(one, found[0]) for one in found)
 
 
 def test_functions_that_are_compiled_already(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.building import kernel_object, scheduled
+from hlo_mlc.building import kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of, target_of
 from hlo_mlc.interop import tuning
@@ -67,7 +68,14 @@ def test_a_function_is_tuned() -> None:
         assert records[kernel.record.kernel] == kernel.record
         assert kernel.record.measured.xla_us > 0
         assert kernel.name.endswith(kernel.record.kernel)
-    assert "configurations known" in str(report) and "the whole function, measured" in str(report)
+    text = str(report)
+    assert "configurations known" in text and "the whole function, measured" in text
+    table = text[text.index("kernel  "):].splitlines()
+    assert table[0].split("  ")[-1] == "taken" and "default us" in table[0]
+    for kernel, line in zip(report.kernels, table[1:], strict=False):
+        best = kernel.record.measured
+        assert line.split()[:4] == [kernel.name, f"{best.default_us:.1f}", f"{best.ours_us:.1f}",
+                                    f"{best.speedup:.2f}"]
     for old, new in zip(before, f(X), strict=True):
         np.testing.assert_allclose(old, new, rtol=1e-5)
 
@@ -159,7 +167,22 @@ def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> Non
     (kernel,) = f.tune(X, trials=1).kernels
     assert kernel.record.schedules == SCHEDULES
     assert f.report(X).kernels[0].nests[0].parameters["rows"] == 4
+    assert "tuned: 2.00 times as fast as the default schedule (2.0 us, this one 1.0 us)" \
+        in f.report(X).explain()
     np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
+
+
+def test_reports_say_tuned_only_of_what_is_built_as_recorded() -> None:
+    kernel = only_kernel(product)
+    assert "tuned" not in mlc_jit(product, choose="ours").report(X).explain()
+    records = open_records(Options.from_environment())
+    record = records.put(record_of(kernel, {}))
+    f = mlc_jit(product, choose="ours")
+    assert "tuned: no schedule was faster than the default, 9.0 us" in f.report(X).explain()
+    records.put(record_of(kernel, {0: ("contraction", {"rows": -1})}), replaces=record)
+    with pytest.warns(RuntimeWarning, match="it gets the default"):
+        rebuild_kernel(kernel, Options.from_environment(), target_of(Options.from_environment()))
+    assert "tuned:" not in mlc_jit(product, choose="ours").report(X).explain()
 
 
 def test_what_is_not_tuned_says_why() -> None:
@@ -176,7 +199,7 @@ def test_what_is_not_tuned_says_why() -> None:
 def test_the_arrays_of_the_call_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = []
 
-    def tune_kernel(task, *_):
+    def tune_kernel(task, *_, **__):
         tasks.append(task)
         return tuning.Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
 
@@ -280,7 +303,75 @@ def test_a_stablehlo_file(tmp_path: Path) -> None:
     (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
     result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "2"])
     assert result.exit_code == 0, result.output
-    assert "2 configurations known" in result.output
+    assert "2 configurations known" in result.output and "made-up operands" in result.output
+
+
+def look_up(table: jax.Array, rows: jax.Array, on: jax.Array) -> jax.Array:
+    return jnp.where(on[:, None], jnp.take(table, rows, axis=0), 0).sum(0)
+
+
+TABLE = np.linspace(-1, 1, 1000 * 16, dtype=np.float32).reshape(1000, 16)
+ROWS, ON = np.arange(300, dtype=np.int32)[::-1] * 3, np.arange(300) % 2 == 0
+
+
+@pytest.fixture
+def measured_on(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The operands that kernels were to be measured on."""
+    found: list[np.ndarray] = []
+
+    def tune_kernel(task, *_, **__):
+        found.extend(task.operands)
+        return tuning.Winner({}, Measured(1.0, 1.0, 1.0), 1, 0)
+
+    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["npy", "npz"])
+@pytest.mark.parametrize("program", ["model.mlir", "looking_up:look_up"])
+def test_arrays_from_files(tmp_path: Path, measured_on: list, kind: str, program: str) -> None:
+    arrays = (TABLE, ROWS, ON)
+    (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(*arrays).as_text())
+    (tmp_path / "looking_up.py").write_text(
+        f"import jax, jax.numpy as jnp\n{inspect.getsource(look_up)}")
+    if kind == "npz":
+        np.savez("all.npz", *arrays)
+        files = ["all.npz"]
+    else:
+        files = ["0.npy", "1.npy", "2.npy"]
+        for file, array in zip(files, arrays, strict=True):
+            np.save(file, array)
+    result = CliRunner().invoke(main, ["tune", program, "--trials", "1",
+                                       *(f"--arg-file={file}" for file in files)])
+    assert result.exit_code == 0, result.output
+    assert "made-up operands" not in result.output
+    assert {TABLE.tobytes(), ROWS.tobytes()} <= {array.tobytes() for array in measured_on}
+
+
+def test_made_up_indices_are_within_bounds_and_reach_all(
+    tmp_path: Path, measured_on: list
+) -> None:
+    (tmp_path / "model.mlir").write_text(jax.jit(look_up).lower(TABLE, ROWS, ON).as_text())
+    result = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "1"])
+    assert result.exit_code == 0 and "made-up operands" in result.output, result.output
+    (rows,) = (array for array in measured_on if array.dtype == np.int32)
+    assert rows.min() >= 0 and 900 < rows.max() < 1000
+    (on,) = (array for array in measured_on if array.dtype == np.bool_)
+    assert on.any() and not on.all()
+
+
+def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> None:
+    text = "tensor<?xf32>"
+    (tmp_path / "open.mlir").write_text(
+        f"func.func @main(%x: {text}) -> {text} {{\n%0 = stablehlo.sine %x : {text}\n"
+        f"return %0 : {text}\n}}")
+    result = CliRunner().invoke(main, ["tune", "open.mlir", "--arg", "f32[4096]", "--trials", "1"])
+    assert result.exit_code == 0 and "1 configurations known" in result.output, result.output
+    f = compile_stablehlo(Path("open.mlir"), choose="ours")
+    (kernel,) = f.tune(X[0], trials=1).kernels
+    assert kernel.given
+    np.testing.assert_allclose(f(X[0])[0], np.sin(X[0]), rtol=1e-5)
+    assert "tuned: " in f.report().explain()
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:
@@ -324,6 +415,27 @@ def status(process: int) -> list[str] | None:
     return text.rpartition(")")[2].split()[:2]
 
 
+def test_a_second_interrupt_and_kernels_that_had_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tune_kernel(task, study, *_, **__):
+        if started:
+            raise KeyboardInterrupt
+        started.append(study)
+        return tuning.Winner(SCHEDULES, Measured(2.0, 1.0, 2.0), 5, 0, interrupted=again)
+
+    monkeypatch.setattr(tuning, "tune_kernel", tune_kernel)
+    for again, known in ((False, 1), (True, 1)):
+        started: list = []
+        f = mlc_jit(lambda x: (x @ x.T + 1, jnp.cumsum(x, 1)), choose="ours")
+        with pytest.raises(tuning.TuningInterrupted, match="tuning again goes on") as stopped:
+            f.tune(X, trials=9)
+        report = stopped.value.report
+        assert len(report.kernels) == 2
+        assert [k.record is not None for k in report.kernels] == [True] * known + [False]
+        assert report.kernels[0].interrupted == again
+        assert "not tuned: interrupted before its winner was known" in str(report)
+        assert report.whole is None
+
+
 def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
 
@@ -335,6 +447,10 @@ def test_an_interrupt_keeps_what_is_known(monkeypatch: pytest.MonkeyPatch, tmp_p
         patched.setattr(tuning.TuningProgress, "on_trial", interrupted)
         stopped = CliRunner().invoke(main, ["tune", "model.mlir", "--trials", "3"])
     assert stopped.exit_code == 130 and "the same command goes on" in stopped.output
+    assert "2 configurations known" in stopped.output
+    assert "interrupted: this is the winner so far" in stopped.output
+    (record,) = open_records(Options.from_environment()).all()
+    assert record.measured.xla_us > 0
     trials = []
     monkeypatch.setattr(tuning.TuningProgress, "on_trial",
                         lambda self, study, outcome: trials.append(outcome))

@@ -23,7 +23,7 @@ from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import CodegenError, RuntimeLibraryError, UsageError
 
 
-@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("threads", [1, 2, 7, 40])
 @pytest.mark.parametrize("tasks", [0, 1, 5, 1000])
 def test_parallel_for_runs_each_task_once(count_kernel, threads, tasks):
     result = np.empty(tasks, np.int64)

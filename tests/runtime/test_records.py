@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hlo_mlc.runtime.records import Measured, Record, Records, target_key
+from hlo_mlc.runtime.records import Measured, Merged, Record, Records, _to_json, target_key
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.target.cpu import host, named
 from hlo_mlc.target.rates import Rates
@@ -130,13 +130,32 @@ def test_export_and_import(records: Records, tmp_path: Path) -> None:
     records.put(other)
     elsewhere = Records(tmp_path / "elsewhere")
     elsewhere.put(faster(3.0))
-    assert elsewhere.import_text(records.export_text()) == (2, 1)
+    merged = elsewhere.import_text(records.export_text())
+    assert merged == Merged(2, 1, 0, ()) and merged.slower == 1
     assert elsewhere.all() == [faster(3.0), other]
-    assert elsewhere.import_text(elsewhere.export_text()) == (2, 2)
+    assert elsewhere.import_text(elsewhere.export_text()).kept == 2
+
+
+def test_templates_that_this_version_does_not_have(records: Records, tmp_path: Path) -> None:
+    for kernel, template in (("abc123", "weaving"), ("def456", "elementwise")):
+        records.put(dataclasses.replace(faster(9.0), kernel=kernel,
+                                        schedules={0: (template, {"unroll": 2})}))
+    elsewhere = Records(tmp_path / "elsewhere")
+    elsewhere.put(RECORD)
+    assert elsewhere.import_text(records.export_text()) == Merged(2, 1, 1, ("weaving",))
+    assert elsewhere.get("abc123", "cpu-2-f00") == RECORD
+    assert elsewhere.get("def456", "cpu-2-f00").measured.speedup == 9
+
+
+def test_an_export_of_another_version(records: Records) -> None:
+    text = records.export_text().replace("records 1", "records 2")
+    with pytest.raises(CacheError, match=r"expected the format 'hlo_mlc records 1', got .* 2'"):
+        records.import_text(text)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "hlo_mlc records 1"}',
-                                  '{"format": "hlo_mlc records 1", "records": [{}]}'])
+                                  '{"format": "hlo_mlc records 1", "records": [{}]}',
+                                  '{"format": "hlo_mlc records 1", "records": 3}'])
 def test_what_is_no_export(records: Records, text: str) -> None:
     with pytest.raises(CacheError, match="no exported records"):
         records.import_text(text)
@@ -150,6 +169,13 @@ def test_nothing_is_imported_of_a_damaged_export(records: Records, tmp_path: Pat
     with pytest.raises(CacheError, match="digest"):
         elsewhere.import_text(text[::-1].replace("sruo", "alx", 1)[::-1])
     assert elsewhere.all() == []
+
+
+def test_nothing_is_imported_with_a_name_that_leaves_the_folder(records: Records) -> None:
+    good, bad = _to_json(RECORD), _to_json(dataclasses.replace(RECORD, kernel="../x"))
+    with pytest.raises(CacheError, match="says what no record says"):
+        records.import_text(json.dumps({"format": "hlo_mlc records 1", "records": [good, bad]}))
+    assert records.all() == []
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -76,6 +77,17 @@ def test_studies_and_notes(address: str, journal: Path) -> None:
     assert "over XLA: 7.00" in get(f"{address}/api/studies/{summary['study_id']}")["note"]["body"]
 
 
+def test_on_a_full_disk_there_are_no_new_notes(address: str, journal: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size, limits[1]))
+    try:
+        (summary,) = get(f"{address}/api/studies")["study_summaries"]
+        detail = get(f"{address}/api/studies/{summary['study_id']}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(detail["trials"]) == 3 and detail["note"]["body"] == ""
+
+
 def test_a_note_that_a_person_wrote_stays(address: str) -> None:
     (summary,) = get(f"{address}/api/studies")["study_summaries"]
     url = f"{address}/api/studies/{summary['study_id']}"
@@ -92,14 +104,17 @@ def test_a_note_that_a_person_wrote_stays(address: str) -> None:
 def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is None:
-        pytest.skip("there is no chromium to open the page with")
+        pytest.skip("there is no chromium (Debian's package of this name) to open the page with")
     ran = subprocess.run(
         [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b",
          "--virtual-time-budget=15000", "--window-size=1400,1000",
-         f"--screenshot={tmp_path}/page.png", "--dump-dom", f"{address}/dashboard/studies/0"],
+         f"--screenshot={tmp_path}/page.png", "--dump-dom", f"{address}/dashboard/studies/0/note"],
         capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
-    assert "sin(a0[i])" in ran.stdout and "abc-cpu-" in ran.stdout
+    for part in ("sin(a0[i])", "abc-cpu-", "speed-up over the default: 1.25",
+                 "speed-up over XLA: 3.50 (our kernel is taken)", "0 elementwise(unroll=4)"):
+        assert part in ran.stdout
+    assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_kernels_without_a_winner() -> None:

@@ -74,6 +74,42 @@ def test_equal_code_is_measured_once(tune) -> None:
     assert by_kind[faulty.FAST].outcome == by_kind[faulty.SAME].outcome
 
 
+def test_an_interrupt_while_the_worker_is_busy(task, product, tmp_path: Path, monkeypatch) -> None:
+    """Its answer is not taken for one to the next question."""
+    generator = FaultyGenerator((faulty.SLOW, faulty.FAST, faulty.REFUSED))
+    space = generator.space(product, task().target)
+    study = KernelStudy(open_storage(tmp_path / "journal.log"), "faulty", space)
+    interrupts: list[int] = []
+    build = Supervisor.build
+
+    def interrupted(self, request):
+        if len(study.tried) == 2 and not interrupts:
+            self._connection.send(request)
+            raise KeyboardInterrupt
+        return build(self, request)
+
+    monkeypatch.setattr(Supervisor, "build", interrupted)
+    winner = tune_kernel(task(generator), study, space, Budget(),
+                         on_interrupt=lambda: interrupts.append(1))
+    assert winner.interrupted and interrupts == [1]
+    assert winner.schedules == {0: (faulty.TEMPLATE, {"kind": faulty.FAST})}
+    assert (winner.tried, winner.failed) == (2, 0)
+
+
+def test_an_interrupt_before_anything_is_known(task, product, tmp_path: Path, monkeypatch) -> None:
+    generator = FaultyGenerator((faulty.SLOW, faulty.FAST))
+    space = generator.space(product, task().target)
+    study = KernelStudy(open_storage(tmp_path / "journal.log"), "faulty", space)
+
+    def build(self, request) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Supervisor, "build", build)
+    with pytest.raises(KeyboardInterrupt):
+        tune_kernel(task(generator), study, space, Budget())
+    assert study.tried == []
+
+
 def test_no_worker_outlives_the_tuner(task) -> None:
     with Supervisor(task(), PATIENCE) as supervisor:
         process = supervisor._process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import optuna
 import pytest
 
+from hlo_mlc.support.errors import CacheError
 from hlo_mlc.tuning.messages import Failed, Timed
 from hlo_mlc.tuning.space import Parameter, Space, TemplateChoice
 from hlo_mlc.tuning.storage import open_storage
@@ -150,6 +152,24 @@ def test_killed_at_any_moment(journal: Path) -> None:
         assert len(study.tried) >= told > known
         known = len(study.tried)
     assert len(run(study, 3)) == 3
+
+
+def test_a_full_disk(journal: Path) -> None:
+    """What fits is kept, half a line is not, and it goes on when there is room."""
+    study = KernelStudy(open_storage(journal), "k", SMALL)
+    run(study, 3)
+    size = journal.stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.raises(CacheError, match=r"cannot be written: .* make room"):
+            study.next()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert journal.stat().st_size == size
+    again = KernelStudy(open_storage(journal), "k", SMALL)
+    assert len(again.tried) == 3
+    assert len(run(again, 100)) == SMALL.size - 3
 
 
 def test_half_a_line_at_the_end(journal: Path) -> None:

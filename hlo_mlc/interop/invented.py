@@ -1,0 +1,69 @@
+"""Arguments for programs that come without any: values that they might be called with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.runtime.measure import made_up
+
+# What hands indices on as they are, or nearly: jnp.take adds a size to negative ones and selects.
+_PASSING = frozenset(f"stablehlo.{name}" for name in (
+    "add", "broadcast_in_dim", "clamp", "concatenate", "convert", "maximum", "minimum", "reshape",
+    "select", "slice", "sort", "subtract", "transpose"))
+
+
+def invented_arguments(module: ir.Module) -> list[np.ndarray]:
+    """Arguments for the function @main: integers that index something stay within it and reach all
+    of it; for the rest see `made_up`."""
+    graph = import_function(module, MAIN)
+    extents = index_extents(graph)
+    rng = np.random.default_rng(0)
+    return [made_up(given.shape, given.dtype, rng, below=extents.get(value))
+            for given, value in zip(argument_types(module, MAIN, MAIN), graph.parameters,
+                                    strict=True)]
+
+
+def index_extents(graph: Graph) -> Mapping[Value, int]:
+    """For integers that become indices of gathers, scatters and slices, outside of loops and
+    branches: below which bound all of them are within the tensor."""
+    extents: dict[Value, int] = {}
+    for node in reversed(graph.nodes):
+        for value, extent in _indexed(node):
+            extents[value] = min(extent, extents.get(value, extent))
+        if node.op in _PASSING:
+            bounds = [extents[result] for result in node.results if result in extents]
+            for value in node.operands if bounds else ():
+                extents[value] = min(*bounds, extents.get(value, bounds[0]))
+    return extents
+
+
+def _indexed(node: Node) -> Iterator[tuple[Value, int]]:
+    """The indices that a node takes, each with the lowest number of places that it chooses from."""
+    if node.opaque:
+        return
+    a, operands = node.attributes, node.operands
+    match node.op:
+        case "stablehlo.gather":
+            sizes = operands[0].type.shape
+            rooms = [sizes[d] - a["slice_sizes"][d] + 1 for d in a["start_index_map"]]
+            yield operands[1], min(rooms, default=1)
+        case "stablehlo.scatter" if len(operands) == 3:
+            sizes = operands[0].type.shape
+            rooms = [sizes[d] if d in a["inserted_window_dims"] else 1
+                     for d in a["scatter_dims_to_operand_dims"]]
+            yield operands[1], min(rooms, default=1)
+        case "stablehlo.dynamic_slice":
+            for start, size, length in zip(operands[1:], operands[0].type.shape, a["slice_sizes"],
+                                           strict=True):
+                yield start, size - length + 1
+        case "stablehlo.dynamic_update_slice":
+            for start, size, length in zip(operands[2:], operands[0].type.shape,
+                                           operands[1].type.shape, strict=True):
+                yield start, size - length + 1
