@@ -1,14 +1,14 @@
 """From clusters to callable kernels: scheduled, printed, assembled, or fetched from the cache.
 
 Scheduling and printing are Python's work, assembling is LLVM's: while one kernel is assembled on a
-second thread, the next one is printed.  When all are printed, both threads assemble.
+second thread, the next one is printed.  A third would have nothing to do: llvmlite lets one thread
+at a time into LLVM.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import hashlib
 import importlib.metadata
 import json
@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
@@ -96,11 +96,10 @@ _Callable = tuple[KernelObject, KernelCode]
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A kernel that is being assembled, or will be: `work` does it, `future` is what comes."""
+    """A kernel that is being assembled, or will be."""
 
     kernel: Kernel
     source: str
-    work: Callable[[], _Callable]
     future: Future[_Callable]
 
 
@@ -168,8 +167,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
         return Building({}, {})
     cache = object_cache(options)
     failed: dict[str, str] = {}
-    with _building, _eager_switching(), _no_collection(), \
-            ThreadPoolExecutor(1, "hlo_mlc") as assembler:
+    with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target))
@@ -177,8 +175,8 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
                 source, work = _begin(kernel, options, target, cache, record)
-                pending.append(_Pending(kernel, source, work, assembler.submit(work)))
-        for one in _assembled_by_both(pending):
+                pending.append(_Pending(kernel, source, assembler.submit(work)))
+        for one in pending:
             kernel, name = one.kernel, one.kernel.program.name
             with _noted(failed, kernel, options):
                 stored, code = one.future.result()
@@ -213,36 +211,6 @@ def _eager_switching() -> Iterator[None]:
         yield
     finally:
         sys.setswitchinterval(usual)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Nothing looks for cycles: there are hardly any in what is made here, but a collection goes
-    through all that JAX holds, which took up to a tenth of the time."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _assembled_by_both(pending: Sequence[_Pending]) -> list[_Pending]:
-    """The kernels in their order; this thread assembles what the other one has not begun, from the
-    last one on."""
-    result = []
-    for one in reversed(pending):
-        if one.future.cancel():
-            done: Future[_Callable] = Future()
-            try:
-                done.set_result(one.work())
-            except Exception as error:
-                done.set_exception(error)
-            one = replace(one, future=done)
-        result.append(one)
-    return result[::-1]
 
 
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,

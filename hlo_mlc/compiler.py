@@ -28,12 +28,13 @@ from hlo_mlc.partition.cost import (
     predict,
     worth_it,
 )
-from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
+from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_all_taken
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
 from hlo_mlc.runtime.rates import with_known_rates
 from hlo_mlc.runtime.records import OURS, open_records, target_key
+from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
@@ -60,7 +61,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
     """
     began = time.perf_counter()
     target = target_of(options)
-    with Recorder.open(options.dump_dir, entry) as record:
+    with no_collection(), Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
         graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
@@ -72,6 +73,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = replace(report_on(plan, built, time.perf_counter() - began, record),
                      predicted=predict(plan, target))
+    report = replace(report, kernels=tuple(_as_tuned(k, options, target) for k in report.kernels))
     _say(entry, report, built, options, target)
     return CompiledModule(emitted, report)
 
@@ -95,8 +97,8 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         if options.choose != "ours":
             plan = worth_it(plan, target)
             if completes(plan, target):
-                plan = partition(graph, _all_of_it(choose, failed),
-                                 lambda unit: is_small_unit(unit, target), donated)
+                plan = with_all_taken(plan, graph, "but nothing else is left to XLA then, which "
+                                      "would start a thread for it", failed)
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
         if not result.failed:
@@ -118,19 +120,6 @@ def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, str]) -> 
         return replace(verdict, take=False, reason=f"the compiler failed with {reason}")
 
     return choose
-
-
-def _all_of_it(choose: Chooser, failed: Mapping[str, str]) -> Chooser:
-    """What takes the rest as well, but for what cannot be built."""
-
-    def choose_it(cluster: Cluster) -> Verdict:
-        verdict = choose(cluster)
-        if verdict.take or cluster.kernel.fingerprint in failed:
-            return verdict
-        return replace(verdict, take=True, reason=f"{verdict.reason}, but nothing else is left "
-                                                  "to XLA then, which would start a thread for it")
-
-    return choose_it
 
 
 def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
@@ -214,6 +203,17 @@ def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> Ke
         contraction_flops=predicted.contraction_flops,
         data_dependent=any(map(is_data_dependent, program.steps)),
         ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason)
+
+
+def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:
+    """The report with what tuning measured of the kernel, if it is built as recorded."""
+    known = open_records(options).get(kernel.id, target_key(target))
+    if known is None or any(
+            position >= len(kernel.nests) or template != kernel.nests[position].template
+            or not parameters.items() <= kernel.nests[position].parameters.items()
+            for position, (template, parameters) in known.schedules.items()):
+        return kernel
+    return replace(kernel, tuned=known.measured)
 
 
 def is_data_dependent(step: Step) -> bool:

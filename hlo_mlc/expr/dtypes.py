@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -28,28 +28,20 @@ class DType:
     kind: Kind
     bits: int
     numpy: np.dtype
+    # What follows from these is asked for at every line of generated code.
+    bytes: int = field(init=False)  # of one element in memory: a bool takes a whole byte
+    is_float: bool = field(init=False)
+    is_integer: bool = field(init=False)
+    is_signed: bool = field(init=False)
+    is_narrow_float: bool = field(init=False)  # computed in f32 and rounded after every op
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of one element in memory (a bool takes a whole byte)."""
-        return max(1, self.bits // 8)
-
-    @property
-    def is_float(self) -> bool:
-        return self.kind is Kind.FLOAT
-
-    @property
-    def is_integer(self) -> bool:
-        return self.kind in (Kind.SIGNED, Kind.UNSIGNED)
-
-    @property
-    def is_signed(self) -> bool:
-        return self.kind is Kind.SIGNED
-
-    @property
-    def is_narrow_float(self) -> bool:
-        """Floats that are computed in f32 and rounded after every op."""
-        return self.is_float and self.bits < 32
+    def __post_init__(self) -> None:
+        follows = {"bytes": max(1, self.bits // 8), "is_float": self.kind is Kind.FLOAT,
+                   "is_integer": self.kind in (Kind.SIGNED, Kind.UNSIGNED),
+                   "is_signed": self.kind is Kind.SIGNED,
+                   "is_narrow_float": self.kind is Kind.FLOAT and self.bits < 32}
+        for name, value in follows.items():
+            object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         return self.name

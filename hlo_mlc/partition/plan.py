@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -13,6 +13,7 @@ from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.control import loop_refusal, lower_while
 from hlo_mlc.partition.donation import in_place
 from hlo_mlc.partition.estimate import Estimate
+from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering, uses_of
 from hlo_mlc.partition.units import (
@@ -27,6 +28,7 @@ from hlo_mlc.partition.units import (
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Nest, Step
 
+LIMITS = Limits()  # those of CPUs
 TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
 
 
@@ -90,18 +92,19 @@ class Plan:
 
 
 def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-              donated: Sequence[tuple[int, int]] = (), around: frozenset[str] = frozenset()
-              ) -> Plan:
+              donated: Sequence[tuple[int, int]] = (), around: frozenset[str] = frozenset(),
+              limits: Limits = LIMITS) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
     become one kernel.  `donated` are the numbers of parameters and of the results that their
-    memory is for; `around` are the ops that `graph` is a region of.
+    memory is for; `around` are the ops that `graph` is a region of;
+    `limits` are those of the target.
     """
     plan = Plan(graph)
     reasons = {node: _refusal(node) for node in graph.nodes}
-    graph = _rewrite_regions(graph, reasons, choose, small, plan, around)
-    fuser, values = _lower(graph, reasons)
+    graph = _rewrite_regions(graph, reasons, choose, small, plan, around, limits)
+    fuser, values = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     fuser.join_chains(frozenset(b for b, v in values.items() if v in results))
     fuser.join_siblings()
@@ -132,6 +135,24 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     return plan
 
 
+def with_all_taken(plan: Plan, graph: Graph, reason: str, left: Collection[str]) -> Plan:
+    """The plan for `graph` that takes what it rejects, too, but for these kernels.
+
+    Requires: nothing is left to XLA but clusters, so that no region of `graph` has clusters.
+    """
+    taken, rejected = list(plan.taken), []
+    for cluster, verdict in plan.rejected:
+        if cluster.kernel.fingerprint in left:
+            rejected.append((cluster, verdict))
+        else:
+            taken.append((cluster, replace(verdict, take=True,
+                                           reason=f"{verdict.reason}, {reason}")))
+    produced = {value: cluster for cluster, _ in taken for value in cluster.results}
+    rebuilt = _rebuild(graph, produced)
+    return replace(plan, graph=rebuilt, taken=taken, rejected=rejected,
+                   remaining=sum(_counts(n) for n in rebuilt.nodes))
+
+
 def _counts(node: Node) -> bool:
     return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"
 
@@ -143,12 +164,14 @@ def _refusal(node: Node) -> str:
 
 
 def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], plan: Plan, around: frozenset[str]) -> Graph:
+                     small: Callable[[Unit], bool], plan: Plan, around: frozenset[str],
+                     limits: Limits) -> Graph:
     """Partition the bodies of control flow that stays with XLA."""
     nodes, changed = [], False
     for node in graph.nodes:
         if reasons[node] and node.op in CONTROL_FLOW:
-            inner = [partition(region, choose, small, _carried(node, region), around | {node.op})
+            inner = [partition(region, choose, small, _carried(node, region), around | {node.op},
+                               limits)
                      for region in node.regions]
             if any(p.taken for p in inner):
                 new = Node(node.op, node.operands, node.results, node.attributes,
@@ -179,7 +202,8 @@ _WHOLE = frozenset(("sdy.manual_computation",))  # its region is all that a devi
 CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 
 
-def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, Value]]:
+def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
+           ) -> tuple[Fuser, dict[Buffer, Value]]:
     counter = iter(range(1 << 62))
     uses = uses_of(graph)
     wanted = set(graph.results)
@@ -192,8 +216,8 @@ def _lower(graph: Graph, reasons: dict[Node, str]) -> tuple[Fuser, dict[Buffer, 
         raise KeyError(f"{value!r} has no buffer")
 
     lowering = StageLowering(graph, frozenset(wanted), outside,
-                             lambda prefix: f"{prefix}{next(counter)}")
-    fuser = Fuser()
+                             lambda prefix: f"{prefix}{next(counter)}", limits.prologue)
+    fuser = Fuser(limits.row_elements)
     for value in (*graph.parameters, *graph.captures):
         if value.type is not None:
             lowering.define(value)

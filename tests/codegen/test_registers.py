@@ -173,8 +173,8 @@ def test_an_element_that_moves_is_written_between_two_vectors(machine, target: C
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_a_tile_is_read_and_stored_once_in_a_block() -> None:
-    """Ten additions to one vector in the body of a loop are one load, ten additions, one store."""
+def test_a_loop_hands_on_what_it_holds_in_registers() -> None:
+    """Ten additions to one vector in the body of a loop touch no memory, before it or after."""
     k = variable("k", 4)
 
     def lanes(name: str, stmt) -> For:
@@ -192,5 +192,5 @@ def test_a_tile_is_read_and_stored_once_in_a_block() -> None:
     lines = print_program(program, host()).splitlines()
     (tile,) = (line.split()[0] for line in lines if "alloca" in line)
     touching = [line for line in lines if f"ptr {tile}," in line]
-    assert sum("load" in line for line in touching) == 2  # in the loop, and after it
-    assert sum("store" in line for line in touching) == 2  # the zeros, and the loop's sum
+    assert not touching
+    assert sum("phi <" in line for line in lines) == 1

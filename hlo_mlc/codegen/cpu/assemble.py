@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import queue
 import re
-from collections.abc import Iterator
 
 import llvmlite.binding as llvm
 
@@ -23,8 +20,8 @@ def compile_ir(ir: str, target: CpuTarget) -> bytes:
 
     Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
     """
-    with _machine(target) as machine:
-        return machine.emit_object(_optimized(ir, machine))
+    machine = _machine(target)
+    return machine.emit_object(_optimized(ir, machine))
 
 
 def assembly(ir: str, target: CpuTarget) -> str:
@@ -32,8 +29,8 @@ def assembly(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    with _machine(target) as machine:
-        return machine.emit_assembly(_optimized(ir, machine))
+    machine = _machine(target)
+    return machine.emit_assembly(_optimized(ir, machine))
 
 
 def optimized_ir(ir: str, target: CpuTarget) -> str:
@@ -41,8 +38,7 @@ def optimized_ir(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    with _machine(target) as machine:
-        return str(_optimized(ir, machine))
+    return str(_optimized(ir, _machine(target)))
 
 
 def _optimized(ir: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
@@ -70,29 +66,13 @@ def _offending_line(ir: str, message: str) -> str | None:
     return lines[int(found[1]) - 1].strip()
 
 
-@contextlib.contextmanager
-def _machine(target: CpuTarget) -> Iterator[llvm.TargetMachine]:
-    """A machine that no other thread uses meanwhile; making one takes about 2 ms.
+@functools.cache
+def _machine(target: CpuTarget) -> llvm.TargetMachine:
+    """The machine that all threads use for a target, one at a time: llvmlite holds a lock during
+    every call.  Making one takes about 2 ms.
 
     Raises: CodegenError for a target that LLVM was built without.
     """
-    idle = _idle_machines(target)
-    try:
-        machine = idle.get_nowait()
-    except queue.Empty:
-        machine = _make_machine(target)
-    try:
-        yield machine
-    finally:
-        idle.put(machine)
-
-
-@functools.cache
-def _idle_machines(target: CpuTarget) -> queue.SimpleQueue[llvm.TargetMachine]:
-    return queue.SimpleQueue()
-
-
-def _make_machine(target: CpuTarget) -> llvm.TargetMachine:
     _initialize()
     try:
         made = llvm.Target.from_triple(target.triple)

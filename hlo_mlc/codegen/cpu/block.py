@@ -7,17 +7,17 @@ class Names:
     """Names that a function has not used yet."""
 
     def __init__(self) -> None:
-        self._names = 0
+        self.count = 0  # of the names given
 
     def fresh(self) -> str:
         """A value's name."""
-        self._names += 1
-        return f"%v{self._names}"
+        self.count += 1
+        return f"%v{self.count}"
 
     def label(self) -> str:
         """A basic block's name."""
-        self._names += 1
-        return f"b{self._names}"
+        self.count += 1
+        return f"b{self.count}"
 
 
 class Block:
@@ -30,7 +30,9 @@ class Block:
 
     def define(self, instruction: str) -> str:
         """Emit an instruction and return its result's name."""
-        name = self.names.fresh()
+        names = self.names
+        names.count += 1
+        name = f"%v{names.count}"
         self.lines.append(f"  {name} = {instruction}")
         return name
 

@@ -7,13 +7,13 @@ joined to the outer's only when it is closed, hence whatever was hoisted meanwhi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block, Names
-from hlo_mlc.codegen.cpu.registers import Registers
+from hlo_mlc.codegen.cpu.registers import Registers, Slot
 from hlo_mlc.expr.core import Var
 
 NO_READS: frozenset[int] = frozenset()
@@ -91,7 +91,7 @@ class Function(Names):
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
         self.lane: Lane | None = None
         self.mask: Value | None = None  # lanes in which a guarded statement is executed
-        self._memo: dict[object, Value] = {}
+        self.memo: dict[object, Value] = {}  # values known so far
         self._dependents: dict[int, list[object]] = {}
 
     # Blocks
@@ -142,14 +142,20 @@ class Function(Names):
                 self.registers.end(outside, scope.block)
             self.scopes.pop()
             for key in scope.keys:
-                self._memo.pop(key, None)
+                self.memo.pop(key, None)
 
-    def begin_loop(self, writes: frozenset[int]) -> None:
+    def begin_loop(self, writes: frozenset[int],
+                   handed_on: Collection[int] = ()) -> list[Slot]:
         """What is known of these alias classes holds no longer: it would in the first iteration
-        only."""
+        only.
+
+        Gives what of those that are `handed_on` the first iteration begins with.
+        """
+        known = self.registers.take(handed_on)
         self.registers.flush(self.block)
         self.registers.forget(writes)
         self.forget(writes)
+        return known
 
     @contextmanager
     def truncated(self, depth: int) -> Iterator[None]:
@@ -199,11 +205,8 @@ class Function(Names):
 
     # Values known so far
 
-    def recall(self, key: object) -> Value | None:
-        return self._memo.get(key)
-
     def remember(self, key: object, value: Value) -> Value:
-        self._memo[key] = value
+        self.memo[key] = value
         self.scopes[value.depth].keys.append(key)
         for written in value.reads:
             self._dependents.setdefault(written, []).append(key)
@@ -213,7 +216,7 @@ class Function(Names):
         """Drop what was read from these alias classes: they change now."""
         for alias_class in written:
             for key in self._dependents.pop(alias_class, ()):
-                self._memo.pop(key, None)
+                self.memo.pop(key, None)
 
     def widen(self, value: Value, lanes: int) -> str:
         """The text of a value as a vector of `lanes`."""
@@ -222,7 +225,7 @@ class Function(Names):
         if types.is_literal(value.text):
             return types.spread(value.text, value.element, lanes)
         key = ("splat", value.text, lanes)
-        known = self._memo.get(key)
+        known = self.memo.get(key)
         if known is None:
             block, whole = self.at(value.depth), types.vector(value.element, lanes)
             first = block.define(f"insertelement {whole} poison, {value.typed}, i64 0")

@@ -41,7 +41,7 @@ def resize(function: Function, value: Value, element: str) -> Value:
     if types.is_literal(value.text) and not value.lanes:
         return value._replace(element=element)
     key = ("resize", value.text, element)
-    known = function.recall(key)
+    known = function.memo.get(key)
     if known is None:
         instruction = "trunc" if element == _SMALL else "sext"
         text = function.at(value.depth).define(

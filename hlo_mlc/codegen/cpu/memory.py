@@ -235,7 +235,7 @@ def _read_every_other(writer: Writer, place: Place, depth: int) -> str:
 def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
     """The lanes to access; None for all of them."""
     lane = writer.function.lane
-    whole = lane.is_full or place.storage.private_lanes
+    whole = lane.is_full or place.storage.private_lanes or place.storage.spare_lanes
     if mask is None:
         return None if whole else lane.mask
     text = writer.function.widen(mask, lane.width)
@@ -373,7 +373,7 @@ def _write_streaming(writer: Writer, place: Place, typed: str, address: str, siz
     function, block, storage = writer.function, writer.function.block, place.storage
     if storage.alignment < unit:
         key = ("aligned", storage.pointer)
-        known = function.recall(key)
+        known = function.memo.get(key)
         if known is None:
             outer = function.at(0)
             number = outer.define(f"ptrtoint ptr {storage.pointer} to i64")

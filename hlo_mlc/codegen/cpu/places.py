@@ -29,7 +29,9 @@ class Place(NamedTuple):
 
     `uniform`: values with the bytes that each unit of them moves all lanes by; `constant` bytes;
     `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
-    them moves its lane by; `reach`: elements that `varying` can move a lane by, at most.
+    them moves its lane by; `reach`: elements that `varying` can move a lane by, at most; `depth`:
+    the scope where this is known; `reads`: the alias classes that where it is was read from, so
+    that it lies elsewhere when they change.
     """
 
     buffer: Buffer
@@ -39,6 +41,8 @@ class Place(NamedTuple):
     stride: int
     varying: tuple[tuple[Value, int], ...]
     reach: float
+    depth: int
+    reads: frozenset[int]
 
     @property
     def dtype(self) -> DType:
@@ -56,15 +60,6 @@ class Place(NamedTuple):
     @property
     def is_contiguous(self) -> bool:
         return self.stride in (1, -1) and not self.varying
-
-    @property
-    def depth(self) -> int:
-        return max((v.depth for v, _ in (*self.uniform, *self.varying)), default=0)
-
-    @property
-    def reads(self) -> frozenset[int]:
-        """The alias classes that where it is was read from: it lies elsewhere when they change."""
-        return NO_READS.union(*(v.reads for v, _ in (*self.uniform, *self.varying)))
 
     def alignment_at(self, constant: int) -> int:
         """What is known to divide the address with another constant part, in bytes."""
@@ -92,7 +87,7 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
     stride = 1 if storage.private_lanes else 0
     uniform: list[tuple[Value, int]] = []
     varying: list[tuple[Value, int]] = []
-    reach = 0.0
+    reach, depth, reads = 0.0, 0, NO_READS
     for atom, coefficient in terms:
         number = constants.get(atom)
         if number is not None:
@@ -101,6 +96,10 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
             stride += coefficient * scale
         else:
             value = writer.value(atom)
+            if value.depth > depth:
+                depth = value.depth
+            if value.reads:
+                reads = reads | value.reads
             if value.lanes:
                 varying.append((value, coefficient * scale))
                 reach += abs(coefficient * scale) * max(map(abs, index.bounds(atom)))
@@ -108,9 +107,10 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
                 offset += coefficient * int(value.text)
             else:
                 uniform.append((value, coefficient * scale * size))
-    uniform.sort(key=lambda term: (term[0].depth, term[0].text))
+    if len(uniform) > 1:
+        uniform.sort(key=lambda term: (term[0].depth, term[0].text))
     return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
-                 reach)
+                 reach, depth, reads)
 
 
 def is_inside(node: Load) -> bool:
@@ -129,7 +129,7 @@ def pointer(writer: Writer, place: Place) -> Value:
     key: tuple = ("pointer", place.storage.pointer)
     for value, scale in place.uniform:
         key = (*key, value.text, scale)
-        known = function.recall(key)
+        known = function.memo.get(key)
         if known is None:
             depth = max(current.depth, value.depth)
             text = None

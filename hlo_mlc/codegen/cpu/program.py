@@ -37,7 +37,8 @@ class Storage(NamedTuple):
     """Where a buffer lies: a pointer with its alignment, and what it cannot overlap.
 
     `private_lanes`: each lane has its own copy, side by side, element by element; `own_bytes`: the
-    size of a register buffer's array.
+    size of a register buffer's array; `spare_lanes`: what lies behind the last lane of a short
+    vector may be overwritten.
     """
 
     pointer: str
@@ -46,6 +47,7 @@ class Storage(NamedTuple):
     tags: str = ""  # metadata of loads and stores
     private_lanes: int = 0
     own_bytes: int = 0
+    spare_lanes: bool = False
 
     @property
     def array(self) -> Array:

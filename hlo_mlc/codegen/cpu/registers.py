@@ -2,13 +2,14 @@
 
 LLVM keeps these arrays in registers and removes their loads and stores again, which were four lines
 in five of a register tile.  So what was written in a block is what is read there, and is stored
-only where the block ends; LLVM joins the blocks.
+only where the block ends; LLVM joins the blocks.  Innermost loops without branches hand on what
+they hold from iteration to iteration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.block import Block
@@ -24,6 +25,16 @@ class Array(NamedTuple):
     alias_class: int
 
 
+class Slot(NamedTuple):
+    """What iterations of a loop hand on: `text` is in `size` bytes of an array."""
+
+    array: Array
+    offset: int
+    kind: str
+    size: int
+    text: str
+
+
 class _Held(NamedTuple):
     """What is in `size` bytes of an array since scope `depth`; `pending`: not stored yet."""
 
@@ -32,6 +43,26 @@ class _Held(NamedTuple):
     size: int
     depth: int
     pending: bool
+
+
+class _Loop(NamedTuple):
+    """A loop whose iterations hand on arrays of some alias classes: values by which it begins,
+    their names inside, and the bytes that its body has touched so far."""
+
+    outer: Block
+    depth: int
+    classes: Collection[int]
+    before: list[Slot]
+    inside: list[Slot]
+    touched: dict[Array, set[tuple[int, float]]]
+
+    def touch(self, array: Array, offset: int, size: float) -> None:
+        self.touched.setdefault(array, set()).add((offset, offset + size))
+
+    def has_touched(self, array: Array, offset: int, size: int) -> bool:
+        """Whether any of these bytes were touched."""
+        return any(start < offset + size and offset < end
+                   for start, end in self.touched.get(array, ()))
 
 
 Contents = dict[Array, dict[int, _Held]]  # by offset in bytes; no two overlap
@@ -48,6 +79,7 @@ class Registers:
         self._contents: Contents = {}
         self._written: set[Array] = set()  # since the innermost block was begun
         self._addresses: set[str] = set()
+        self._loop: _Loop | None = None  # whose iterations hand on what they hold
 
     # Elements
 
@@ -57,10 +89,10 @@ class Registers:
         held = self._contents.get(array, {}).get(offset)
         if held is not None and held.kind == kind and held.depth <= depth:
             return held.text
+        first = self._first_touch(array, offset, kind, size)
         self._make_room(array, offset, size, block)
-        text = block.define(f"load {kind}, ptr {self._address(array, offset)}, "
-                            f"align {math.gcd(ALIGNMENT, offset, size)}")
-        self._contents[array][offset] = _Held(kind, text, size, depth, False)
+        text = first or block.define(self._load(array, offset, kind, size))
+        self._contents[array][offset] = _Held(kind, text, size, depth, first is not None)
         return text
 
     def store(self, array: Array, offset: int, kind: str, size: int, text: str, block: Block,
@@ -71,6 +103,8 @@ class Registers:
             self._make_room(array, offset, size, block)
         self._contents[array][offset] = _Held(kind, text, size, depth, True)
         self._written.add(array)
+        if self._loop is not None:
+            self._loop.touch(array, offset, size)
 
     def _make_room(self, array: Array, offset: int, size: int, block: Block) -> None:
         """Store and forget what lies partly where an element is."""
@@ -96,10 +130,65 @@ class Registers:
         self.settle(array, block)
         self._contents.pop(array, None)
         self._written.add(array)
+        if self._loop is not None:
+            self._loop.touch(array, 0, math.inf)
 
     def drop(self, array: Array) -> None:
         """The array ends here."""
         self._contents.pop(array, None)
+
+    # Loops
+
+    def take(self, classes: Collection[int]) -> list[Slot]:
+        """Before a loop: what is known of the arrays of these classes, which is forgotten."""
+        taken = [Slot(array, offset, held.kind, held.size, held.text)
+                 for array, slots in self._contents.items() if array.alias_class in classes
+                 for offset, held in slots.items()]
+        for one in taken:
+            self._contents.pop(one.array, None)
+        return taken
+
+    def enter(self, before: list[Slot], classes: Collection[int], outer: Block,
+              depth: int) -> None:
+        """A loop begins with these values, in arrays of classes of which it uses the same elements
+        each time."""
+        inside = [one._replace(text=outer.names.fresh()) for one in before]
+        self._loop = _Loop(outer, depth, classes, before, inside, {})
+        self.put(inside, depth)
+
+    def put(self, values: Iterable[Slot], depth: int) -> None:
+        """In a loop or behind it: these values are known, but not in memory."""
+        for one in values:
+            slots = self._contents.setdefault(one.array, {})
+            slots[one.offset] = _Held(one.kind, one.text, one.size, depth, True)
+            self._written.add(one.array)
+            if self._loop is not None:
+                self._loop.touch(one.array, one.offset, one.size)
+
+    def leave(self, block: Block) -> list[tuple[Slot, Slot, Slot]]:
+        """The loop's last `block` ends: what it begins with, what iterations begin with, and what
+        they end with. All else that its arrays hold is stored."""
+        loop, self._loop = self._loop, None
+        last = [one._replace(text=self.load(one.array, one.offset, one.kind, one.size, block,
+                                            loop.depth)) for one in loop.inside]
+        for one in last:
+            self._contents[one.array].pop(one.offset)
+        for array in {one.array for one in last}:
+            self.release(array, block)
+        return list(zip(loop.before, loop.inside, last, strict=True))
+
+    def _first_touch(self, array: Array, offset: int, kind: str, size: int) -> str | None:
+        """What iterations of the loop being written find at an offset, if nothing in them has
+        touched it yet; it is loaded in front of the loop."""
+        loop = self._loop
+        if loop is None or array.alias_class not in loop.classes \
+                or loop.has_touched(array, offset, size):
+            return None
+        loop.touch(array, offset, size)
+        first = loop.outer.define(self._load(array, offset, kind, size))
+        loop.before.append(Slot(array, offset, kind, size, first))
+        loop.inside.append(loop.before[-1]._replace(text=loop.outer.names.fresh()))
+        return loop.inside[-1].text
 
     # Blocks
 
@@ -129,6 +218,10 @@ class Registers:
         self._written |= written
 
     # Text
+
+    def _load(self, array: Array, offset: int, kind: str, size: int) -> str:
+        return (f"load {kind}, ptr {self._address(array, offset)}, "
+                f"align {math.gcd(ALIGNMENT, offset, size)}")
 
     def _store(self, array: Array, offset: int, held: _Held, block: Block) -> None:
         block.emit(f"store {held.kind} {held.text}, ptr {self._address(array, offset)}, "

@@ -7,19 +7,32 @@ from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
+from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.function import Block, Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
-from hlo_mlc.codegen.cpu.places import resolve
+from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import BOOL
-from hlo_mlc.loops.core import Accumulate, Allocate, Call, For, If, LoopKind, Stmt, Store, While
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    Call,
+    For,
+    If,
+    LoopKind,
+    Prefetch,
+    Stmt,
+    Store,
+    While,
+)
 from hlo_mlc.support.errors import CodegenError
 
 STACK_LIMIT_BYTES = 256 * 1024
 """Bytes that one function may allocate: XLA's threads have small stacks."""
 
+CACHE_LINE_BYTES = 64  # of all processors that we know
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16
 
@@ -36,6 +49,8 @@ def write_all(writer: Writer, statements: Statements) -> None:
                 _write_store(writer, stmt)
             case Accumulate():
                 _write_guarded(writer, stmt.guard, functools.partial(accumulate, writer, stmt))
+            case Prefetch():
+                _write_prefetch(writer, stmt)
             case If():
                 _write_if(writer, stmt)
             case While():
@@ -108,31 +123,40 @@ def _block(writer: Writer) -> Block:
 
 def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
     function = writer.function
-    writes = writer.module.writes(loop.body)
-    function.begin_loop(writes)
+    module = writer.module
+    writes = module.writes(loop.body)
+    kept = writes.intersection(map(module.alias_class, handed_on(loop.body)))
+    known, outer = function.begin_loop(writes, kept), function.block
     counter = function.fresh()
     is_long = not types.is_literal(extent.text) or int(extent.text) >= _LONG
     with function.scope(_block(writer), leaf=not has_loops(loop.body), writes=writes,
                         counter=counter if is_long else "") as inner:
         start = inner.label
         function.bindings[loop.var] = Value(counter, types.INDEX_TYPE, 0, function.depth)
+        if kept:
+            function.registers.enter(known, kept, outer, function.depth)
         write_all(writer, loop.body)
+        handed = function.registers.leave(inner) if kept else []
         following = _advanced(inner, "i64", f"add nuw nsw i64 {counter}, 1")
         done = inner.define(f"icmp eq i64 {following}, {extent.text}")
         pointers = [(name, first, _advanced(inner, "ptr", f"getelementptr i8, ptr {name}, "
                                             f"i64 {step}"))
                     for (first, step), name in function.scopes[-1].moving.items()]
     del function.bindings[loop.var]
-    outer, after = function.block, function.label()
+    after = function.label()
     outer.emit(f"br label %{start}")
-    before = outer.label
+    entered = outer.label
     outer.start(start)
-    outer.emit(f"{counter} = phi i64 [ 0, %{before} ], [ {following}, %{inner.label} ]")
+    outer.emit(f"{counter} = phi i64 [ 0, %{entered} ], [ {following}, %{inner.label} ]")
     for name, first, moved in pointers:
-        outer.emit(f"{name} = phi ptr [ {first}, %{before} ], [ {moved}, %{inner.label} ]")
+        outer.emit(f"{name} = phi ptr [ {first}, %{entered} ], [ {moved}, %{inner.label} ]")
+    for first, one, last in handed:
+        outer.emit(f"{one.text} = phi {one.kind} [ {first.text}, %{entered} ], "
+                   f"[ {last.text}, %{inner.label} ]")
     outer.lines += inner.lines
     outer.emit(f"br i1 {done}, label %{after}, label %{start}")
     outer.start(after)
+    function.registers.put((last for *_, last in handed), function.block_depth(function.depth))
 
 
 def _advanced(block: Block, kind: str, instruction: str) -> str:
@@ -329,7 +353,8 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     module, is_register = writer.module, buffer.scope == "register"
     writer.allocate(buffer, Storage(
         pointer, 64, module.alias_class(buffer), "" if is_register else module.tags(buffer),
-        lanes, size if is_register else 0))
+        lanes, size if is_register else 0,
+        is_register and not lanes and has_spare_lanes(buffer, stmt.body)))
     write_all(writer, stmt.body)
     function.forget((module.alias_class(buffer),))
     function.registers.drop(writer.storage(buffer).array)
@@ -343,3 +368,14 @@ def _write_store(writer: Writer, stmt: Store) -> None:
                      stmt.streaming)
 
     _write_guarded(writer, stmt.guard, write)
+
+
+def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
+    place = resolve(writer, stmt.buffer, stmt.indices)
+    # Vectors that share a line with the one before need not ask for it again.
+    if not place.is_contiguous or place.constant % CACHE_LINE_BYTES:
+        return
+    block = writer.function.block
+    address = displaced(block, pointer(writer, place).text,
+                        place.constant + stmt.ahead * place.dtype.bytes)
+    block.emit(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import indices, scalar, types
@@ -31,6 +32,7 @@ class Writer:
         self.streams = False  # whether non-temporal stores were written
         self.stack_bytes = 0
         self._storages: dict[Buffer, Storage] = {}
+        self._literals: dict[Const, Value] = {}
         self._context = "%ctx" if parent is None else None
         if parent is not None:
             self.function.constants = dict(parent.function.constants)
@@ -55,7 +57,7 @@ class Writer:
                 continue
             stack.pop()
             key = self.key(node)
-            known = function.recall(key)
+            known = function.memo.get(key)
             if known is None:
                 known = function.remember(key, self._write(node))
             if not stack:
@@ -65,18 +67,21 @@ class Writer:
         """The value of `node` if it needs no code."""
         kind = type(node)
         if kind is Const:
-            return Value(types.constant(node), types.register_type(node.dtype))
+            known = self._literals.get(node)
+            if known is None:
+                known = self._literals[node] = Value(types.constant(node),
+                                                     types.register_type(node.dtype))
+            return known
         if kind is Var:
             return self.variable(node)
-        return self.function.recall(self.key(node))
+        return self.function.memo.get(self.key(node))
 
     def key(self, node: Expr) -> object:
         """What identifies the value of `node`: itself, with the unrolled numbers it depends on."""
         unrolled = self.module.unrolled(node)
         if not unrolled:
             return node
-        constants = self.function.constants
-        return (node, *[constants.get(v) for v in unrolled])
+        return (node, *map(self.function.constants.get, unrolled))
 
     def variable(self, var: Var) -> Value:
         """The value of a loop variable, a dimension, or a combiner's operand.
@@ -86,7 +91,7 @@ class Writer:
         function = self.function
         number = function.constants.get(var)
         if number is not None:
-            return Value(str(number), types.INDEX_TYPE)
+            return _number(number)
         known = function.bindings.get(var)
         if known is None:
             known = function.bindings[var] = self._import(var)
@@ -145,11 +150,7 @@ class Writer:
             return indices.apply(function, module.target, node, args)
         if node.op in _LOGIC and (folded := _fold_logic(node.op, args)) is not None:
             return folded
-        lanes, depth, reads = 0, function.scopes[-1].floor, NO_READS
-        for a in args:
-            lanes = a.lanes or lanes
-            depth = max(depth, a.depth)
-            reads = reads | a.reads if a.reads else reads
+        lanes, depth, reads = _together(args, function.scopes[-1].floor)
         site = scalar.Site(function.at(depth), module.target, node.args[0].dtype, node.dtype, lanes)
         text = scalar.spell(node.op, site, [function.widen(a, lanes) for a in args])
         return Value(text, types.register_type(node.dtype), lanes, depth, reads)
@@ -157,11 +158,9 @@ class Writer:
     def op(self, name: str, dtype: DType, args: Sequence[Value]) -> Value:
         """One scalar op on values at hand, all of type `dtype`."""
         function = self.function
-        lanes = max(a.lanes for a in args)
-        depth = function.pure_depth(args)
+        lanes, depth, reads = _together(args, function.scopes[-1].floor)
         site = scalar.Site(function.at(depth), self.module.target, dtype, dtype, lanes)
         text = scalar.spell(name, site, [function.widen(a, lanes) for a in args])
-        reads = NO_READS.union(*(a.reads for a in args))
         return Value(text, types.register_type(dtype), lanes, depth, reads)
 
     def _branch_around(self, node: Apply) -> Value:
@@ -270,6 +269,26 @@ class Writer:
 _LOGIC = frozenset(("and", "or", "not", "select", "select_unlikely"))
 # Combiners that are one op, written without going through their expressions.
 _DIRECT = frozenset(("add", "mul", "max", "min", "and", "or", "xor"))
+
+
+@functools.cache
+def _number(number: int) -> Value:
+    """What the variable of an unrolled loop is in one of its copies."""
+    return Value(str(number), types.INDEX_TYPE)
+
+
+def _together(args: Sequence[Value], depth: int) -> tuple[int, int, frozenset[int]]:
+    """The lanes of values, where they are all known, no further out than `depth`, and what they
+    read."""
+    lanes, reads = 0, NO_READS
+    for a in args:
+        if a.lanes > lanes:
+            lanes = a.lanes
+        if a.depth > depth:
+            depth = a.depth
+        if a.reads:
+            reads = reads | a.reads
+    return lanes, depth, reads
 
 
 def _eager(node: Expr) -> tuple[Expr, ...]:

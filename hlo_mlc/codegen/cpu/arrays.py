@@ -1,0 +1,115 @@
+"""How arrays that become registers are used: what may be overwritten, what loops hand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    Call,
+    For,
+    If,
+    LoopKind,
+    Stmt,
+    Store,
+    While,
+    bodies,
+    walk,
+)
+from hlo_mlc.loops.rewrite import constant_extent, expressions
+
+Statements = tuple[Stmt, ...]
+
+
+class Use(NamedTuple):
+    """An access to a buffer, with the vector loop that it is in; without indices, to all of it."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    vector: For | None
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether the lanes are neighbours."""
+        if self.vector is None or not self.indices:
+            return False
+        *rows, last = self.indices
+        lane = self.vector.var
+        return index.affine(last)[0].get(lane) == 1 and all(lane not in r.free for r in rows)
+
+
+def uses(statements: Statements, vector: For | None = None) -> Iterator[Use]:
+    """Every access of the statements to a buffer."""
+    for stmt in statements:
+        if isinstance(stmt, Call):
+            yield from (Use(buffer, (), vector) for buffer in stmt.buffers)
+        elif isinstance(stmt, Store):
+            yield Use(stmt.buffer, stmt.indices, vector)
+        elif isinstance(stmt, Accumulate):
+            yield from (Use(buffer, stmt.indices, vector) for buffer in stmt.buffers)
+        for expression in expressions(stmt):
+            yield from (Use(one.source, one.indices, vector) for one in loads(expression))
+        is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
+        for body in bodies(stmt):
+            yield from uses(body, stmt if is_vector else vector)
+
+
+def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
+    """Whether vectors with fewer lanes than they have room for may be written as whole ones.
+
+    They may if their rows have that room, and nobody reads or writes what lies there.
+    """
+    reached: list[tuple[float, float]] = []
+    spare: list[tuple[float, float]] = []
+    for use in uses(statements):
+        if use.buffer != buffer:
+            continue
+        if not use.indices:
+            return False
+        low, high = index.bounds(use.indices[-1])
+        reached.append((low, high))
+        if use.is_vector:
+            live = constant_extent(use.vector)
+            if live is None or use.vector.var.extent != live:
+                return False
+            width = 1 << (live - 1).bit_length()
+            if live < width:
+                spare.append((low + live, high - live + width))
+        elif use.vector is not None and any(use.vector.var in i.free for i in use.indices):
+            return False
+    row = element_strides(buffer)[-2] if len(buffer.shape) > 1 else buffer.shape[-1]
+    return all(last < row for _, last in spare) and not any(
+        low <= last and first <= high for first, last in spare for low, high in reached)
+
+
+def handed_on(statements: Statements) -> frozenset[Buffer]:
+    """The register buffers of which a loop with this body uses the same elements each time.
+
+    None where there are loops or conditions inside.
+    """
+    numbers: set[Var] = set()
+    fixed: dict[Buffer, bool] = {}
+    for stmt in walk(statements):
+        if isinstance(stmt, If | While | Call):
+            return frozenset()
+        if isinstance(stmt, For):
+            if stmt.kind is LoopKind.VECTORIZE or is_unrolled(stmt):
+                numbers.add(stmt.var)
+            else:
+                return frozenset()
+        elif isinstance(stmt, Store | Accumulate) and stmt.guard is not None:
+            return frozenset()
+        elif isinstance(stmt, Allocate):
+            fixed[stmt.buffer] = False
+    for use in uses(statements):
+        if use.buffer.scope == "register":
+            is_fixed = all(i.free <= numbers for i in use.indices) and (
+                use.is_vector or use.vector is None
+                or all(use.vector.var not in i.free for i in use.indices))
+            fixed[use.buffer] = fixed.get(use.buffer, True) and is_fixed
+    return frozenset(buffer for buffer, is_fixed in fixed.items() if is_fixed)
