@@ -20,13 +20,29 @@ constexpr int kSpinsBeforeSleep = 2000;
 // of steps that grows with the logarithm of the threads, and none of them makes many wake-up calls.
 constexpr int kInvitations = 2;
 
-// One parallel_for in progress. Shared by the caller and the helpers it called, because a helper
-// may start long after the caller has left; such a one finds no task to claim, and touches neither
-// body, closure nor executor.
+// Shares of the tasks that participants begin with; more participants have some in common.
+constexpr int64_t kMostShares = 16;
+
+// One parallel_for in progress. Each participant begins with a share of its own and goes on with
+// what is left of the others': when a kernel runs again, and in the next one of the same extent, a
+// thread meets the data that it had before, which its cache may still hold (layernorm, softmax and
+// gelu of 4 MB ran 1.05 to 1.1 times as fast as with one queue).
+//
+// Shared by the caller and the helpers it called, because a helper may start long after the caller
+// has left; such a one finds no task to claim, and touches neither body, closure nor executor.
 class Region final : public Job {
  public:
   Region(Executor& executor, MlcTask body, void* closure, int64_t count, int64_t helpers)
-      : executor_(executor), body_(body), closure_(closure), count_(count), uninvited_(helpers) {}
+      : executor_(executor),
+        body_(body),
+        closure_(closure),
+        count_(count),
+        share_count_(std::min(helpers + 1, kMostShares)),
+        uninvited_(helpers) {
+    for (int64_t share = 0; share < share_count_; ++share) {
+      shares_[share].next.store(Begin(share), std::memory_order_relaxed);
+    }
+  }
 
   // A helper's part.
   void Run() override {
@@ -45,21 +61,40 @@ class Region final : public Job {
   }
 
  private:
+  struct alignas(64) Share {  // on a line of its own: every claim writes it
+    std::atomic<int64_t> next;
+  };
+
+  int64_t Begin(int64_t share) const {
+    return count_ / share_count_ * share + std::min(share, count_ % share_count_);
+  }
+
   void Work() {
+    const int64_t first = arrived_.fetch_add(1, std::memory_order_relaxed) % share_count_;
     int64_t finished = 0;
-    for (;;) {
-      const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
-      if (task >= count_) break;
-      // Only now: an unfinished task keeps the caller, and with it the executor, in place.
-      if (finished == 0) Invite();
-      body_(closure_, task);
-      ++finished;
+    for (int64_t n = first; n < first + share_count_; ++n) {
+      finished += WorkOn(n % share_count_, finished == 0);
     }
     if (finished == 0) return;
     if (done_.fetch_add(finished, std::memory_order_acq_rel) + finished == count_) {
       // Taking the lock orders this notification after the caller's test of its predicate.
       std::lock_guard<std::mutex> lock(mutex_);
       last_done_.notify_one();
+    }
+  }
+
+  // Does what is left of a share, and says how many tasks that were.
+  int64_t WorkOn(int64_t share, bool invite) {
+    std::atomic<int64_t>& next = shares_[share].next;
+    const int64_t end = Begin(share + 1);
+    int64_t finished = 0;
+    for (;;) {
+      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= end) return finished;
+      // Only now: an unfinished task keeps the caller, and with it the executor, in place.
+      if (invite && finished == 0) Invite();
+      body_(closure_, task);
+      ++finished;
     }
   }
 
@@ -91,9 +126,11 @@ class Region final : public Job {
   const MlcTask body_;
   void* const closure_;
   const int64_t count_;
+  const int64_t share_count_;
   std::atomic<int64_t> uninvited_;
   std::atomic<int64_t> owners_{1};
-  alignas(64) std::atomic<int64_t> next_{0};  // on a line of its own: every claim writes it
+  std::atomic<int64_t> arrived_{0};
+  Share shares_[kMostShares];
   alignas(64) std::atomic<int64_t> done_{0};  // on another: the waiting caller polls it
   std::mutex mutex_;
   std::condition_variable last_done_;

@@ -68,6 +68,18 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Prefetch:
+    """The element `ahead` places behind `buffer[indices]` in memory is read soon: get it closer.
+
+    Neither of the two need exist.  Nothing but time depends on this statement.
+    """
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    ahead: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class If:
     """A branch on a condition that is the same for all lanes of an enclosing vector loop."""
 
@@ -105,7 +117,7 @@ class Call:
     buffers: tuple[Buffer, ...]
 
 
-Stmt = For | Store | Accumulate | If | While | Allocate | Call
+Stmt = For | Store | Accumulate | Prefetch | If | While | Allocate | Call
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,7 +158,7 @@ def folding(loop: For) -> Accumulate | None:
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The statement lists nested directly in `stmt`."""
     kind = type(stmt)
-    if kind is Store or kind is Accumulate or kind is Call:
+    if kind is Store or kind is Accumulate or kind is Prefetch or kind is Call:
         return ()
     return (stmt.then, stmt.otherwise) if kind is If else (stmt.body,)
 

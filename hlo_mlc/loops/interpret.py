@@ -20,6 +20,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -173,6 +174,8 @@ class _Machine:
                 return self._store(stmt, vector)
             case Accumulate():
                 return self._accumulate(stmt, vector)
+            case Prefetch():
+                return lambda frame: None
             case If():
                 return self._if(stmt, vector)
             case While():

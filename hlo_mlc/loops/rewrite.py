@@ -18,6 +18,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -55,6 +56,8 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
         case Accumulate():
             guard = () if stmt.guard is None else (stmt.guard,)
             return (*stmt.indices, *stmt.terms, *guard)
+        case Prefetch():
+            return stmt.indices
         case If() | While():
             return (stmt.condition,)
     return ()
@@ -90,6 +93,10 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
                 return stmt
             return guarded(Accumulate(stmt.buffers, indices, stmt.combiner, terms, None,
                                       stmt.atomic), guard)
+        case Prefetch():
+            indices = tuple(map(rule, stmt.indices))
+            return stmt if indices == stmt.indices else \
+                Prefetch(stmt.buffer, indices, stmt.ahead)
         case Allocate():
             return with_bodies(stmt, (map_expressions(stmt.body, rule),))
         case While() | If():
@@ -145,6 +152,8 @@ def redirect(statements: Body, old: Buffer, new: Buffer,
                 assert len(stmt.buffers) == 1, "the buffers of one Accumulate share their indices"
                 return (Accumulate((new,), place(stmt.indices), stmt.combiner, stmt.terms,
                                    stmt.guard, stmt.atomic),)
+            case Prefetch() if stmt.buffer == old:
+                return ()  # what lies behind it is elsewhere now
         return None
 
     def rule(e: Expr) -> Expr:
@@ -212,6 +221,9 @@ def inlined(call: Call) -> Body:
                 targets = tuple(buffers.get(b, b) for b in stmt.buffers)
                 return (Accumulate(targets, stmt.indices, stmt.combiner, stmt.terms, stmt.guard,
                                    stmt.atomic),)
+            case Prefetch():
+                return (Prefetch(buffers.get(stmt.buffer, stmt.buffer), stmt.indices,
+                                 stmt.ahead),)
         return None
 
     body = inline_calls(program.body)

@@ -18,6 +18,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -103,6 +104,9 @@ def _lines(stmt: Stmt) -> list[str]:
             rank = len(stmt.indices)
             line = f"{stmt.buffer.name}[{', '.join(parts[:rank])}] = {parts[rank]}"
             return [*lets, line + _suffix(parts[rank + 1:], " streaming" * stmt.streaming)]
+        case Prefetch():
+            lets, place = _spelled(stmt.indices)
+            return [*lets, f"prefetch {stmt.buffer.name}[{', '.join(place)}] + {stmt.ahead}"]
         case Call():
             arguments = ", ".join(b.name for b in stmt.buffers)
             return [f"call {stmt.program.name}({arguments})"]

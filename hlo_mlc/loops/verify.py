@@ -17,6 +17,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -158,6 +159,8 @@ class _Checker:
                     self._store(stmt, scope)
                 case Accumulate():
                     self._accumulate(stmt, scope)
+                case Prefetch():
+                    self._address(stmt, scope, stmt.buffer, stmt.indices)
                 case Allocate():
                     self._allocate(stmt, scope)
                 case If() | While():
@@ -191,11 +194,7 @@ class _Checker:
 
     def _place(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...],
                guard: Expr | None) -> None:
-        if buffer not in scope.buffers:
-            raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
-        if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
-            raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
-                             f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
+        self._address(stmt, scope, buffer, indices)
         if buffer.scope == "thread":
             self._own_part(stmt, scope, buffer, indices)
         guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
@@ -205,6 +204,14 @@ class _Checker:
                 if not guards and scope.unconditional:
                     self._refute(stmt, scope, buffer, i, extent)
                 self.unproven.append(f"{i} is within {buffer!r} in `{headline(stmt)}`")
+
+    def _address(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
+                 ) -> None:
+        if buffer not in scope.buffers:
+            raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
+        if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
+            raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
+                             f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
 
     def _refute(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int) -> None:
         """Refuse an index that leaves the buffer at some point that is certainly reached."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.schedule import fusion, loops, reduction, storage
+from hlo_mlc.schedule import fusion, loops, pipelining, reduction, storage
 from hlo_mlc.support.errors import ScheduleError
 
 Argument = int | str | tuple[str, ...]
@@ -19,7 +19,8 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     for function in (loops.split, loops.block, loops.fuse, loops.reorder, loops.unroll,
                      loops.vectorize, loops.parallel, loops.bind, reduction.rfactor,
                      fusion.fuse_loops, fusion.distribute, storage.contract, storage.cache_read,
-                     storage.cache_write, storage.stream)
+                     storage.cache_write, storage.stream, storage.prefetch,
+                     pipelining.persist, pipelining.double_buffer)
 }
 
 
@@ -145,6 +146,18 @@ class Schedule:
     def stream(self, buffer: str) -> Schedule:
         """What is stored to a buffer may bypass the caches."""
         return self.apply(Step("stream", (buffer,)))
+
+    def prefetch(self, buffer: str, loop: str, ahead: int) -> Schedule:
+        """Where vectors of `loop` read a buffer, what lies `ahead` elements behind is fetched."""
+        return self.apply(Step("prefetch", (buffer, loop, ahead)))
+
+    def persist(self, loop: str, blocks: int) -> Schedule:
+        """`loop` over blocks -> `loop.p` over `blocks` blocks, each with rounds `loop.o`."""
+        return self.apply(Step("persist", (loop, blocks)))
+
+    def double_buffer(self, loop: str) -> Schedule:
+        """What an iteration fills first is filled while the one before is at work: `loop.o`."""
+        return self.apply(Step("double_buffer", (loop,)))
 
 
 def replay(program: LoopProgram, trace: Iterable[Step]) -> Schedule:

@@ -1,4 +1,5 @@
-"""Schedule primitives that decide where values live: contract, cache_read, cache_write, stream."""
+"""Schedule primitives that decide where values live: contract, cache_read, cache_write, stream,
+prefetch."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -278,6 +280,36 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
     body = transform(program.body, visit)
     if not found:
         raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
+    return with_body(program, body)
+
+
+def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgram:
+    """Ask for what lies `ahead` elements behind, wherever the vectors of a loop read a buffer.
+
+        for i.v vectorize:                  for i.v vectorize:
+          y[r, i.v] = x[r, i.v]     ->        prefetch x[r, i.v] + 1024
+                                              y[r, i.v] = x[r, i.v]
+
+    Apart from the distance this is Halide's prefetch. The vectors are those that rewrites made of
+    the loop called `at`.
+    """
+    found = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, For) or stmt.kind is not LoopKind.VECTORIZE \
+                or not f"{stmt.var.name}.".startswith(f"{at}."):
+            return None
+        reads = dict.fromkeys(load for inner in stmt.body if not bodies(inner)
+                              for e in expressions(inner) for load in loads(e)
+                              if load.source.name == name and load.guard is None)
+        found += len(reads)
+        asked = tuple(Prefetch(load.source, load.indices, ahead) for load in reads)
+        return (For(stmt.var, stmt.extent, stmt.kind, (*asked, *stmt.body)),)
+
+    body = transform(program.body, visit)
+    if not found:
+        raise ScheduleError(f"prefetch: no vector of a loop called {at!r} reads {name!r}")
     return with_body(program, body)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Allocate, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, epilogue_cost
@@ -39,6 +39,10 @@ STACK_PARTIAL = 64 * 1024
 # rows far apart cost more than a copy.  With 2 MiB, products of 384 square and 128 x 256 x 640 ran
 # 1.15 to 1.2 times as fast packed, one of 256 square 0.98 times.
 PACKED_SHARE = 4
+# Steps of the depth by which rows of a large right factor that is not packed are fetched ahead:
+# they lie too far apart for a processor to see what comes next (16 x 256 x 1024 ran 1.1 times as
+# fast, 4 to 12 rows by matrices of 8 to 16 MB 1.25 to 1.4 times; 16 steps were worse, 4 as good).
+AHEAD = 8
 # Epilogues costlier than this run as a loop over a tile in L1 instead of being written out for
 # every register of the tile: code size, for the same speed.
 EPILOGUE_INLINE = 4
@@ -62,9 +66,11 @@ class ContractionTemplate:
         return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Tile heights and widths, depth of a block, packing, and how finely rows are split."""
+        """Tile heights and widths, depth of a block, packing, how finely rows are split, and steps
+        by which rows of the right factor are fetched ahead."""
         return {"rows": (4, 6, 8, 12), "vectors": (1, 2, 3, 4), "pack": (0, 1),
-                "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1)}
+                "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1),
+                "ahead": (0, 4, 8, 16)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The register tile that wastes least, packing where panels are reused."""
@@ -91,7 +97,8 @@ class ContractionTemplate:
         pack_rows = not is_plain(roles.lhs) and blocks == 1
         step = -(-roles.summed[-1].extent // blocks) if blocks > 1 else 0
         return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
-                "depth": step, "pack_rows": int(pack_rows)}
+                "depth": step, "pack_rows": int(pack_rows),
+                "ahead": AHEAD if big and not pack else 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -318,7 +325,8 @@ class _Builder:
                 return load(self.packed, (position, c)) if self.packed is not None \
                     else substitute(roles.rhs, {**values(r, c), **at})
 
-            return tile.multiply_add(f"{m.name}_k", stage.combiner, left, right)
+            return (*self._fetch(t, {**t.mapping, **at}),
+                    *tile.multiply_add(f"{m.name}_k", stage.combiner, left, right))
 
         finish = self._finish(t, tile, values)
         if self.partial is not None:
@@ -331,6 +339,20 @@ class _Builder:
         if lhs_rows is not None:
             result = (Allocate(lhs_rows, (*prepare, *result)),)
         return result
+
+    def _fetch(self, t: _Tile, at: dict[Var, Expr]) -> tuple[Stmt, ...]:
+        """Ask for what the tile reads of rhs some steps later."""
+        rhs, n, ahead = self.roles.rhs, self.roles.columns[-1], self.parameters["ahead"]
+        if not ahead or self.packed is not None or not is_direct(rhs, n):
+            return ()
+        apart = stride(rhs, self.roles.summed[-1])
+
+        def row(c: Expr) -> tuple[Stmt, ...]:
+            where = {**at, n: index.add(t.start, c)}
+            return (Prefetch(rhs.source, tuple(substitute(i, where) for i in rhs.indices),
+                             ahead * apart),)
+
+        return self._across(f"{self.roles.rows[-1].name}_f", t.width, row) if apart else ()
 
     def _pack_rows(self, t: _Tile) -> tuple[Buffer | None, tuple[Stmt, ...]]:
         if not self.parameters["pack_rows"] or t.span.size is not None:

@@ -18,7 +18,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.tensor.classify import cost, is_injective, is_map
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads, stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -27,6 +27,10 @@ SHORT, LONG = 8, 80
 # The work from which on more code pays: vectors whose chains of operations are written side by side
 # (codegen/cpu/interleave.py).
 MUCH = 1 << 20
+# Bytes by which bodies that are not bound by memory fetch ahead, as what they compute keeps the
+# processor from seeing the next loads: gelu, tanh, erf and exp of a million ran 1.01 to 1.05 times
+# as fast.
+AHEAD = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +55,10 @@ class ElementwiseTemplate:
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Vectors per iteration, work of one task, and stores past the caches."""
-        return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1)}
+        """Vectors per iteration, work of one task, stores past the caches, and bytes by which is
+        fetched ahead."""
+        return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1),
+                "ahead": (0, AHEAD, 4 * AHEAD)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Several vectors in flight, fewer for long bodies and where little is to be done: code
@@ -63,7 +69,8 @@ class ElementwiseTemplate:
         stage = coalesce(nest.stages[0])
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
-        return {"unroll": unroll, "grain": 1, "streaming": 0}
+        return {"unroll": unroll, "grain": 1, "streaming": 0,
+                "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -74,6 +81,13 @@ class ElementwiseTemplate:
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
+        axis = stage.axes[-1]
+        if parameters["ahead"] and axis.extent > 1:
+            for buffer in stage.inputs:
+                if any(read.guard is None and stride(read, axis) == 1
+                       for read in reads(stage, buffer)):
+                    schedule = schedule.prefetch(buffer.name, axis.name,
+                                                 parameters["ahead"] // buffer.dtype.bytes)
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled(schedule.program.body, (), schedule)

@@ -70,6 +70,14 @@ def test_reads_of_what_may_be_written_stay_behind_the_writes_before(read: str) -
     assert interleave(copies, REGISTERS) == [*copies[0], *copies[1]]
 
 
+def test_prefetches_hold_nothing_up() -> None:
+    copies = [[f"  call void @llvm.prefetch.p0(ptr %p{n}, i32 0, i32 3, i32 1)", *chain(n)]
+              for n in range(2)]
+    lines = interleave(copies, REGISTERS)
+    check_order(lines, copies)
+    assert lines.index(copies[1][3]) < lines.index(copies[0][-1])
+
+
 @pytest.mark.parametrize(("alive", "abreast"), [(1, 8), (7, 4), (14, 2), (30, 1)])
 def test_as_many_chains_as_there_are_registers_for(alive: int, abreast: int) -> None:
     copies = []

@@ -12,7 +12,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
-from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Store
+from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Prefetch, Store
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host
@@ -271,3 +271,18 @@ def test_streaming_stores(count: int, target: CpuTarget, machine, samples) -> No
     text = print_program(program, target)
     assert "!nontemporal" in text
     assert "sfence" in text
+
+
+@pytest.mark.parametrize("ahead", [0, 7, 1 << 30, -(1 << 30)])
+def test_prefetches_touch_nothing(ahead: int, machine, samples) -> None:
+    """They may lead anywhere; vectors that share a line ask for it once."""
+    target, lanes = host(), 4
+    outer, lane = variable("outer", 16), variable("lane", lanes)
+    x = Buffer("x", t.F32, (64 * lanes,), "operand")
+    y = Buffer("y", t.F32, (64 * lanes,), "result")
+    at = index.add(_times(lanes, outer), lane)
+    program = LoopProgram("ahead", (x,), (y,), (For(
+        outer, index.constant(16), LoopKind.UNROLL, (
+            _vector(lanes, Prefetch(x, (at,), ahead), Store(y, (at,), load(x, (at,)))),)),))
+    _check(machine, program, [samples(t.F32, 64 * lanes, 3)], target)
+    assert print_program(program, target).count("@llvm.prefetch") == 4

@@ -16,6 +16,7 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
+    Prefetch,
     Stmt,
     Store,
     While,
@@ -175,3 +176,9 @@ def test_symbolic_sizes_are_variables() -> None:
     x, y = Buffer("x", F32, ("n",), "operand"), Buffer("y", F32, ("n",), "result")
     body = (For(i, n, PARALLEL, (Store(y, (i,), load(x, (i,))),)),)
     assert verify(LoopProgram("test", (x,), (y,), body, dims=("n",))).unproven == ()
+
+
+def test_prefetches_may_lead_anywhere() -> None:
+    assert verify(program(loop(A, SERIAL, Prefetch(X, (shifted(5),), 1000)))).unproven == ()
+    with pytest.raises(VerifyError, match="expected 1 indices of type index"):
+        verify(program(loop(A, SERIAL, Prefetch(X, (A, A), 0))))

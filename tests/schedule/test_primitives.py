@@ -242,6 +242,24 @@ def test_stream(copy) -> None:
     refuses(lambda: Schedule(copy).stream("x"), "nothing is stored to a buffer called 'x'")
 
 
+def test_prefetch(copy) -> None:
+    vectors = Schedule(copy).split("i", 4).vectorize("i.i")
+    program = vectors.prefetch("x", "i", 100).program
+    shows(program, """
+        for i.o in 0..2:
+          for i.i in 0..4 vectorize:
+            prefetch x[i.i + i.o * 4] + 100
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        for i.t in 0..2:
+          y[i.t + 8] = x[i.t + 8]
+        """)
+    given = np.arange(10, dtype=np.float32)
+    result, = interpret(program, [given])
+    np.testing.assert_array_equal(result, given)
+    refuses(lambda: vectors.prefetch("y", "i", 100), "no vector", "'i'", "reads 'y'")
+    refuses(lambda: Schedule(copy).prefetch("x", "i", 100), "no vector")
+
+
 def test_vectorize(copy) -> None:
     shows(Schedule(copy).vectorize("i").program, """
         for i in 0..10 vectorize:

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.text import program_text
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.contraction import AHEAD
+from hlo_mlc.templates.program import schedule_program
+
 # (lhs, rhs, contracting dimensions, batch dimensions)
 PATTERNS = {
     "plain": ((17, 33), (33, 65), ((1,), (0,)), ((), ())),
@@ -74,6 +79,20 @@ def test_shared_out_and_packed(check, arrays, shape):
     m, k, n = shape
     a, b, c = arrays("float32", (m, k), (k, n), (n, k))
     check(lambda a, b, c: (a @ b, a @ c.T), a, b, c, magnitude=k)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "ahead"), [
+    (9, 1100, 251, AHEAD * 1100), (9, 64, 251, None), (300, 1100, 251, None)])
+def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m, n, k, ahead):
+    """Those of large right factors, unless they are packed."""
+    a, b = arrays("float32", (m, k), (k, n))
+    parts = take_apart(jnp.matmul, a, b)
+    loops, _ = schedule_program(parts.programs[0], named("x86-64-v3"))
+    asked = {int(line.rpartition("+ ")[2]) for line in program_text(loops).splitlines()
+             if "prefetch a1" in line}
+    assert asked == (set() if ahead is None else {ahead})
+    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)
 
 
 def test_prologues_and_epilogues(check, arrays):

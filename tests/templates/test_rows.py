@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+
+from hlo_mlc.loops.text import program_text
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.reduction import FAR
 
 SHAPES = ((1, 1), (3, 15), (7, 16), (16, 17), (2, 33), (65, 31), (5, 1000), (300, 517))
 
@@ -23,6 +31,10 @@ def rms_norm(x, scale, shift):
 
 def by_largest(x, scale, shift):
     return x / jnp.max(jnp.abs(x), -1, keepdims=True) * scale
+
+
+def largest_of_rows(x):
+    return jnp.argmax(x, -1)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -99,3 +111,33 @@ def test_gradients(check, arrays, shape):
             + jax.nn.logsumexp(by_largest(x, scale, shift), 1).mean()
 
     check(jax.grad(loss, (0, 1, 2)), x, scale, shift, ulps=64)
+
+
+def fetched(take_apart, function, *shape: int) -> set[tuple[str, int]]:
+    """What the loops of a function of one array ask for: in which pass, and how far ahead."""
+    program, = take_apart(function, jnp.zeros(shape)).programs
+    text = program_text(schedule_program(program, named("x86-64-v4"))[0])
+    return {(re.findall(r"(i\d+)\.v", line)[0], int(line.rpartition("+ ")[2]))
+            for line in text.splitlines() if "prefetch" in line}
+
+
+def test_what_comes_next_is_fetched(take_apart):
+    """In the longest pass the next row, or what is some way ahead of one pass; nothing where the
+    data stay in cache or two rows would not fit."""
+    norm = functools.partial(layer_norm, scale=2.0, shift=1.0)
+    for function, shape, expected in (
+            (jax.nn.softmax, (512, 1024), {("i3", 1024)}),
+            (jax.nn.softmax, (64, 8192), {("i3", 8192)}),
+            (jax.nn.softmax, (64, 1024), set()),
+            (largest_of_rows, (32, 1 << 15), {("i1", 1024)}),
+            (largest_of_rows, (1 << 12, 96), {("i1", 960)}),
+            (norm, (128, 4096), set())):
+        assert fetched(take_apart, function, *shape) == expected
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((701, 203), "float32"), ((260, 1031), "bfloat16")])
+def test_large_arrays(check, arrays, shape, dtype):
+    """Those whose next row is fetched."""
+    x, = arrays(dtype, shape)
+    assert x.nbytes >= FAR
+    check(lambda x: (jax.nn.softmax(x), largest_of_rows(x), x.max(1)), x, ulps=8)

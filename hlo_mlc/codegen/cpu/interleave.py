@@ -86,5 +86,5 @@ def _used(line: str) -> list[str]:
 def _is_ordered(line: str) -> bool:
     """Whether a line writes memory, or reads what may be written."""
     if " = " not in line:
-        return True
+        return "@llvm.prefetch" not in line
     return any(read in line for read in _READS) and "!invariant.load" not in line
