@@ -60,10 +60,12 @@ class Rewriter:
         operands: Sequence[Value],
         tensor: TensorType,
         attributes: Mapping[str, Attribute] | None = None,
+        regions: Sequence[Graph] = (),
     ) -> Value:
         """A new node of one result in front of the node that is being rewritten."""
         result = Value(tensor)
-        self._visit(Node(op, tuple(operands), (result,), attributes or {}, location=self._location))
+        self._visit(Node(op, tuple(operands), (result,), attributes or {}, tuple(regions),
+                         location=self._location))
         return self._replaced.get(result, result)
 
     def graph(self, graph: Graph) -> Graph:

@@ -29,9 +29,13 @@ RECOMPUTE_LIMIT = 2
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile.
 EXPRESSION_LIMIT = 160
-# Bytes of joined arrays that are put together before they go into a product: it reads each element
-# many times, and choosing the part each time costs more than a copy in the cache.
-JOINED_LIMIT = 256 * 1024
+# Joined arrays are put together before they go into a product that reads each element so many
+# times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
+REUSED, JOINED_LIMIT = 4, 256 * 1024
+# Joined arrays of at least this many parts get a buffer that is filled part by part, if the parts
+# lie one behind the other and are as long: finding the part of each element costs more.  50 parts
+# of 1,000 took 330 us so, and 10 one by one.
+MANY_PARTS, LONG_PART = 4, 64
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter.
 DEPTH_LIMIT = 64
 # Terms of a reduction that is written out: lanes along so short a row would stay empty, while
@@ -87,6 +91,7 @@ class StageLowering:
 
     `wanted`: values that must have a buffer because something outside the stages reads them.
     `outside(value, indices)`: how to read a value that this graph does not define.
+    `prologue`: operations of a factor that products compute whenever they read it.
     `around`: the lowering of the graph around this one.
     """
 
@@ -94,6 +99,7 @@ class StageLowering:
     wanted: frozenset[Value]
     outside: Callable[[Value, Indices], Expr]
     fresh: Callable[[str], str]
+    prologue: int = 0
     around: StageLowering | None = None
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
@@ -174,7 +180,9 @@ class StageLowering:
                 cost = terms * sum(self._costs.get(v, 0) for v in node.operands)
                 cost += operation_cost(node) if terms == 1 else terms
                 depth = 1 + max((self._depths.get(v, 0) for v in node.operands), default=0)
-                if depth > DEPTH_LIMIT or self._needs_buffer(node, value, cost, uses):
+                if _has_many_parts(node):
+                    self._store_parts(node, value)
+                elif depth > DEPTH_LIMIT or self._needs_buffer(node, value, cost, uses):
                     self.store(node, value, lowered.elements[position])
                 else:
                     self._costs[value] = cost
@@ -197,16 +205,29 @@ class StageLowering:
             return False
         if cost > EXPRESSION_LIMIT or (len(users) > 1 and cost > RECOMPUTE_LIMIT):
             return True
-        if node.op == "stablehlo.concatenate" and value.type.bytes <= JOINED_LIMIT:
-            return any(user.op == "stablehlo.dot_general" for user in users)
+        if node.op == "stablehlo.concatenate":
+            return self._is_multiplied(value, uses)
         if cost == 0 or node.op.partition(".")[2] in _MOVEMENT:
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
 
+    def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        """True where a product, looking through data movement, reads each element several times,
+        or little is to be copied."""
+        for user in uses.get(value, ()):
+            if user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
+                    value.type.bytes <= JOINED_LIMIT or _times_read(user, value) >= REUSED)):
+                return True
+            moved = user.op.partition(".")[2] in _MOVEMENT and user.op != "stablehlo.concatenate"
+            if moved and self._is_multiplied(user.results[0], uses):
+                return True  # what is joined again is for the next one to decide
+        return False
+
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""
         for user in uses.get(value, ()):
-            if _rereads(user, value, cost):
+            is_factor = user.op == "stablehlo.dot_general" and cost <= self.prologue
+            if not is_factor and _rereads(user, value, cost):
                 return True
             if user.op.partition(".")[2] in _MOVEMENT and \
                     self._is_reread(user.results[0], cost, uses):
@@ -218,6 +239,17 @@ class StageLowering:
         buffer = self.define(value)
         self.store_into(node, buffer, element)
         return buffer
+
+    def _store_parts(self, node: Node, value: Value) -> None:
+        """Give what is joined a buffer, each operand a stage that fills its part of it."""
+        buffer, axis, start = self.define(value), node.attributes["dimension"], 0
+        for part in node.operands:
+            axes, point = self._axes(part.type.shape)
+            place = (*point[:axis], index.add(point[axis], index.constant(start)),
+                     *point[axis + 1:])
+            assign = Assign(buffer, place, self.read(part, point))
+            self._emit(node, Stage(self.fresh("s"), axes, (assign,)), update=start > 0)
+            start += part.type.shape[axis]
 
     def store_into(self, node: Node, buffer: Buffer, element: Read, closed: bool = False) -> None:
         """Fill `buffer` with element(indices)."""
@@ -318,9 +350,24 @@ def written_out(fold: Fold) -> Pointwise:
     return Pointwise(tuple(functools.partial(element, k) for k in range(len(fold.initial))))
 
 
+def _has_many_parts(node: Node) -> bool:
+    if node.op != "stablehlo.concatenate" or len(node.operands) < MANY_PARTS:
+        return False
+    whole = node.results[0].type
+    return math.prod(whole.shape[:node.attributes["dimension"]]) == 1 \
+        and whole.size >= LONG_PART * len(node.operands)
+
+
 def _most_terms(node: Node) -> int:
     """How many terms a fold may have to be computed wherever it is read."""
     return SHORT_FOLD if node.op == "stablehlo.reduce" else 1
+
+
+def _times_read(product: Node, value: Value) -> float:
+    """How often a product of two tensors reads each element of one of them."""
+    lhs = product.operands[0].type.shape
+    depth = math.prod(lhs[d] for d in product.attributes["lhs_contracting_dimensions"])
+    return product.results[0].type.size * depth / max(1, value.type.size)
 
 
 def _rereads(user: Node, value: Value, cost: int) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.classify import contraction, cost_of, slides, stride, walks_columns
+from hlo_mlc.tensor.classify import contraction, cost_of_node, slides, stride, walks_columns
 from hlo_mlc.tensor.core import Stage, derived
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
@@ -82,7 +82,8 @@ def _cost(*roots: Expr) -> int:
     for node in walk(*roots):
         if isinstance(node, Apply) and node.dtype is not INDEX:
             rounded = node.dtype.is_narrow_float and node.op not in _EXACT
-            total += cost_of(node.op) + _DIVIDER.get(node.op, 0) + _ROUNDING * rounded
+            divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
+            total += cost_of_node(node) + divider + _ROUNDING * rounded
             if _rotates(node):
                 total -= 2  # one instruction for three
     return total

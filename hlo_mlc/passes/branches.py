@@ -7,7 +7,8 @@ as they are, with their bodies compiled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from hlo_mlc.expr.dtypes import BOOL, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.ops import elementwise
-from hlo_mlc.passes.splat import splat
+from hlo_mlc.passes.splat import splat, splat_constant
 
 # Simple operations of all branches together.  Vectorized they take a microsecond, which is what
 # XLA takes to choose a branch and to hand its operands over.
@@ -29,31 +30,131 @@ _SIMPLE = frozenset(f"stablehlo.{name}" for name in (
 _MOVES = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "concatenate", "constant", "dynamic_slice", "iota", "pad", "reshape",
     "reverse", "slice", "transpose"))
+_SCATTER = "stablehlo.scatter"
+_UPDATES = frozenset(("stablehlo.dynamic_update_slice", _SCATTER))
 _ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
 
 
 def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     """`if p { f(x) } else { g(x) }` -> `select(p, f(x), g(x))`, also for `case`; a known choice
-    becomes the branch that it is"""
+    becomes the branch that it is
+
+    What a branch updates is updated in place with what it holds already where the branch is not
+    chosen:
+
+        if p { x[i] = f(y) }   ->   x[i] = select(p, f(y), x[i])
+    """
     known = splat(node.operands[0], context)
     branches = _in_order(node)
     if known is not None:
         number = int(known)
         chosen = branches[number] if 0 <= number < len(branches) else branches[-1]
         return _inlined(chosen, context) if _is_simple(chosen) else None
-    if not node.results or not all(map(_is_simple, branches)) \
-            or sum(map(_work, branches)) > MOST_WORK \
-            or sum(len(branch.nodes) for branch in branches) > MOST_NODES:
+    if not node.results or sum(len(branch.nodes) for branch in branches) > MOST_NODES:
         return None
-    choice = node.operands[0]
-    values = [_inlined(branch, context) for branch in branches]
+    updates = [_updates(branch) for branch in branches]
+    if any(found is None or not _is_simple(branch, found)
+           for branch, found in zip(branches, updates, strict=True)):
+        return None
+    positions = list(zip(*(branch.results for branch in branches), strict=True))
+    roots = [{_root(v, found) for v, found in zip(values, updates, strict=True) if v in found}
+             for values in positions]
+    selected = sum(len(branches) * values[0].type.size for values in positions
+                   if len({_root(v, u) for v, u in zip(values, updates, strict=True)}) > 1)
+    if any(len(found) > 1 for found in roots) \
+            or selected + sum(map(_work, branches)) > MOST_WORK:
+        return None
+    wanted = _choices(node.operands[0], len(branches), context)
+    results = _whole_values(branches, updates, wanted, context)
+    for branch, found, chosen in zip(branches, updates, wanted, strict=True):
+        if found:
+            # No other branch has changed anything where this one is chosen.
+            state = {next(iter(root)): value for root, value in zip(roots, results, strict=True)
+                     if root}
+            known = _computed(branch, state, found, context)
+            results = [_updated(value, given, found, known, chosen, context)
+                       for value, given in zip(results, branch.results, strict=True)]
+    return tuple(results)
+
+
+def _whole_values(branches: Sequence[Graph], updates: Sequence[Mapping[Value, Node]],
+                  wanted: Sequence[Value], context: Rewriter) -> list[Value]:
+    """The results without the updates, selected."""
+    values = []
+    for branch, found in zip(branches, updates, strict=True):
+        known = _computed(branch, {}, found, context)
+        roots = [_root(v, found) for v in branch.results]
+        values.append([known.get(v, v) for v in roots])
     results = values[-1]
-    for number in reversed(range(len(branches) - 1)):
-        wanted = _is_number(choice, number, context)
-        results = tuple([
-            context.add("stablehlo.select", (wanted, value, other), value.type)
-            for value, other in zip(values[number], results, strict=True)])
+    for value, chosen in zip(reversed(values[:-1]), reversed(wanted[:-1]), strict=True):
+        results = [other if one is other else
+                   context.add("stablehlo.select", (chosen, one, other), one.type)
+                   for one, other in zip(value, results, strict=True)]
     return results
+
+
+def _updates(branch: Graph) -> dict[Value, Node] | None:
+    """The updates of a branch by their results; None where something but a further update or the
+    end of the branch reads one."""
+    found = {node.results[0]: node for node in branch.nodes if node.op in _UPDATES
+             and len(node.results) == 1 and not node.opaque
+             and (node.op != _SCATTER or _knows_nowhere(node))}
+    targets = Counter(node.operands[0] for node in found.values())
+    uses = Counter((*branch.results, *(v for n in branch.nodes for v in n.operands)))
+    inside = {v for node in branch.nodes for v in node.results}
+    for value in found:
+        if uses[value] != 1 or value not in (*branch.results, *targets):
+            return None
+        if _root(value, found) in inside:
+            return None
+    return found
+
+
+def _knows_nowhere(scatter: Node) -> bool:
+    """Whether its indices can say a place that does not exist, along every axis they are for."""
+    operand, indices, *_ = (v.type for v in scatter.operands)
+    return bool(indices.size) and indices.dtype.is_integer \
+        and max(operand.shape) <= np.iinfo(indices.dtype.numpy).max
+
+
+def _root(value: Value, updates: Mapping[Value, Node]) -> Value:
+    """What a chain of updates begins with."""
+    while value in updates:
+        value = updates[value].operands[0]
+    return value
+
+
+def _updated(value: Value, given: Value, updates: Mapping[Value, Node],
+             known: Mapping[Value, Value], wanted: Value, context: Rewriter) -> Value:
+    """`value` after the updates that lead to `given`, if the branch is `wanted`."""
+    chain = []
+    while given in updates:
+        chain.append(updates[given])
+        given = chain[-1].operands[0]
+    for node in reversed(chain):
+        changes = [known.get(v, v) for v in node.operands[1:]]
+        if node.op == _SCATTER:  # elsewhere, its updates are for places that do not exist
+            nowhere = splat_constant(changes[0].type, max(value.type.shape), context)
+            changes[0] = context.add("stablehlo.select", (wanted, changes[0], nowhere),
+                                     nowhere.type)
+        else:
+            new, *starts = changes
+            old = context.add("stablehlo.dynamic_slice", (value, *starts), new.type,
+                              {"slice_sizes": new.type.shape})
+            changes[0] = context.add("stablehlo.select", (wanted, new, old), new.type)
+        value = context.add(node.op, (value, *changes), value.type, node.attributes, node.regions)
+    return value
+
+
+def _choices(choice: Value, count: int, context: Rewriter) -> list[Value]:
+    """Whether each of the branches is chosen."""
+    wanted = [_is_number(choice, number, context) for number in range(count - 1)]
+    if choice.type.dtype is BOOL:
+        return [*wanted, choice]
+    other = wanted[0]
+    for one in wanted[1:]:
+        other = context.add("stablehlo.or", (other, one), other.type)
+    return [*wanted, context.add("stablehlo.not", (other,), other.type)]
 
 
 def _in_order(node: Node) -> tuple[Graph, ...]:
@@ -69,32 +170,46 @@ def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
                        {"comparison_direction": "EQ", "compare_type": "SIGNED"})
 
 
-def _is_simple(branch: Graph) -> bool:
-    return all(not inner.opaque and (inner.op in _ELEMENTWISE or inner.op in _MOVES)
+def _is_simple(branch: Graph, updates: Container[Value] = ()) -> bool:
+    """Whether a branch is made of simple operations besides these updates."""
+    return all(not inner.opaque and (inner.op in _ELEMENTWISE or inner.op in _MOVES
+                                     or inner.results[0] in updates)
                and all(v.type.is_static for v in (*inner.operands, *inner.results))
                for inner in branch.nodes)
 
 
 def _work(branch: Graph) -> int:
-    """Simple operations, the selection of the results included."""
-    total = sum(v.type.size for v in branch.results)
+    """Simple operations of a branch."""
+    total = 0
     for inner in branch.nodes:
-        if inner.op not in _MOVES:
+        if inner.op in _UPDATES:
+            total += _COSTLY * inner.operands[2 if inner.op == _SCATTER else 1].type.size
+        elif inner.op not in _MOVES:
             total += inner.results[0].type.size * (1 if inner.op in _SIMPLE else _COSTLY)
     return total
 
 
 def _inlined(branch: Graph, context: Rewriter) -> tuple[Value, ...]:
     """The results of a branch, computed where it is chosen."""
-    known: dict[Value, Value] = {}
+    known = _computed(branch, {}, (), context)
+    return tuple([known.get(value, value) for value in branch.results])
+
+
+def _computed(branch: Graph, outside: Mapping[Value, Value], updates: Container[Value],
+              context: Rewriter) -> dict[Value, Value]:
+    """What a branch computes besides these updates; `outside` are other values for those that it
+    takes from outside."""
+    known = dict(outside)
     for inner in branch.nodes:
         (result,) = inner.results
+        if result in updates:
+            continue
         if inner.literal is not None:
             known[result] = context.constant(inner.literal)
             continue
         operands = [known.get(value, value) for value in inner.operands]
         known[result] = context.add(inner.op, operands, result.type, inner.attributes)
-    return tuple([known.get(value, value) for value in branch.results])
+    return known
 
 
 BRANCH_RULES: Mapping[str, Sequence[Rule]] = {

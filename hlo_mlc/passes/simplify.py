@@ -10,6 +10,7 @@
 | hoist-invariants | closed loops | | what does not change is then what comes from outside |
 | multiply-before-loops | closed loops | | rows are of arrays from outside |
 | multiply-after-loops | closed loops | | takes what rows before the loop have left |
+| fold-parts | | | dead nodes, which seem to read what is put together, are gone |
 | narrow-slices | | | what only dead nodes read, and what loops carry, is settled |
 
 The last passes add nodes that rules improve and that are alike: another round tidies up.  Each pass
@@ -34,8 +35,10 @@ from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.narrowing import narrow_slices
+from hlo_mlc.passes.parts import fold_parts
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
 from hlo_mlc.passes.powers import POWER_RULES
+from hlo_mlc.passes.products import PRODUCT_RULES
 from hlo_mlc.passes.sinking import sink_constants
 from hlo_mlc.passes.unrolling import unroll_short_loop
 
@@ -59,7 +62,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
     rules = merged(
         MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES, COMPOSITION_RULES, CONVOLUTION_RULES,
-        BRANCH_RULES, folding, unrolling)
+        PRODUCT_RULES, BRANCH_RULES, folding, unrolling)
     return (
         Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),
@@ -74,6 +77,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
         Pass("hoist-invariants", hoist_invariants, requires=(CLOSED_LOOPS,)),
         Pass("multiply-before-loops", multiply_before_loops, requires=(CLOSED_LOOPS,)),
         Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),
+        Pass("fold-parts", fold_parts),
         Pass("narrow-slices", narrow_slices),
     )
 

@@ -146,6 +146,20 @@ def test_gamma_functions_are_rounded_once_in_f32_and_near_that_in_f64(op, has_fm
     np.testing.assert_allclose(actual, OPS[op].meaning(values), rtol=3e-15, atol=3e-15)
 
 
+@pytest.mark.parametrize("op, at, value", [
+    ("lgamma", -4.987638620729466, -0.37298603258996005),
+    ("lgamma", -0.29527609222193446, 1.4749799310804144),
+    ("lgamma", -7.785581507073522, -8.531704151820053),
+    ("digamma", -30.80153804566623, -0.9245532071688937),
+    ("digamma", -78.82412610393764, -0.7216122720851047),
+    ("digamma", -60.8416419249896, -1.6685515256674608),
+    ("digamma", -10.760424037378066, -0.9327775779667538)])
+def test_reflected_gamma_functions_where_their_parts_cancel(op, at, value, has_fma):
+    """Against mpmath: 4 units of the result, or of 1 where that is larger."""
+    actual, = run(legalize(apply(op, variables(F64)[0]), has_fma=has_fma), np.array([at]))
+    assert abs(actual - value) <= 4 * np.spacing(max(1.0, abs(value)))
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("op, at, value", [
     ("exp", 0.0, 1.0), ("exp", -np.inf, 0.0), ("exp", -1e30, 0.0), ("exp", 1000.0, np.inf),

@@ -66,6 +66,8 @@ def indices(*shape: int) -> jax.ShapeDtypeStruct:
     (lambda x: jnp.cumsum(x, 1), [(2048, 2048)]),
     (lambda x: lax.cumlogsumexp(x, 0), [(64, 64)]),
     (lambda x: x.transpose(0, 3, 1, 2), [(16, 224, 224, 3)]),
+    (lambda x, y: x % y, [indices(1 << 14), indices(1 << 14)]),
+    (lambda x, y: lax.div(x, y), [jax.ShapeDtypeStruct((MILLION,), jnp.uint8)] * 2),
 ])
 def test_takes_what_was_measured_faster(function: Callable, shapes: list) -> None:
     plan = plan_of(function, *shapes)

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
+import pytest
+from jax import lax
 
-from hlo_mlc.partition.lowering import DEPTH_LIMIT, JOINED_LIMIT
+from hlo_mlc.partition.lowering import DEPTH_LIMIT, JOINED_LIMIT, MANY_PARTS, REUSED
 from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.core import Loop
 
 
 def _stages(parts):
     return [stage for program in parts.programs for step in program.steps
-            for stage in step.stages]
+            for stage in _in(step)]
+
+
+def _in(step):
+    if isinstance(step, Loop):
+        return [stage for inner in step.body for stage in _in(inner)]
+    return step.stages
+
+
+def _stored(parts, ones=True):
+    """The shapes of all that is stored, without axes of length one unless `ones`."""
+    return [tuple(n for n in a.buffer.shape if ones or n > 1)
+            for stage in _stages(parts) for a in stage.assigns]
 
 
 def test_a_sum_of_few_terms_is_part_of_what_reads_it(take_apart, arrays):
@@ -30,12 +45,74 @@ def test_what_is_joined_for_a_product_is_put_together_once(take_apart, arrays):
     def function(x, y, w):
         return jnp.concatenate([x, y], 1) @ w
 
-    joined = [a.buffer.shape for s in _stages(take_apart(function, x, y, w)) for a in s.assigns]
-    assert (3, 9) in joined
+    assert (3, 9) in _stored(take_apart(function, x, y, w))
     rows = JOINED_LIMIT // 36 + 1
     x, y = arrays("float32", (rows, 5), (rows, 4))
-    joined = [a.buffer.shape for s in _stages(take_apart(function, x, y, w)) for a in s.assigns]
-    assert (rows, 9) not in joined
+    assert (rows, 9) in _stored(take_apart(function, x, y, w))
+    assert (rows, 9) not in _stored(take_apart(function, x, y, w[:, :REUSED - 1]))
+
+
+def test_what_is_joined_for_a_convolution_is_put_together_once(take_apart, check, arrays):
+    """Also where it is moved in between: choosing the part of each element of a window took
+    twenty times as long."""
+    x, y, w = arrays("float32", (1, 8, 9, 4), (1, 8, 9, 4), (3, 3, 8, 5))
+
+    def convolution(x, w):
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME",
+                                        dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+    def skip(x, y, w):
+        return convolution(jnp.concatenate([x, y], -1), w)
+
+    def interleaved(x, y, w):
+        return convolution(jnp.stack([x, y], -1).reshape(1, 8, 9, 8), w)
+
+    assert (8, 9, 8) in _stored(take_apart(skip, x, y, w), ones=False)
+    assert (8, 9, 4, 2) in _stored(take_apart(interleaved, x, y, w), ones=False)
+    check(skip, x, y, w, magnitude=10)
+    check(interleaved, x, y, w, magnitude=10)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((80,), 0), ((40, 5), 0), ((1, 130), 1)], ids=str)
+def test_many_long_parts_are_put_together_one_by_one(shape, axis, take_apart, arrays, check):
+    parts = arrays("float32", *[shape] * MANY_PARTS, (*shape[:axis], 1, *shape[axis + 1:]))
+
+    def function(*parts):
+        joined = jnp.concatenate([parts[0] * 2, *parts[1:]], axis)
+        return joined + 1, joined[::-1]
+
+    first = [s for s in _stages(take_apart(function, *parts)) if len(s.inputs) == 1]
+    assert len([s for s in first if s.inputs[0].shape != s.outputs[0].shape]) >= len(parts)
+    check(function, *parts)
+    check(lambda *parts: jnp.concatenate(parts, axis), *parts)
+    check(lambda x, *rest: lax.fori_loop(  # in a loop, whose buffers are reused
+        0, 3, lambda i, c: jnp.concatenate([c, *rest], axis)[tuple(map(slice, c.shape))] * 2, x),
+        *parts)
+
+
+def test_parts_in_a_loop_are_put_together_one_by_one(take_apart, check, arrays):
+    """Planes that flow in several directions: each is shifted once, not wherever it is read."""
+    x, = arrays("float32", (MANY_PARTS, 12, 16))
+
+    def flow(x):
+        def step(_, x):
+            moved = jnp.stack([jnp.roll(plane, n, n % 2) for n, plane in enumerate(x)])
+            mean = moved.mean(0)
+            return moved + (mean - moved) * mean * 0.5
+
+        return lax.fori_loop(0, 3, step, x)
+
+    parts = take_apart(flow, x)
+    planes = [s for s in _stages(parts) if s.outputs[0].shape == x.shape and len(s.axes) == 2]
+    assert len(planes) == MANY_PARTS
+    check(flow, x)
+
+
+def test_few_or_short_or_interleaved_parts_are_chosen_where_they_are_read(take_apart, arrays):
+    x, = arrays("float32", (8, 40))
+    for parts, axis in (((x,) * 3, 0), ((x[0, :9],) * 9, 0), ((x,) * 6, 1)):
+        stages = _stages(take_apart(lambda *p, axis=axis: jnp.concatenate(p, axis) + 1, *parts))
+        assert len(stages) == 1
 
 
 def test_moves_on_top_of_each_other_end_in_a_buffer(take_apart, arrays):

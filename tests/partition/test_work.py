@@ -75,3 +75,8 @@ def test_what_waits_and_what_divides_takes_longer(stage_of):
     product = Work.of(stage_of(lambda x: x * (x + 1), X)).operations
     quotient = Work.of(stage_of(lambda x: x / (x + 1), X)).operations
     assert quotient > 4 * product
+
+
+def test_integers_are_divided_by_constants_without_a_division(stage_of):
+    constant = Work.of(stage_of(lambda u: u // 7, U)).operations
+    assert Work.of(stage_of(lambda u: u // (u | 1), U)).operations > 4 * constant

@@ -42,6 +42,95 @@ def test_a_case_of_three(number: int, traced: Callable, same: Callable, ops_of: 
     same(after, graph, [np.int32(number), X])
 
 
+K = np.arange(5, dtype=np.int32)
+C = np.arange(40, dtype=np.float32).reshape(10, 4)
+
+
+def one_or_the_other(p, k, c):
+    return lax.switch(p, [lambda c: c.at[k[0]].set(c[k[1]] * 2), lambda c: c.at[k[2]].add(-1.0),
+                          lambda c: c], c)
+
+
+def several_arrays(p, k, c):
+    def swap(c, d):
+        return c.at[k[0], :2].set(d[k[1], :2]), d.at[k[1], :2].set(c[k[0], :2])
+
+    return lax.cond(p == 1, swap, lambda c, d: (c, d), c, c + 100)
+
+
+def whole_or_part(p, k, c):
+    return lax.switch(p, [lambda c: c * 0.5, lambda c: c.at[k].mul(3.0), lambda c: -c], c)
+
+
+def one_after_the_other(p, k, c):
+    def twice(c):
+        return lax.dynamic_update_slice(c.at[1].set(c[0] + 1), c[3:5, :2] * 2, (k[3], k[0]))
+
+    return lax.cond(p == 0, twice, lambda c: lax.dynamic_update_slice(c, c[:1], (k[4], 0)), c)
+
+
+def branches_in_branches(p, k, c):
+    return lax.cond(p > 0, lambda c: lax.cond(c[0, 1] > p, lambda c: c.at[k[1]].set(7.0),
+                                              lambda c: c.at[k[2], 1].set(8.0), c),
+                    lambda c: c, c)
+
+
+def out_of_bounds(p, k, c):
+    return lax.cond(p == 0, lambda c: c.at[k * 4].set(5.0, mode="drop"),
+                    lambda c: c.at[k - 2].add(1.0, mode="drop"), c)
+
+
+UPDATES = (one_or_the_other, several_arrays, whole_or_part, one_after_the_other,
+           branches_in_branches, out_of_bounds)
+
+
+@pytest.mark.parametrize("function", UPDATES)
+def test_updates_in_branches(function: Callable, traced: Callable, same: Callable,
+                             ops_of: Callable) -> None:
+    graph = traced(function, np.int32(0), K, C)
+    after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
+    assert {"case", "if"} & set(ops_of(graph))
+    assert not {"case", "if"} & set(ops_of(after, True))
+    for number in (-1, 0, 1, 2, 5):
+        same(after, graph, [np.int32(number), K, C])
+
+
+@pytest.mark.parametrize("function", UPDATES)
+def test_loops_that_choose_what_to_update_are_kernels(function: Callable, check: Callable) -> None:
+    def loop(k, c):
+        def body(i, c):
+            new = function(i % 4, (k + i) % 5, c)
+            return new[0] + new[1] * 0.5 if isinstance(new, tuple) else new
+
+        return lax.fori_loop(0, 11, body, c)
+
+    check(loop, K, C)
+
+
+def reads_what_it_updated(p, k, c):
+    def both(c):
+        new = c.at[k[0]].set(1.0)
+        return new, new.sum()
+
+    return lax.cond(p == 0, both, lambda c: (c, c[0, 0]), c)
+
+
+def updates_what_it_computed(p, k, c):
+    return lax.cond(p == 0, lambda c: jnp.sin(c).at[k[0]].set(1.0), lambda c: c, c)
+
+
+def updates_one_of_two(p, k, c):
+    d = c + 1
+    return lax.cond(p == 0, lambda: c.at[k[0]].set(1.0), lambda: d.at[k[0]].set(1.0))
+
+
+@pytest.mark.parametrize("function", [reads_what_it_updated, updates_what_it_computed,
+                                      updates_one_of_two])
+def test_other_updates_stay(function: Callable, traced: Callable, ops_of: Callable) -> None:
+    after = apply_rules(traced(function, np.int32(0), K, C), BRANCH_RULES)
+    assert {"case", "if"} & set(ops_of(after))
+
+
 def test_a_known_choice(read: Callable, ops_of: Callable, same: Callable) -> None:
     graph = read("%a: tensor<4xf32>", """
       %k = stablehlo.constant dense<5> : tensor<i32>

@@ -289,6 +289,29 @@ CASES = [
             return %0 : tensor<4x3xf32>""",
     ),
     Case(
+        "concatenate_of_concatenate",
+        f"%a: {F}, %b: {F}",
+        f"""%0 = stablehlo.concatenate %a, %b, dim = 0 : ({F}, {F}) -> tensor<4x3xf32>
+            %1 = stablehlo.concatenate %b, %0, %a, dim = 0
+              : ({F}, tensor<4x3xf32>, {F}) -> tensor<8x3xf32>
+            return %1 : tensor<8x3xf32>""",
+        f"""%0 = stablehlo.concatenate %b, %a, %b, %a, dim = 0
+              : ({F}, {F}, {F}, {F}) -> tensor<8x3xf32>
+            return %0 : tensor<8x3xf32>""",
+    ),
+    Case(
+        "concatenate_of_concatenate",
+        f"%a: {F}",
+        f"""%0 = stablehlo.concatenate %a, %a, dim = 0 : ({F}, {F}) -> tensor<4x3xf32>
+            %1 = stablehlo.concatenate %0, %0, dim = 1
+              : (tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<4x6xf32>
+            return %1 : tensor<4x6xf32>""",
+        f"""%0 = stablehlo.concatenate %a, %a, dim = 0 : ({F}, {F}) -> tensor<4x3xf32>
+            %1 = stablehlo.concatenate %0, %0, dim = 1
+              : (tensor<4x3xf32>, tensor<4x3xf32>) -> tensor<4x6xf32>
+            return %1 : tensor<4x6xf32>""",
+    ),
+    Case(
         "reverse_single",
         "%a: tensor<1x3xf32>",
         """%0 = stablehlo.reverse %a, dims = [0] : tensor<1x3xf32>

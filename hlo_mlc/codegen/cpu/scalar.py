@@ -8,60 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
-from hlo_mlc.codegen.cpu import conversions, types
-from hlo_mlc.codegen.cpu.function import Block
+from hlo_mlc.codegen.cpu import conversions, division, types
+from hlo_mlc.codegen.cpu.site import Site
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.target.cpu import CpuTarget
-
-
-class Site(NamedTuple):
-    """Where and for which type an op is written: `dtype` is that of the first operand."""
-
-    block: Block
-    target: CpuTarget
-    dtype: DType
-    result: DType
-    lanes: int
-
-    @property
-    def type(self) -> str:
-        return types.vector(types.register_type(self.dtype), self.lanes)
-
-    @property
-    def suffix(self) -> str:
-        return types.suffix(types.register_type(self.dtype), self.lanes)
-
-    def literal(self, value: int | float) -> str:
-        return types.spread(types.literal(value, self.dtype),
-                            types.register_type(self.dtype), self.lanes)
-
-    def op(self, instruction: str, *args: str) -> str:
-        """An instruction on operands of the site's type: `add`, `icmp eq`, …"""
-        return self.block.define(f"{instruction} {self.type} {', '.join(args)}")
-
-    def call(self, intrinsic: str, *args: str) -> str:
-        """An intrinsic with operands and result of the site's type."""
-        operands = ", ".join(f"{self.type} {a}" for a in args)
-        return self.block.define(f"call {self.type} @llvm.{intrinsic}.{self.suffix}({operands})")
-
-    def select(self, condition: str, on_true: str, on_false: str) -> str:
-        return self.block.define(f"select {types.vector('i1', self.lanes)} {condition}, "
-                                 f"{self.type} {on_true}, {self.type} {on_false}")
-
-    def as_integer(self) -> Site:
-        """The same site for the bits of its floats."""
-        return self._replace(dtype=conversions.BITS[self.dtype.bits])
-
-    def bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.type} {x} to {self.as_integer().type}")
-
-    def from_bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.as_integer().type} {x} to {self.type}")
-
 
 Spelling = Callable[..., str]
 
@@ -153,49 +105,6 @@ def _multiply_high(site: Site, x: str, y: str) -> str:
 
 
 # Integers
-
-
-def _divide(site: Site, x: str, y: str) -> str:
-    """x / 0 is -1 (all ones), the smallest integer / -1 is itself."""
-    if types.is_literal(y):
-        return _divide_by_literal(site, x, y)
-    zero = site.op("icmp eq", y, site.literal(0))
-    signed = site.dtype.is_signed
-    quotient = site.op("sdiv" if signed else "udiv", x, _safe_divisor(site, x, y, zero))
-    return site.select(zero, site.literal(-1), quotient)
-
-
-def _divide_by_literal(site: Site, x: str, y: str) -> str:
-    if y == site.literal(0):
-        return site.literal(-1)
-    if y == site.literal(-1) and site.dtype.is_signed:
-        return site.op("sub", site.literal(0), x)
-    return site.op("sdiv" if site.dtype.is_signed else "udiv", x, y)
-
-
-def _remainder(site: Site, x: str, y: str) -> str:
-    """x rem 0 is x, the smallest integer rem -1 is 0."""
-    instruction = "srem" if site.dtype.is_signed else "urem"
-    if types.is_literal(y):
-        if y == site.literal(0):
-            return x
-        if y == site.literal(-1) and site.dtype.is_signed:
-            return site.literal(0)
-        return site.op(instruction, x, y)
-    zero = site.op("icmp eq", y, site.literal(0))
-    return site.select(zero, x, site.op(instruction, x, _safe_divisor(site, x, y, zero)))
-
-
-def _safe_divisor(site: Site, x: str, y: str, zero: str) -> str:
-    """1 where a division would trap: dividing by 1 gives what -1 is defined to give there."""
-    traps = zero
-    if site.dtype.is_signed:
-        mask = types.vector("i1", site.lanes)
-        lowest = site.op("icmp eq", x, site.literal(-(1 << (site.dtype.bits - 1))))
-        minus_one = site.op("icmp eq", y, site.literal(-1))
-        overflow = site.block.define(f"and {mask} {lowest}, {minus_one}")
-        traps = site.block.define(f"or {mask} {zero}, {overflow}")
-    return site.select(traps, site.literal(1), y)
 
 
 def _negate(site: Site, x: str) -> str:
@@ -368,7 +277,7 @@ _SPELLINGS: dict[str, Spelling] = {
     "select": _select, "select_unlikely": _select, "not": _not,
     "shl": _shift("shl"), "shr_logical": _shift("lshr"), "shr_arithmetic": _shift("ashr"),
     "popcnt": lambda site, x: site.call("ctpop", x), "clz": _count_leading_zeros,
-    "mul_high": _multiply_high, "div": _divide, "rem": _remainder, "neg": _negate,
+    "mul_high": _multiply_high, "div": division.divide, "rem": division.remainder, "neg": _negate,
     "abs": _absolute, "max": _extremum("max"), "min": _extremum("min"),
     "fma": _fma, "ldexp": _ldexp, "is_finite": _is_finite, "round_even": _round_even,
     "floor": _floor, "ceil": _ceil, "trunc": _trunc, "convert": _convert,

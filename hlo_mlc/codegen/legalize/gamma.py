@@ -22,11 +22,12 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     polynomial,
     select,
     sub,
+    two_product,
     unlikely,
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.logarithm import log
-from hlo_mlc.codegen.legalize.trigonometric import sine_and_cosine
+from hlo_mlc.codegen.legalize.trigonometric import sine_and_cosine_in_parts
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F64
@@ -47,6 +48,7 @@ _STIRLING = (0.08333333333333333, -0.002777777777774098, 0.0007936507898344653,
              -0.000595236606878136, 0.0008414728426229649, -0.0018905396656613497,
              0.005069244379136893)
 _HALF_LOG_TWO_PI = 0.9189385332046728
+_PI_LOW = 1.2246467991473532e-16  # what math.pi leaves of pi
 # digamma(y) / (y - ROOT) in y - 1.5 on [1, 2], ROOT in two parts: error 4.8e-17.
 _ROOT, _ROOT_LOW = 1.4616321449683622, 9.549995429965697e-17
 _DIGAMMA = (
@@ -62,18 +64,22 @@ _DIGAMMA_SERIES = (
     0.0075754647499166735, -0.02105151397112626, 0.08004445181602926, -0.29981061579674995)
 
 
-def _in_f64(function: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
-    def widened(x: Expr) -> Expr:
-        return convert(function(convert(x, F64)), x.dtype)
+_Parts = tuple[Expr, Expr]  # a number as a sum of two, the second small
+
+
+def _in_f64(function: Callable[[Expr, bool], Expr]) -> Callable[..., Expr]:
+    def widened(x: Expr, *, has_fma: bool) -> Expr:
+        return convert(function(convert(x, F64), has_fma), x.dtype)
 
     return widened
 
 
 @_in_f64
-def lgamma(x: Expr) -> Expr:
+def lgamma(x: Expr, has_fma: bool) -> Expr:
     """log|gamma(x)|: by the recurrence from [1.5, 2.5], Stirling's series, or reflection.
 
-    Near the zeros between negative integers the error is small against 1, not against the result.
+    Near the zeros between negative integers the error is small against 1, not against the result;
+    beside the poles beyond -8 it is up to 16 units of that.
     """
     a = absolute(x)
     large = compare("ge", a, _LARGE)
@@ -91,9 +97,14 @@ def lgamma(x: Expr) -> Expr:
     series = mul(polynomial(mul(inverse, inverse), _STIRLING), inverse)
     stirling = fma(sub(a, 0.5), sub(logarithm, 1.0), add(series, _HALF_LOG_TWO_PI - 0.5))
     positive = select(large, stirling, near)
-    sine, _ = _sine_and_cosine_of_turn(a)
-    # |gamma(-a)| = pi / (|sin(pi a)| gamma(1 + a)); a + lgamma(a) would round -1e-300 badly.
-    reflected = neg(add(log(mul(absolute(sine), 1 / math.pi)), add(positive, log(a))))
+    # |gamma(-a)| = pi / (|sin(pi a)| a gamma(a)), with all that has a logarithm in one: those of
+    # the factors are larger than that of their product.
+    (sine, _), _ = _sine_and_cosine_of_turn(a, has_fma)
+    factor = select(compare("lt", nearest, 1.0), div(1.0, add(a, 1.0)),
+                    select(below, const(1.0, F64), mul(a, product)))
+    factor = mul(select(large, a, factor), mul(absolute(sine), 1 / math.pi))
+    rest = select(large, stirling, mul(r, polynomial(r, _LOG_GAMMA)))
+    reflected = neg(add(log(factor), rest))
     # From 2**52 on all are integers, or infinite.
     at_pole = either(compare("eq", sine, 0.0), compare("ge", a, 2.0**52))
     reflected = select(at_pole, math.inf, reflected)
@@ -101,7 +112,7 @@ def lgamma(x: Expr) -> Expr:
 
 
 @_in_f64
-def digamma(x: Expr) -> Expr:
+def digamma(x: Expr, has_fma: bool) -> Expr:
     """The derivative of lgamma; -infinity at 0 and NaN at the negative integers, as in XLA.
 
     Near the zeros between negative integers the error is small against 1, not against the result.
@@ -125,19 +136,37 @@ def digamma(x: Expr) -> Expr:
     near = fma(centred, polynomial(sub(y, 1.5), _DIGAMMA), fraction)
     square = mul(fraction, fraction)
     series = fma(square, polynomial(square, _DIGAMMA_SERIES), mul(fraction, 0.5))
-    positive = select(large, sub(log(a), series), near)
-    sine, cosine = _sine_and_cosine_of_turn(a)
-    cotangent = div(mul(cosine, math.pi), sine)
-    reflected = add(add(positive, div(1.0, a)), cotangent)
+    logarithm = log(a)
+    positive = select(large, sub(logarithm, series), near)
+    # Between the poles there are zeros: what may cancel is added first, and what is small last.
+    (sine, sine_low), cosine = _sine_and_cosine_of_turn(a, has_fma)
+    cotangent, rest = _cotangent((sine, sine_low), cosine, has_fma)
+    rest = add(rest, div(1.0, a))
+    reflected = add(add(select(large, logarithm, near), cotangent),
+                    select(large, sub(rest, series), rest))
     pole = select(compare("eq", a, 0.0), const(-math.inf, F64), math.nan)
     reflected = select(compare("eq", sine, 0.0), pole, reflected)
     return unlikely(apply("not", compare("gt", x, 0.0)), reflected, positive)
 
 
-def _sine_and_cosine_of_turn(a: Expr) -> tuple[Expr, Expr]:
+def _sine_and_cosine_of_turn(a: Expr, has_fma: bool) -> tuple[_Parts, _Parts]:
     """(sin(pi f), cos(pi f)) with f what `a` differs from the nearest integer by."""
     f = sub(a, apply("round_even", a))
     size = absolute(f)
     steep = compare("gt", size, 0.25)
-    sine, cosine = sine_and_cosine(mul(select(steep, sub(0.5, size), size), math.pi))
-    return with_sign_of(select(steep, cosine, sine), f), select(steep, sine, cosine)
+    turn = select(steep, sub(0.5, size), size)
+    angle, rest = two_product(turn, math.pi, has_fma)
+    sine, cosine = sine_and_cosine_in_parts(angle, fma(turn, _PI_LOW, rest))
+    return (tuple(with_sign_of(select(steep, c, s), f) for s, c in zip(sine, cosine, strict=True)),
+            tuple(select(steep, s, c) for s, c in zip(sine, cosine, strict=True)))
+
+
+def _cotangent(sine: _Parts, cosine: _Parts, has_fma: bool) -> _Parts:
+    """pi cosine / sine."""
+    (below, below_low), (above, above_low) = sine, cosine
+    top, top_low = two_product(above, math.pi, has_fma)
+    top_low = add(top_low, fma(above, _PI_LOW, mul(above_low, math.pi)))
+    quotient = div(top, below)
+    product, product_low = two_product(quotient, below, has_fma)
+    excess = sub(sub(sub(top, product), product_low), mul(quotient, below_low))
+    return quotient, div(add(excess, top_low), below)

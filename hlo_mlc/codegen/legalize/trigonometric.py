@@ -23,15 +23,17 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     fma,
     from_bits,
     mul,
+    neg,
     polynomial,
     select,
     shift_left,
     sub,
+    two_sum,
     unlikely,
     xor,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
-from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I32
 
@@ -114,6 +116,16 @@ def sine_and_cosine(r: Expr) -> tuple[Expr, Expr]:
     c = _CONSTANTS[r.dtype]
     square = mul(r, r)
     return fma(mul(r, square), polynomial(square, c.sin), r), polynomial(square, c.cos)
+
+
+def sine_and_cosine_in_parts(r: Expr, rest: Expr) -> tuple[tuple[Expr, Expr], tuple[Expr, Expr]]:
+    """Both of r + rest, each as a number and what its rounding leaves."""
+    c = _CONSTANTS[r.dtype]
+    square = mul(r, r)
+    sine, sine_low = two_sum(r, mul(mul(r, square), polynomial(square, c.sin)))
+    cosine, cosine_low = two_sum(const(c.cos[0], r.dtype),
+                                 mul(square, polynomial(square, c.cos[1:])))
+    return (sine, fma(rest, cosine, sine_low)), (cosine, fma(neg(rest), sine, cosine_low))
 
 
 def _reduced(magnitude: Expr, finish: Finish, has_fma: bool) -> Expr:

@@ -1,0 +1,162 @@
+"""What is put together only to be folded is folded part by part."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
+from hlo_mlc.ops import elementwise
+from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
+
+_REDUCE, _CONCATENATE, _BROADCAST = (
+    f"stablehlo.{name}" for name in ("reduce", "concatenate", "broadcast_in_dim"))
+_ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
+# Operations that may begin every part with the same number: because it changes nothing, or because
+# it counts only once however often it is taken.
+_NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
+_IDEMPOTENT = frozenset(
+    f"stablehlo.{name}" for name in ("maximum", "minimum", "and", "or"))
+# Nodes of all parts together: the squares of a hundred arrays are two hundred.
+MAX_NODES = 512
+
+
+def fold_parts(graph: Graph) -> Graph:
+    """`reduce(f(concatenate(x, y)))` -> `g(reduce(f(x)), reduce(f(y)))`, f elementwise.
+
+    For folds along the axis that the parts lie on, by a single operation g, where nothing else
+    reads what is put together.  Returns `graph` itself where there is none.
+    """
+    if not any(node.op == _CONCATENATE for node in graph.walk()):
+        return graph
+    uses: Counter[Value] = Counter()
+    for inner in (graph, *(region for node in graph.walk() for region in node.regions)):
+        uses.update(inner.results)
+        for node in inner.nodes:
+            uses.update(node.operands)
+    return apply_rules(graph, {_REDUCE: (_splitting(uses),)})
+
+
+def _splitting(uses: Mapping[Value, int]) -> Rule:
+    def reduce_of_parts(node: Node, context: Rewriter) -> Value | None:
+        operation = _operation(node, context)
+        if operation is None:
+            return None
+        whole = node.operands[0]
+        tree = _Tree.over(whole, context)
+        if tree is None or tree.axis not in node.attributes["dimensions"] \
+                or len(tree.nodes) * len(tree.extents) > MAX_NODES \
+                or any(uses[v] != count for v, count in tree.uses(whole).items()):
+            return None
+        folded = []
+        for number in range(len(tree.extents)):
+            part = tree.part(whole, number, context)
+            folded.append(context.add(_REDUCE, (part, node.operands[1]), node.results[0].type,
+                                      node.attributes, (_body(operation, whole.type),)))
+        while len(folded) > 1:  # neighbours in rounds, as exact as one fold
+            pairs = zip(folded[::2], folded[1::2], strict=False)
+            rest = folded[len(folded) // 2 * 2:]
+            folded = [context.add(operation, pair, node.results[0].type) for pair in pairs] + rest
+        return folded[0]
+
+    return reduce_of_parts
+
+
+def _operation(node: Node, context: Rewriter) -> str | None:
+    """The one operation that a reduction folds by, where its parts may be folded apart."""
+    if len(node.operands) != 2:
+        return None
+    (body,), (whole, initial) = node.regions, node.operands
+    if len(body.nodes) != 1 or body.nodes[0].results != body.results \
+            or set(body.nodes[0].operands) != set(body.parameters):
+        return None
+    operation, dtype = body.nodes[0].op, whole.type.dtype
+    if operation in _IDEMPOTENT:
+        return operation
+    if operation not in _NEUTRAL or dtype.is_narrow_float \
+            or not is_splat_of(initial, _NEUTRAL[operation], context):
+        return None  # sums of narrow floats would be rounded part by part
+    return operation
+
+
+def _body(operation: str, of: TensorType) -> Graph:
+    left, right, result = (Value(TensorType((), of.dtype)) for _ in range(3))
+    return Graph((left, right), (Node(operation, (left, right), (result,)),), (result,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """What is computed from arrays put together in one way: `nodes` by their values."""
+
+    nodes: Mapping[Value, Node]
+    axis: int
+    extents: tuple[int, ...]
+
+    @staticmethod
+    def over(whole: Value, context: Rewriter) -> _Tree | None:
+        """All that leads to `whole`; None where other than equal parts and numbers do."""
+        nodes: dict[Value, Node] = {}
+        ways: set[tuple[int, tuple[int, ...]]] = set()
+        waiting = [whole]
+        while waiting:
+            value = waiting.pop()
+            if value in nodes or not value.type.shape or splat(value, context) is not None:
+                continue
+            node = context.definition(value)
+            if node is None or node.opaque or value.type.shape != whole.type.shape:
+                return None
+            nodes[value] = node
+            if node.op == _CONCATENATE:
+                axis = node.attributes["dimension"]
+                ways.add((axis, tuple(v.type.shape[axis] for v in node.operands)))
+            elif node.op in _ELEMENTWISE:
+                waiting += node.operands
+            elif node.op != _BROADCAST or node.operands[0].type.shape:
+                return None
+        return _Tree(nodes, *ways.pop()) if len(ways) == 1 else None
+
+    def uses(self, whole: Value) -> Counter[Value]:
+        """How often each value is used here; `whole` once more than that."""
+        found = Counter((whole,))
+        for node in self.nodes.values():
+            found.update(v for v in node.operands if v in self.nodes)
+        return found
+
+    def part(self, whole: Value, number: int, context: Rewriter) -> Value:
+        """The same of one part."""
+        shape = list(whole.type.shape)
+        shape[self.axis] = self.extents[number]
+        known: dict[Value, Value] = {}
+
+        def typed(value: Value) -> TensorType:
+            return TensorType(tuple(shape), value.type.dtype)
+
+        def of_part(value: Value) -> Value:
+            if value in self.nodes or not value.type.shape:
+                return known.get(value, value)
+            return splat_constant(typed(value), splat(value, context), context)
+
+        for value, node in _operands_first(whole, self.nodes):
+            if node.op == _CONCATENATE:
+                known[value] = node.operands[number]
+            else:
+                known[value] = context.add(node.op, [of_part(v) for v in node.operands],
+                                           typed(value), node.attributes)
+        return known[whole]
+
+
+def _operands_first(whole: Value, nodes: Mapping[Value, Node]) -> Sequence[tuple[Value, Node]]:
+    ordered: dict[Value, Node] = {}
+    stack = [(whole, False)]
+    while stack:
+        value, ready = stack.pop()
+        if ready:
+            ordered.setdefault(value, nodes[value])
+        elif value in nodes and value not in ordered:
+            stack.append((value, True))
+            if nodes[value].op != _CONCATENATE:
+                stack += [(v, False) for v in nodes[value].operands]
+    return tuple(ordered.items())
