@@ -11,8 +11,11 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.loops.core import For, LoopKind
+from hlo_mlc.expr.build import load, substitute
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -26,13 +29,24 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.elementwise import share_out, vectorize
-from hlo_mlc.tensor.classify import cost, is_map
+from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.rewrite import map_expressions
 
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
 CHUNKS = 64
+# Operations on what was folded from which on they are worth a loop of their own, and the vectors of
+# results in a block of rows: enough for their chains to overlap, and for calls to be rare.
+HEAVY, BLOCK = 8, 4
+# Bytes read from which on asking for the next row pays: less stays in the caches.
+FAR = 1 << 19
+# How far ahead, in bytes, where the next row is nearer or the one pass need not wait for it.  For
+# argmax 2 and 8 KB were as good; layernorm of rows of 16 KB lost a tenth when the next row drove
+# out the current one, which softmax, whose passes are longer, did not notice at 32 KB.
+AHEAD = 1 << 12
+LIGHT = 12  # operations of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +67,14 @@ class ReductionTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Partial results in flight for cheap terms, vectors per iteration of maps, work of one
-        task, chunks."""
-        return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4),
+        task, whether the next row is fetched meanwhile, chunks."""
+        return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4), "ahead": (0, 1),
                 "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
-        return {"count": 8, "unroll": 2, "grain": 1, "chunks": self._chunks(nest, target)}
+        return {"count": 8, "unroll": 2, "grain": 1, "ahead": int(_bytes_read(nest) >= FAR),
+                "chunks": self._chunks(nest, target)}
 
     def _chunks(self, nest: Nest, target: CpuTarget) -> int:
         stage = nest.stages[0]
@@ -73,6 +88,8 @@ class ReductionTemplate:
         """The loops for the given parameters."""
         if parameters["chunks"] > 1 and _can_be_cut(nest):
             return _chunked(nest, target, parameters)
+        if _finishes_late(nest, target):
+            return _apart(nest, target, parameters)
         shared = nest.stages[0].axes[:nest.shared]
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
         body = tuple(stmt for s in inner for stmt in lower_stage(s))
@@ -87,6 +104,8 @@ class ReductionTemplate:
             schedule = schedule.fuse(schedule.loop_names[0], axis.name)
         if shared and work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
+        if parameters["ahead"] and shared:
+            schedule = _fetched(schedule, nest, inner, target)
         return Scheduled(schedule.program.body, (), schedule)
 
 
@@ -94,6 +113,64 @@ def _can_be_cut(nest: Nest) -> bool:
     """True for one reduction and nothing else, whose terms may be folded in runs."""
     stage = nest.stages[0]
     return len(nest.stages) == 1 and not stage.along and stage.combiner.identity is not None
+
+
+def _finishes_late(nest: Nest, target: CpuTarget) -> bool:
+    """True where the results of one reduction take longer to compute from what is folded, one by
+    one, than the folds take, in vectors: exp(x @ w) of short rows."""
+    stage = nest.stages[0]
+    if len(nest.stages) > 1 or not stage.assigns or stage.along:
+        return False
+    rows = coalesce(stage).axes
+    width = lanes((stage,), target)
+    vectors = -(-stage.reduce_axes[-1].extent // width) * math.prod(
+        v.extent for v in stage.reduce_axes[:-1])
+    return bool(rows) and rows[-1].extent >= width \
+        and sum(cost(a.value) for a in stage.assigns) > max(HEAVY, vectors * cost(*stage.terms))
+
+
+def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+    """for each block of rows: folded[row] = fold of each row;  results of vectors of rows"""
+    stage = coalesce(nest.stages[0])
+    row, width = stage.axes[-1], lanes(nest.stages, target)
+    block = min(width * BLOCK, row.extent)
+    blocks, rest = divmod(row.extent, block)
+    results: list[Var] = []
+    whole = loop(f"{row.name}_o", blocks, LoopKind.SERIAL, lambda o: _rows(
+        stage, index.multiply(o, index.constant(block)), block, "i", results))
+    body: tuple[Stmt, ...] = (whole,)
+    if rest:
+        body += _rows(stage, index.constant(blocks * block), rest, "t", results)
+    for axis in reversed(stage.axes[:-1]):
+        body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
+    schedule = _row(open_schedule(nest, body), stage, target, parameters)
+    for var in results:
+        schedule = vectorize(schedule, var, width, parameters["unroll"])
+    if work(nest) > SERIAL_WORK:
+        schedule = share_out(schedule, work(nest), parameters["grain"])
+    return Scheduled(schedule.program.body, (), schedule)
+
+
+def _rows(stage: Stage, start: Expr, size: int, name: str, results: list[Var]) -> tuple[Stmt, ...]:
+    """The folds of `size` rows from `start`, then their results; `results` gets the loop of the
+    latter."""
+    row = stage.axes[-1]
+    fold, result = (Var(f"{row.name}_{part}{name}", row.dtype, size) for part in "fr")
+    results.append(result)
+    folded = tuple(Buffer(f"{stage.name}.{v.name}_{name}", v.dtype, (size,), "stack")
+                   for v in stage.accumulators)
+    here: dict[Var, Expr] = {row: index.add(start, fold)}
+    first = map_expressions(replace(stage, axes=(fold,), assigns=()), lambda e: substitute(e, here))
+    first = replace(first, assigns=tuple(
+        Assign(b, (fold,), v) for b, v in zip(folded, stage.accumulators, strict=True)))
+    there: dict[Var, Expr] = {row: index.add(start, result)}
+    there |= {v: load(b, (result,)) for b, v in zip(folded, stage.accumulators, strict=True)}
+    second = map_expressions(Stage(stage.name, (result,), stage.assigns),
+                             lambda e: substitute(e, there))
+    body = (*lower_stage(first), *lower_stage(second))
+    for buffer in folded:
+        body = (Allocate(buffer, body),)
+    return body
 
 
 def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parameters) -> Schedule:
@@ -107,6 +184,49 @@ def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parame
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
         return schedule
     return schedule.rfactor(axis.name, width, _partial_results(stage, parameters["count"]))
+
+
+def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTarget) -> Schedule:
+    """Ask for what comes next in the pass that computes most, which leaves the memory idle.
+
+    Processors fetch ahead by themselves, but not past the end of a page, where a row often ends.
+    """
+    rows = nest.stages[0].axes[:nest.shared]
+    chosen: dict[Buffer, tuple[int, str, int]] = {}
+    for stage in passes:
+        for buffer, axis, apart in _rows_read(stage, rows[-1]):
+            heavier = stage_cost(stage) >= chosen.get(buffer, (0,))[0]
+            if heavier and buffer not in nest.private and _has_vectors(schedule, axis):
+                chosen[buffer] = stage_cost(stage), axis, apart
+    for buffer, (heavy, axis, apart) in chosen.items():
+        row = abs(apart) * buffer.dtype.bytes
+        if row < AHEAD:
+            schedule = schedule.prefetch(buffer.name, axis, AHEAD // row * apart)
+        elif len(passes) == 1:
+            schedule = schedule.prefetch(buffer.name, axis, AHEAD // buffer.dtype.bytes)
+        elif row <= (target.l2_bytes // 16 if heavy > LIGHT else target.l1_bytes // 4):
+            schedule = schedule.prefetch(buffer.name, axis, apart)
+    return schedule
+
+
+def _bytes_read(nest: Nest) -> int:
+    """Of whole buffers, those that pass from stage to stage aside."""
+    return sum(b.bytes for b in {b for s in nest.stages for b in s.inputs} - {*nest.private})
+
+
+def _rows_read(stage: Stage, row: Var) -> list[tuple[Buffer, str, int]]:
+    """What a pass reads element by element along its axis, and the elements between two rows."""
+    if not stage.reduce_axes and not stage.axes:
+        return []
+    axis = (stage.reduce_axes or stage.axes)[-1]
+    return [(buffer, axis.name, stride(read, row)) for buffer in stage.inputs
+            for read in reads(stage, buffer)
+            if read.guard is None and stride(read, axis) == 1 and stride(read, row)]
+
+
+def _has_vectors(schedule: Schedule, axis: str) -> bool:
+    return any(loop.kind is LoopKind.VECTORIZE for name in schedule.loop_names
+               if f"{name}.".startswith(f"{axis}.") for loop in schedule.loops(name))
 
 
 def _partial_results(stage: Stage, count: int) -> int:

@@ -31,8 +31,16 @@ from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.product import is_direct
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
-from hlo_mlc.templates.window_roles import even, lane_of, product_roles, roles_of, windows_along
-from hlo_mlc.tensor.classify import contraction, is_map
+from hlo_mlc.templates.window_roles import (
+    even,
+    in_groups,
+    lane_of,
+    product_roles,
+    roles_of,
+    windowed_product,
+    windows_along,
+)
+from hlo_mlc.tensor.classify import Contraction, contraction, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -70,8 +78,8 @@ class WindowTemplate:
             return "an axis without elements"
         if not stage.combiner.name:
             return "its terms are not folded by one associative and commutative operation"
-        stage = coalesce(stage)
-        if contraction(stage) is not None and product_roles(stage) is None:
+        stage = _stage(nest, target)
+        if contraction(stage) is not None and windowed_product(stage) is None:
             return "a matrix product"
         if not any(windows_along(stage, axis) for axis in stage.axes):
             return "no two results share the elements of a window"
@@ -86,9 +94,9 @@ class WindowTemplate:
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The tile that fills the registers, of a size that divides the results."""
-        stage = coalesce(nest.stages[0])
+        stage = _stage(nest, target)
         width = lanes((stage,), target)
-        if product_roles(stage) is not None:
+        if product_roles(stage, width) is not None:
             return _product_parameters(stage, width, target)
         budget = target.registers * 3 // 4
         tile = min(TILE, budget)
@@ -110,7 +118,7 @@ class WindowTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
-        stage = coalesce(nest.stages[0])
+        stage = _stage(nest, target)
         chunks = parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:
             return _scheduled(stage, target, parameters)
@@ -119,14 +127,21 @@ class WindowTemplate:
         return Scheduled((*one.body, *other.body), (*partial, *one.scratch, *other.scratch))
 
 
+def _stage(nest: Nest, target: CpuTarget) -> Stage:
+    """The nest's one stage, over the axes that suit vectors."""
+    stage = coalesce(nest.stages[0])
+    return in_groups(stage, lanes((stage,), target))
+
+
 def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Scheduled:
     """The loops of a stage whose terms are not cut into chunks.
 
     Of a matrix product, the right factor is brought into the order of the loops first.
     """
     width, scratch, before = lanes((stage,), target), (), ()
-    if parameters["pack"] and product_roles(stage) is not None:
-        move, stage, packed = _packed(stage, parameters["vectors"] * width)
+    product = product_roles(stage, width)
+    if parameters["pack"] and product is not None:
+        move, stage, packed = _packed(stage, product, parameters["vectors"] * width)
         template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
         before = template.apply(nest, target, template.default(nest, target)).body
         scratch = (packed,)
@@ -136,7 +151,7 @@ def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
 
 def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Parameters:
     """For a convolution of many channels: the register tile of a matrix product."""
-    roles = product_roles(stage)
+    roles = product_roles(stage, width)
     lane, last = roles.columns[-1], roles.rows[-1].extent
     rows = last if last >= FEW_ROWS else math.prod(v.extent for v in roles.rows[-2:])
     tile, vectors = register_tile(rows, lane.extent, width, target)
@@ -159,9 +174,8 @@ def _divisor(extent: int, least: int) -> int:
     return next((n for n in range(max(1, least), extent) if extent % n == 0), extent)
 
 
-def _packed(stage: Stage, width: int) -> tuple[Stage, Stage, Buffer]:
+def _packed(stage: Stage, roles: Contraction, width: int) -> tuple[Stage, Stage, Buffer]:
     """What copies the right factor into panels of `width` columns; the stage that reads them."""
-    roles = product_roles(stage)
     lane, rhs = roles.columns[-1], roles.rhs
     width = min(width, lane.extent)
     panel = Var(f"{lane.name}_panel", lane.dtype, -(-lane.extent // width))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -28,6 +28,9 @@ from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outsid
 SLIDES_INSIDE = 4
 # With fewer rows of tiles than this, each tile is a task of its own.
 MANY_TASKS = 64
+# With at least this many tiles along each axis, those at its ends are few enough for short code:
+# the benchmarks' depthwise and single_channel run no slower with it.
+FEW_EDGES = 5
 # Epilogues costlier than this run as a loop over a tile in L1 instead of being written out.
 EPILOGUE_INLINE = 4
 
@@ -69,6 +72,14 @@ class WindowLoops:
         return WindowLoops(stage, roles, width, parameters["vectors"], unroll, total, asked,
                         tuple(where_true(t, set(asked)) for t in stage.terms),
                         tuple(where_true(t, conditions.keys()) for t in stage.terms))
+
+    @property
+    def edges_are_rare(self) -> bool:
+        """Whether few tiles have results whose windows leave the operand, or do not exist."""
+        asked = {v for t in self.stage.terms for g in guards(t) for v in g.free}
+        return self.roles.unrolled is not None and self.unroll > 1 and all(
+            -(-v.extent // count) >= FEW_EDGES for v, count in self.roles.tile
+            if v in asked or v.extent % count)
 
     @property
     def _reduces_lanes(self) -> bool:
@@ -217,30 +228,57 @@ class WindowLoops:
               if the rest holds everywhere in the tile:   every term without conditions
               else:                                       groups of terms that ask for the same
         """
-        groups: dict[tuple[Expr, ...], list[Point]] = {}
-        for at, where in self._points(base):
-            asked = all_of(*(substitute(c, where) for c in self.asked), *self._ragged(where))
-            if asked is not FALSE:
-                groups.setdefault(conjuncts(asked), []).append((at, where))
+        groups = self._groups(self._points(base))
         if not groups:
             return ()
         common = [c for c in next(iter(groups)) if all(c in asked for asked in groups)]
-        parts: tuple[Stmt, ...] = ()
-        for asked, points in groups.items():
-            part = self._add(sums, points, width, self.checked_terms)
-            condition = all_of(*(c for c in asked if c not in common))
-            parts += part if condition is TRUE else (If(condition, part),)
         inside = self._inside(base, width)
-        if inside is not None:
+        rest = FALSE if inside is None \
+            else all_of(*(c for c in conjuncts(inside) if c not in common))
+        parts: tuple[Stmt, ...] = ()
+        if rest is not TRUE:
+            parts = self._checked(sums, groups, width, common) if rest is FALSE \
+                or not self.edges_are_rare else self._checked_in_turn(sums, base, width, common)
+        if rest is not FALSE:
             points = [point for group in groups.values() for point in group]
             free = self._add(sums, points, width, self.free_terms)
-            rest = all_of(*(c for c in conjuncts(inside) if c not in common))
             parts = free if rest is TRUE else (If(rest, free, parts),)
         return (If(all_of(*common), parts),) if common else parts
 
-    def _points(self, base: Place) -> Iterator[Point]:
+    def _groups(self, points: Iterable[Point]) -> dict[tuple[Expr, ...], list[Point]]:
+        """The points by what they ask for, but for those that do not exist."""
+        groups: dict[tuple[Expr, ...], list[Point]] = {}
+        for at, where in points:
+            asked = all_of(*(substitute(c, where) for c in self.asked), *self._ragged(where))
+            if asked is not FALSE:
+                groups.setdefault(conjuncts(asked), []).append((at, where))
+        return groups
+
+    def _checked(self, sums: tuple[Buffer, ...], groups: Mapping[tuple[Expr, ...], Sequence[Point]],
+                 width: int, known: Collection[Expr]) -> tuple[Stmt, ...]:
+        """The terms of each group behind what they ask for, as far as it is not known to hold."""
+        parts: tuple[Stmt, ...] = ()
+        for asked, points in groups.items():
+            part = self._add(sums, points, width, self.checked_terms)
+            condition = all_of(*(c for c in asked if c not in known))
+            parts += part if condition is TRUE else (If(condition, part),)
+        return parts
+
+    def _checked_in_turn(self, sums: tuple[Buffer, ...], base: Place, width: int,
+                         known: Collection[Expr]) -> tuple[Stmt, ...]:
+        """The same, in a loop over the positions of the windows: code that rarely runs is short."""
+        unrolled = self.roles.unrolled
+
+        def one(position: Var) -> tuple[Stmt, ...]:
+            there = {**base, unrolled: index.add(base[unrolled], position)}
+            groups = self._groups(self._points(there, written=False))
+            return self._checked(sums, groups, width, known)
+
+        return (loop(f"{unrolled.name}_e", self.unroll, LoopKind.SERIAL, one),)
+
+    def _points(self, base: Place, written: bool = True) -> Iterator[Point]:
         """The results of a tile with the positions of their windows that are written out."""
-        pieces, unrolled = [*self.roles.tile], self.roles.unrolled
+        pieces, unrolled = [*self.roles.tile], self.roles.unrolled if written else None
         first = len(pieces)
         if unrolled is not None:
             # Long windows slide outermost: then fewer of their elements wait in registers.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Load, Var, loads
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Apply, Const, Load, Var, loads, walk
 from hlo_mlc.tensor.classify import Contraction, contraction, sliding, stride
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import guards
+from hlo_mlc.tensor.rewrite import map_expressions
 
 # Windows up to this long need not overlap: longer ones are rows of their own.
 SIDE_BY_SIDE = 8
@@ -40,9 +43,45 @@ def is_batch(stage: Stage, axis: Var) -> bool:
     return all(axis in one.free for term in stage.terms for one in loads(term))
 
 
-def product_roles(stage: Stage) -> Contraction | None:
+def in_groups(stage: Stage, width: int) -> Stage:
+    """The stage with the features of a group along an axis of their own, where a vector of `width`
+    neighbours might reach into two groups, which read other elements.
+
+        for f<192: … x[…, f // 24 * 16 + c]   ->   for g<8: for f<24: … x[…, g * 16 + c]
+
+    Groups of less than half a vector stay: most lanes would be empty.
+    """
+    for axis in stage.axes:
+        for size in _group_sizes(stage, axis):
+            if size < axis.extent and axis.extent % size == 0 \
+                    and size % width and 2 * size >= width:
+                group = Var(f"{axis.name}_group", axis.dtype, axis.extent // size)
+                inside = Var(axis.name, axis.dtype, size)
+                whole = index.add(index.multiply(group, index.constant(size)), inside)
+                apart = map_expressions(stage, lambda e, axis=axis, whole=whole: substitute(
+                    e, {axis: whole}))
+                return replace(apart, axes=tuple(
+                    v for old in stage.axes for v in ((group, inside) if old is axis else (old,))))
+    return stage
+
+
+def _group_sizes(stage: Stage, axis: Var) -> set[int]:
+    """The divisors of the axis in what is loaded."""
+    return {node.args[1].value for term in stage.terms for one in loads(term) for i in one.indices
+            for node in walk(i) if isinstance(node, Apply) and node.op == "floordiv"
+            and node.args[0] is axis and isinstance(node.args[1], Const)}
+
+
+def product_roles(stage: Stage, width: int) -> Contraction | None:
+    """The roles in a convolution that is computed as a matrix product: one of enough channels for
+    half of the lanes of a vector of `width`; None for other stages."""
+    roles = windowed_product(stage)
+    return None if roles is None or 2 * roles.columns[-1].extent <= width else roles
+
+
+def windowed_product(stage: Stage) -> Contraction | None:
     """The roles in a matrix product whose rows, but not columns, lie in windows: a convolution of
-    many channels, or its gradients; None for other stages.
+    several channels, or its gradients; None for other stages.
 
     Channels are the columns whatever the layout.  Where results that are neighbours in memory lie
     along a row instead, storing them one by one costs little beside the depth of the product.
@@ -80,8 +119,9 @@ def even(extent: int, most: int) -> int:
 
 def roles_of(stage: Stage, width: int, tile: int) -> Roles:
     """The roles for vectors of `width` lanes and up to `tile` results side by side."""
-    if product_roles(stage) is not None:
-        return _roles_of_product(stage, tile)
+    product = product_roles(stage, width)
+    if product is not None:
+        return _roles_of_product(stage, product, tile)
     lane = lane_of(stage, width)
     others = [v for v in reversed(stage.axes) if v is not lane]
     others.sort(key=lambda v: not windows_along(stage, v))  # what shares elements comes first
@@ -100,9 +140,8 @@ def roles_of(stage: Stage, width: int, tile: int) -> Roles:
     return Roles(lane, in_tile, unrolled, serial, (), outer)
 
 
-def _roles_of_product(stage: Stage, tile: int) -> Roles:
+def _roles_of_product(stage: Stage, product: Contraction, tile: int) -> Roles:
     """A tile of rows by columns; what no window and no guard depends on is summed inside."""
-    product = product_roles(stage)
     lane, room, taken = product.columns[-1], tile, []
     for axis in reversed(product.rows):
         count = min(axis.extent, room)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+
+from hlo_mlc.loops.core import For, LoopKind, Store, walk
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
 
 SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 7), (2, 129))
 
@@ -124,3 +129,34 @@ def test_windows(check, arrays):
                 lax.cumlogsumexp(x, 1))
 
     check(function, x)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("shape", [
+    (1, 16, 7), (1, 67, 5), (1, 200, 10), (3, 130, 33), (2, 65, 129)])
+def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
+    """They are computed in vectors of rows, behind the folds of a block of them."""
+    with jax.enable_x64(dtype == "float64"):
+        x, y = arrays(dtype, shape, shape[:-1])
+        x[0, 3, 2], x[0, 5, 1], x[-1, -1, -1] = np.nan, np.inf, 0
+
+        def function(x, y):
+            total = jnp.tanh((x * x).sum(-1))
+            return (total * jnp.exp(y), jnp.exp(-jnp.abs(x.max(-1))) + 1,
+                    jnp.sin(jnp.argmax(x, -1).astype(x.dtype)) * y)
+
+        report = check(function, x, y, magnitude=4)
+        written = [nest.template for kernel in report.kernels for nest in kernel.nests]
+        assert "reduction" in written
+
+
+def test_results_of_a_block_are_stored_behind_its_folds(take_apart, arrays):
+    """70 rows: a block of 64 and one of 6, whose results are vectors."""
+    x, = arrays("float32", (70, 10))
+    program, = take_apart(lambda x: jnp.tanh(x.sum(1)), x).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    in_vectors = {stmt for vector in walk(loops.body) if isinstance(vector, For)
+                  and vector.kind is LoopKind.VECTORIZE for stmt in walk(vector.body)}
+    results = [stmt for stmt in walk(loops.body)
+               if isinstance(stmt, Store) and stmt.buffer == program.results[0]]
+    assert len(results) == 2 and in_vectors.issuperset(results)

@@ -11,9 +11,13 @@ import pytest
 from jax import lax
 
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.rewrite import loop_names
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import host, named
+from hlo_mlc.templates.base import lanes
 from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.window_roles import in_groups, roles_of
+from hlo_mlc.tensor.coalesce import coalesce
 
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
 LEVELS = [level for level, width in
@@ -68,6 +72,9 @@ DEPTHWISE = {
     "planes": ((2, 7, 12, 37), (7, 1, 3, 5), {"layout": NCHW}),
     "planes, stride": ((1, 4, 19, 35), (4, 1, 3, 3), {"layout": NCHW, "window_strides": (2, 2)}),
     "single channel": ((2, 25, 50, 1), (9, 9, 1, 1), {}),
+    "long rows": ((1, 2, 47, 17), (3, 3, 1, 17), {}),
+    "long rows, stride": ((1, 2, 99, 5), (2, 4, 1, 5), {"window_strides": (1, 2)}),
+    "high planes": ((1, 2, 46, 19), (2, 1, 7, 3), {"layout": NCHW}),
 }
 
 
@@ -165,6 +172,15 @@ def test_average_pooling_and_its_gradient(check, arrays):
     check(function, x, ulps=64)
 
 
+@pytest.mark.parametrize("columns, in_turn", [(18, False), (46, True)])
+def test_positions_of_windows_take_turns_where_edges_are_rare(take_apart, arrays, columns, in_turn):
+    """Two tiles of nine have nothing but edges; of six, four have none."""
+    x, k = arrays("float32", (1, 3, columns, 16), (3, 3, 1, 16))
+    program, = take_apart(depthwise, x, k).programs
+    names = loop_names(schedule_program(program, host())[0].body)
+    assert any(name.endswith("_e") for name in names) == in_turn
+
+
 @pytest.mark.parametrize("shape", [(1, 40, 40, 48), (2, 70, 90, 1)])
 def test_large_ones_do_not_depend_on_threads(take_apart, machine_code, arrays, shape):
     x, k = arrays("float32", shape, (5, 5, 1, shape[-1]))
@@ -177,7 +193,7 @@ def test_large_ones_do_not_depend_on_threads(take_apart, machine_code, arrays, s
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(
-    ("plain", "uneven", "spread input", "planes", "single channel"))))
+    ("plain", "uneven", "spread input", "planes", "single channel", "long rows"))))
 def test_every_choice_of_parameters_is_right(take_apart, machine_code, arrays, number, name):
     """Whole numbers, so that every order of summation is exact; buffers between fences."""
     shape, kernel, options = DEPTHWISE[name]
@@ -200,7 +216,8 @@ def test_every_choice_of_parameters_is_right(take_apart, machine_code, arrays, n
 
 
 @pytest.mark.parametrize("shape, kernel, options", [
-    ((1, 4, 9, 3), (3, 3, 1, 3), {}), ((1, 2, 4, 18), (2, 1, 3, 3), {"layout": NCHW}),
+    ((1, 4, 9, 3), (3, 3, 1, 3), {}), ((1, 1, 46, 3), (3, 3, 1, 3), {}),
+    ((1, 2, 4, 18), (2, 1, 3, 3), {"layout": NCHW}),
     ((1, 5, 6, 2), (2, 3, 1, 2), {"window_strides": (2, 2)}),
     ((1, 3, 3, 2), (2, 2, 1, 2), {"lhs_dilation": (2, 2), "padding": ((1, 0), (0, 2))})])
 def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, shape, kernel,
@@ -234,14 +251,33 @@ DENSE = {
     "spread input": ((1, 5, 6, 4), (3, 3, 4, 17), NHWC, {"lhs_dilation": (2, 3),
                                                         "padding": ((2, 1), (1, 2))}),
     "groups": ((1, 6, 7, 12), (3, 3, 4, 15), NHWC, {"feature_group_count": 3}),
+    "groups of 24": ((1, 6, 7, 10), (3, 3, 5, 48), NHWC, {"feature_group_count": 2}),
+    "groups of 8": ((2, 5, 9, 9), (2, 3, 3, 24), NHWC, {"feature_group_count": 3,
+                                                       "window_strides": (2, 1)}),
+    "groups of 10 planes": ((1, 6, 5, 8), (30, 2, 3, 3), NCHW, {"feature_group_count": 3}),
     "one by one": ((1, 6, 7, 12), (1, 1, 12, 15), NHWC, {"window_strides": (2, 2)}),
     "planes": ((2, 5, 7, 18), (33, 5, 3, 3), NCHW, {}),
     "planes, stride": ((1, 4, 9, 35), (8, 4, 3, 3), NCHW, {"window_strides": (2, 2)}),
     "filters first": ((1, 7, 13, 5), (33, 3, 3, 5), ("NHWC", "OHWI", "NHWC"), {}),
+    "few results": ((1, 7, 13, 37), (3, 3, 37, 3), NHWC, {}),
+    "four from few": ((1, 6, 7, 5), (3, 3, 5, 4), NHWC, {}),
+    "two, stride": ((2, 6, 9, 16), (3, 3, 16, 2), NHWC, {"window_strides": (2, 2)}),
+    "few planes": ((1, 19, 6, 9), (3, 19, 3, 3), NCHW, {}),
     "one axis": ((2, 25, 6), (5, 6, 18), ("NWC", "WIO", "NWC"), {"window_strides": (1,)}),
     "three axes": ((1, 4, 5, 6, 3), (2, 3, 3, 3, 17), ("NDHWC", "DHWIO", "NDHWC"),
                    {"window_strides": (1, 1, 1)}),
 }
+
+
+def test_few_results_of_many_channels_are_sums_of_vectors(take_apart, arrays):
+    """Lanes along the channels that are summed: along three results, most would be empty."""
+    shape, kernel, layout, options = DENSE["few results"]
+    parts = take_apart(lambda x, k: dense(x, k, layout, **options),
+                       *arrays("float32", shape, kernel))
+    (step,) = parts.programs[0].steps
+    stage, target = coalesce(step.stages[0]), named("x86-64-v4")
+    lane = roles_of(stage, lanes((stage,), target), 12).lane
+    assert lane in stage.reduce_axes and lane.extent == 37
 
 
 def dense(x, k, layout, **options):
@@ -262,7 +298,8 @@ def test_many_channels_and_gradients(check, arrays, name):
 
 
 @pytest.mark.parametrize("number, name", list(enumerate(
-    ("plain", "small image", "uneven", "spread input", "planes"))))
+    ("plain", "small image", "uneven", "spread input", "planes", "groups of 24", "groups of 8",
+     "few results"))))
 def test_many_channels_with_every_choice_of_parameters(take_apart, machine_code, arrays, number,
                                                        name):
     shape, kernel, layout, options = DENSE[name]
@@ -276,6 +313,27 @@ def test_many_channels_with_every_choice_of_parameters(take_apart, machine_code,
         result, = parts.run([x, k], machine_code.executing(
             tuned=tuned, target=target, threads=2, fence_at=fence))
         np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(("features", "axes"), [
+    (48, [5, 7, 2, 24]), (24, [5, 7, 2, 12]), (16, [5, 7, 2, 8]), (32, [5, 7, 32]),
+    (14, [5, 7, 14])])
+def test_vectors_stay_within_a_group_of_features(take_apart, machine_code, arrays, features, axes):
+    """Where they would not, and would not be mostly empty; the verifier and the interpreter agree.
+    """
+    x, k = (np.round(a * 2) for a in arrays("float32", (1, 5, 7, 6), (3, 3, 3, features)))
+    parts = take_apart(lambda x, k: dense(x, k, NHWC, feature_group_count=2), x, k)
+    (program,) = parts.programs
+    (nest,) = program.steps
+    stage = in_groups(coalesce(nest.stages[0]), 16)
+    assert [v.extent for v in stage.axes] == axes
+    loops, (decision,) = schedule_program(program, host())
+    assert decision.template.name == "window"
+    verify(loops)
+    expected, = interpret(loops, [x, k], seed=1)
+    result, = parts.run([x, k], machine_code.executing())
+    np.testing.assert_array_equal(result, expected)
+    np.testing.assert_array_equal(result, dense(x, k, NHWC, feature_group_count=2))
 
 
 def test_max_pooling_gradients(check, arrays):
