@@ -25,7 +25,8 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # A product of matrices of this size: three of 576 KiB, so that panels lie in L1 and L2.
 _MATRIX = 384
-# Copies move this share of the L3 cache, which others use too, and this multiple of it.
+# Copies move half of what the caches of the cores hold, a share of the L3 cache, which others use
+# too, and a multiple of it.
 _SHARE_OF_CACHE = 0.25
 _MULTIPLE_OF_CACHE = 4
 _LARGEST_BYTES = 256 * MIB
@@ -34,20 +35,27 @@ _FEWEST_RUNS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The most that kernels reach on all cores: f32 multiply-adds, and bytes read plus written.
+class Level:
+    """A level of the memory: a kernel that touches up to `capacity` bytes works from there, at
+    `gb_s` read plus written on all cores."""
 
-    `cache_bytes` is how much a kernel may touch to count as working from the caches.
-    """
+    capacity: int
+    gb_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The most that kernels reach on all cores: f32 multiply-adds, and bytes read plus written from
+    the caches, the smallest first, and from memory."""
 
     gflops: float
-    cache_gb_s: float
+    caches: tuple[Level, ...]
     memory_gb_s: float
-    cache_bytes: int
 
     def least_us(self, moved_bytes: int, flops: int) -> float:
         """The time below which no kernel can move these bytes and do these f32 operations."""
-        bandwidth = self.cache_gb_s if moved_bytes <= self.cache_bytes else self.memory_gb_s
+        bandwidth = next((level.gb_s for level in self.caches if moved_bytes <= level.capacity),
+                         self.memory_gb_s)
         return max(moved_bytes / bandwidth, flops / self.gflops) / 1e3
 
 
@@ -72,23 +80,29 @@ def note_path(cache_dir: Path, target: CpuTarget) -> Path:
 def _from_note(path: Path) -> Limits | None:
     note = read_note(path) or {}
     try:
-        limits = Limits(float(note["gflops"]), float(note["cache_gb_s"]),
-                        float(note["memory_gb_s"]), int(note["cache_bytes"]))
+        limits = Limits(float(note["gflops"]), tuple(
+            Level(int(level["capacity"]), float(level["gb_s"])) for level in note["caches"]),
+            float(note["memory_gb_s"]))
     except (KeyError, TypeError, ValueError):
         return None
-    figures = (limits.gflops, limits.cache_gb_s, limits.memory_gb_s, limits.cache_bytes)
-    return limits if all(math.isfinite(f) and f > 0 for f in figures) else None
+    figures = (limits.gflops, limits.memory_gb_s,
+               *(f for level in limits.caches for f in (level.capacity, level.gb_s)))
+    return limits if limits.caches and all(math.isfinite(f) and f > 0 for f in figures) else None
 
 
 def measure_limits(target: CpuTarget) -> Limits:
-    """Runs three kernels on all cores, each for a tenth of a second, and takes their best times."""
-    cache_bytes = max(int(target.l3_bytes * _SHARE_OF_CACHE), 2 * target.l2_bytes)
+    """Runs four kernels on all cores, each for a tenth of a second, and takes their best times."""
+    own = target.cores * target.l2_bytes // 2
+    shared = max(int(target.l3_bytes * _SHARE_OF_CACHE), 2 * target.l2_bytes)
     memory_bytes = min(max(target.l3_bytes * _MULTIPLE_OF_CACHE, 16 * MIB), _LARGEST_BYTES)
     product_us = _best_us(_product(_MATRIX), target)
-    cache_us = _best_us(_copy(cache_bytes // 2), target)
-    memory_us = _best_us(_copy(memory_bytes // 2), target)
-    return Limits(2 * _MATRIX**3 / product_us / 1e3, cache_bytes / cache_us / 1e3,
-                  memory_bytes / memory_us / 1e3, cache_bytes)
+    caches = tuple(Level(size, _bandwidth(size, target)) for size in sorted({own, shared}))
+    return Limits(2 * _MATRIX**3 / product_us / 1e3, caches, _bandwidth(memory_bytes, target))
+
+
+def _bandwidth(moved_bytes: int, target: CpuTarget) -> float:
+    """GB/s of a copy that touches so many bytes."""
+    return moved_bytes / _best_us(_copy(moved_bytes // 2), target) / 1e3
 
 
 def _product(size: int) -> Kernel:

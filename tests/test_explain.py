@@ -10,12 +10,12 @@ import pytest
 
 from hlo_mlc import compile_stablehlo, explain, mlc_jit
 from hlo_mlc.explain import measure_kernels
-from hlo_mlc.limits import Limits
+from hlo_mlc.limits import Level, Limits
 from hlo_mlc.report import KernelTime, byte_size, op_counts
 from hlo_mlc.support.options import Options
 
 X = jnp.ones((64, 256))
-LIMITS = Limits(gflops=1e-3, cache_gb_s=1e3, memory_gb_s=1e3, cache_bytes=1 << 20)
+LIMITS = Limits(gflops=1e-3, caches=(Level(1 << 20, 1e3),), memory_gb_s=1e3)
 
 
 @pytest.fixture(autouse=True)

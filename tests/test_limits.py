@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from hlo_mlc import limits
-from hlo_mlc.limits import Limits, machine_limits, measure_limits, note_path
+from hlo_mlc.limits import Level, Limits, machine_limits, measure_limits, note_path
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 
-KNOWN = Limits(gflops=100.0, cache_gb_s=50.0, memory_gb_s=10.0, cache_bytes=1 << 20)
+KNOWN = Limits(gflops=100.0, caches=(Level(1 << 16, 200.0), Level(1 << 20, 50.0)),
+               memory_gb_s=10.0)
 
 
 @pytest.fixture
@@ -32,8 +33,9 @@ def test_measuring_gives_figures_that_can_be() -> None:
     found = measure_limits(host())
     assert 1 < found.gflops < 1e6
     assert 0.1 < found.memory_gb_s < 1e5
-    assert 0.1 < found.cache_gb_s < 1e5
-    assert found.cache_bytes >= host().l2_bytes
+    assert all(0.1 < level.gb_s < 1e5 for level in found.caches)
+    capacities = [level.capacity for level in found.caches]
+    assert capacities == sorted(capacities) and capacities[-1] >= host().l2_bytes
 
 
 def test_it_measures_once(tmp_path: Path, measured: list[int]) -> None:
@@ -53,9 +55,11 @@ def test_it_measures_again_when_asked_to(tmp_path: Path, measured: list[int]) ->
 
 @pytest.mark.parametrize("content", [
     "", "{}", '{"gflops": 1}',
-    '{"gflops": "x", "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}',
-    '{"gflops": 0, "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}',
-    '{"gflops": NaN, "cache_gb_s": 1, "memory_gb_s": 1, "cache_bytes": 1}'])
+    '{"gflops": "x", "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
+    '{"gflops": 0, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": 1}]}',
+    '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1, "gb_s": NaN}]}',
+    '{"gflops": 1, "memory_gb_s": 1, "caches": [{"capacity": 1}]}',
+    '{"gflops": 1, "memory_gb_s": 1, "caches": []}'])
 def test_it_measures_again_when_what_it_knows_is_damaged(
         tmp_path: Path, measured: list[int], content: str) -> None:
     note_path(tmp_path, host()).write_text(content)
@@ -64,7 +68,8 @@ def test_it_measures_again_when_what_it_knows_is_damaged(
 
 
 @pytest.mark.parametrize(("moved_bytes", "flops", "us"), [
-    (50_000, 0, 1.0),  # from the caches
+    (50_000, 0, 0.25),  # from the smallest cache
+    (500_000, 0, 10.0),  # from the next one
     (50_000_000, 0, 5_000.0),  # from memory
     (50_000, 1_000_000, 10.0),  # arithmetic takes longer
     (0, 0, 0.0),

@@ -102,7 +102,8 @@ def _limits(options: Options, refresh: bool) -> Facts:
     """What our own kernels reach on all cores."""
     limits = machine_limits(options, refresh)
     yield "f32 multiply-add", f"{limits.gflops:.0f} GFLOP/s"
-    yield f"up to {byte_size(limits.cache_bytes)}", f"{limits.cache_gb_s:.0f} GB/s read and written"
+    for cache in limits.caches:
+        yield f"up to {byte_size(cache.capacity)}", f"{cache.gb_s:.0f} GB/s read and written"
     yield "memory", f"{limits.memory_gb_s:.0f} GB/s read and written"
     yield "remembered in", str(note_path(options.cache_dir, cpu.host()))
 

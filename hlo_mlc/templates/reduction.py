@@ -3,6 +3,7 @@
 One loop over the rows that the stages share; inside it each stage is a vectorized loop over its
 row, and what passes between stages stays in a buffer of one row.  Few long rows are cut into
 chunks that are combined at the end; the cut depends on the shape only, never on the threads.
+Results that take longer to compute than the folds of their short rows are vectors of rows.
 """
 
 from __future__ import annotations

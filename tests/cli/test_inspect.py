@@ -12,7 +12,7 @@ import pytest
 
 from hlo_mlc import MlcError, limits
 from hlo_mlc.cli.function import arguments, parse_argument, resolve
-from hlo_mlc.limits import Limits
+from hlo_mlc.limits import Level, Limits
 
 _SOURCE = """
 import jax.numpy as jnp
@@ -51,7 +51,7 @@ def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
 def test_shows_the_plan_and_how_fast_it_is(
     hlo_mlc: Callable, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Limits(100.0, 50.0, 10.0, 1 << 20)
+    known = Limits(100.0, (Level(1 << 20, 50.0),), 10.0)
     monkeypatch.setattr(limits, "measure_limits", lambda target: known)
     result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
     assert result.exit_code == 0, result.output
