@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +53,9 @@ for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
 _CACHE = tempfile.mkdtemp(prefix="hlo_mlc_tests_")
 os.environ["HLO_MLC_CACHE"] = _CACHE
 os.environ["HLO_MLC_CALIBRATE"] = "0"  # what is predicted may not depend on the machine
+# The same examples in every run; `--hypothesis-profile=default` draws others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 # Read when JAX starts its CPU backend, which no import does.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"

@@ -81,7 +81,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 NEEDS_ELEMENTS = frozenset(("largest of rows", "largest of columns", "argmax", "chain", "gather",
                             "scatter", "scatter of products", "largest at places",
                             "last at places", "window", "convolution", "depthwise convolution",
-                            "pool"))
+                            "pool", "product with more"))
 PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(FUNCTIONS)), EXTENTS, EXTENTS,
                               st.sampled_from(DTYPES), st.integers(0, 10**6)),
                     min_size=8, max_size=8)
