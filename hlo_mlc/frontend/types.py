@@ -12,7 +12,7 @@ from hlo_mlc.expr.dtypes import DType, Kind, TensorType
 
 _ELEMENTS = {t.name: t for t in dtypes.ALL}
 
-_DENSE = re.compile(r"value = dense<(.*?)> : tensor<", re.DOTALL)
+_DENSE = "value = dense<", "> : tensor<"
 _RESOURCE = re.compile(r"value = dense_resource<(\w+)>")
 _NUMBER = re.compile(r"0x[0-9A-Fa-f]+|[-+0-9][-+.0-9eE]*")
 # A resource's blob begins with its alignment as a 32-bit integer.
@@ -85,13 +85,14 @@ def _from_text(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
         return np.frombuffer(_resource_bytes(constant, resource[1]), numpy_type).reshape(
             tensor.shape
         )
-    dense = _DENSE.search(text)
-    if dense is None:
-        raise ValueError(f"a constant whose payload is not understood: {text[:80]}")
-    if dense[1].startswith('"0x'):
-        flat = np.frombuffer(bytes.fromhex(dense[1][3:-1]), numpy_type)
+    before, _, rest = text.partition(_DENSE[0])
+    dense, found, _ = rest.partition(_DENSE[1])
+    if not found:
+        raise ValueError(f"a constant whose payload is not understood: {before[:80]}")
+    if dense.startswith('"0x'):
+        flat = np.frombuffer(bytes.fromhex(dense[3:-1]), numpy_type)
     else:
-        flat = _from_numbers(_NUMBER.findall(dense[1]), numpy_type)
+        flat = _from_numbers(_NUMBER.findall(dense), numpy_type)
     if flat.size == 1:
         return _splat(flat[0], tensor.shape)
     return flat.reshape(tensor.shape)

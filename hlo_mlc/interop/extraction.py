@@ -56,6 +56,14 @@ def donate(module: ir.Module, name: str, donations: Mapping[int, int]) -> None:
         function.attributes["arg_attrs"] = ir.ArrayAttr.get(described)
 
 
+def write_in(module: ir.Module, name: str, constants: Mapping[int, ir.Operation]) -> None:
+    """Has @name compute with constants in place of parameters, which stay, unused."""
+    body = function_named(module, name).regions[0].blocks[0]
+    for parameter, constant in constants.items():
+        copy = constant.clone(ip=ir.InsertionPoint.at_block_begin(body))
+        body.arguments[parameter].replace_all_uses_with(copy.results[0])
+
+
 def _names(attributes: ir.DictAttr | dict[str, ir.Attribute]) -> list[str]:
     return [one if isinstance(one, str) else one.name for one in attributes]
 

@@ -20,6 +20,7 @@ def original_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Mo
 def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module | None:
     """What the cluster is given, computed from the arguments of the whole function; None for one
     in the body of a loop or a branch, which is given something else each time."""
+    graph = Graph(graph.parameters, (*cluster.constants, *graph.nodes), graph.results)
     outermost = {*graph.parameters, *(v for node in graph.nodes for v in node.results)}
     if not cluster.operands or not outermost.issuperset(cluster.operands):
         return None

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex
+import numpy as np
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import DONATED
+from hlo_mlc.frontend.types import read_type, write_literal
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.extraction import MAIN, donate, extract, splice
+from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.function import PLATFORMS, TracedFunction
 from hlo_mlc.report import Report
 
@@ -31,7 +33,7 @@ class _BodyCache(dict):
     def __init__(self) -> None:
         super().__init__()
         self.operations: dict[Any, Any] = {}
-        self.compiled: set[str] = set()
+        self.compiled: dict[str, bool] = {}  # whether anything of a function was taken over
 
 
 def _lower_call(
@@ -48,20 +50,26 @@ def _lower_call(
         function.ledger.record(module_context.module, Report.untouched(reason))
         return lower(ctx, *operands, **arguments)
 
-    # In JAX's own cache, because that lives and dies with the module.
+    # In JAX's own cache, because that lives and dies with the module.  What is compiled for some
+    # constants is called with no others.
+    known = _constants(operands)
     cache = module_context.cached_primitive_lowerings.setdefault(
-        (mlc_call_p, function, module_context.axis_context), _BodyCache()
+        (mlc_call_p, function, module_context.axis_context,
+         tuple((number, constant.attributes["value"]) for number, constant in known.items())),
+        _BodyCache()
     )
     body_context = module_context.replace(
         cached_primitive_lowerings=cache, lowering_cache=cache.operations
     )
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
-    symbol = _called_function(jax.tree.leaves(results)[0])
+    call = _call(jax.tree.leaves(results)[0])
+    symbol = call.attributes["callee"].value
     if symbol not in cache.compiled:
-        cache.compiled.add(symbol)
         (platform,) = ctx.platforms or module_context.platforms
-        _compile(module_context, symbol, function, donations(module_context.module, operands),
-                 platform)
+        cache.compiled[symbol] = _compile(module_context, symbol, function, operands, platform)
+    if cache.compiled[symbol]:
+        for number in known:
+            call.operands[number] = _placeholder(call.operands[number])
     return results
 
 
@@ -87,7 +95,7 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
     return None
 
 
-def donations(module: ir.Module, operands: Sequence[Any]) -> dict[int, int]:
+def _donations(module: ir.Module, operands: Sequence[Any]) -> dict[int, int]:
     """Which operands are donated arguments of the program, and for which of its results.
 
     That those are the results of the call is not known before the program is complete.  Where it
@@ -107,24 +115,58 @@ def donations(module: ir.Module, operands: Sequence[Any]) -> dict[int, int]:
     return found
 
 
-def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction,
-             donated: Mapping[int, int], platform: str) -> None:
-    module, symbols = module_context.module, module_context.symbol_table
+def _constants(operands: Sequence[Any]) -> dict[int, ir.Operation]:
+    """Which operands are constants of the program, such as arrays that the function has closed
+    over, and the operations that they come from."""
+    found = {}
+    for number, value in enumerate(jax.tree.leaves(operands)):
+        owner = value.owner
+        if not isinstance(owner, ir.Block) and owner.operation.name == "stablehlo.constant":
+            found[number] = owner.operation
+    return found
+
+
+def called(module: ir.Module, symbols: ir.SymbolTable, symbol: str, operands: Sequence[Any]
+           ) -> ir.Module:
+    """A module of its own with the function @symbol as it is called with such operands: those that
+    are constants are written in, those that the program may overwrite are donated."""
     extracted = extract(module, symbols, symbol)
-    donate(extracted, symbol, donated)
+    donate(extracted, symbol, _donations(module, operands))
+    write_in(extracted, symbol, _constants(operands))
+    return extracted
+
+
+def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction,
+             operands: Sequence[Any], platform: str) -> bool:
+    """Puts what is compiled of a function in its place, if anything of it is taken over."""
+    module, symbols = module_context.module, module_context.symbol_table
+    extracted = called(module, symbols, symbol, operands)
     compiled, report = compile_extracted(extracted, function.options, entry=symbol,
                                          platform=platform)
     if compiled is not None:
         splice(module, symbols, symbol, compiled)
     function.ledger.record(module, report)
+    return compiled is not None
 
 
-def _called_function(result: ir.Value) -> str:
-    """The symbol of the function whose call computed a result, maybe with sharding ops behind."""
+def _placeholder(constant: ir.Value) -> ir.Value:
+    """Zeros in place of a constant that nobody reads, as far as their type is one we know: XLA
+    takes half a second with 64 MiB that are not all the same, be they read or not."""
+    tensor = read_type(constant.type, "")
+    if tensor is None:
+        return constant
+    zeros = np.broadcast_to(np.zeros((), tensor.dtype.numpy), tensor.shape)
+    with constant.context, constant.owner.location, ir.InsertionPoint(constant.owner):
+        return ir.Operation.create("stablehlo.constant", [constant.type],
+                                   attributes={"value": write_literal(zeros, tensor.dtype)}).result
+
+
+def _call(result: ir.Value) -> ir.Operation:
+    """The call that computed a result, maybe with sharding operations behind it."""
     operation = result.owner
     while operation.name != "func.call":
         operation = operation.operands[0].owner
-    return operation.attributes["callee"].value
+    return operation
 
 
 compat.register_call_rules(mlc_call_p)

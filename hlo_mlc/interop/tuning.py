@@ -27,12 +27,12 @@ from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.extraction import MAIN, donate, extract, standalone
+from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import index_extents, invented_arguments
 from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
 from hlo_mlc.interop.measuring import choice_path
 from hlo_mlc.interop.operands import called_function, given_operands
-from hlo_mlc.interop.primitive import donations
+from hlo_mlc.interop.primitive import called
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
@@ -166,8 +166,7 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     if call is None:
         raise UsageError("There is nothing to tune: the function computes nothing")
     entry = call.attributes["callee"].value
-    module = extract(program, ir.SymbolTable(program.operation), entry)
-    donate(module, entry, donations(program, list(call.operands)))
+    module = called(program, ir.SymbolTable(program.operation), entry, list(call.operands))
     given = given_operands(program, args, kwargs)
     report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes, given=given)
     jitted.clear_cache()  # what is compiled from now on follows the records

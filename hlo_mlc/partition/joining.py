@@ -13,6 +13,7 @@ from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
     cost,
+    crosses,
     is_map,
     is_plain,
     reads,
@@ -48,10 +49,11 @@ CHEAP = 2
 class Limits:
     """What a target computes where it is needed: rows of so many elements are kept between the
     passes over them, factors of products that take so many simple operations are computed whenever
-    a tile of them is read."""
+    a tile of them is read, and constant factors are laid out as tiles of registers read them."""
 
     row_elements: int = ROW_LIMIT
     prologue: int = 0
+    packs_constants: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,8 @@ def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
             return ""
         return "only elementwise consumers join a matrix product, windows or a reduction over " \
             "leading axes"
+    if not pointwise and any(is_map(s) and crosses(s) for s in nest.stages):
+        return "it goes along rows of what is read along columns, which is transposed first"
     if walks_columns(stage) or slides(stage):
         return "it reduces over a leading axis or over windows"
     if any(_row_elements(s, shared) > row_limit for s in everything):

@@ -207,6 +207,8 @@ class StageLowering:
             return True
         if node.op == "stablehlo.concatenate":
             return self._is_multiplied(value, uses)
+        if node.op == "stablehlo.transpose":
+            return self._is_picked_from(value, uses)
         if cost == 0 or node.op.partition(".")[2] in _MOVEMENT:
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
@@ -222,6 +224,13 @@ class StageLowering:
             if moved and self._is_multiplied(user.results[0], uses):
                 return True  # what is joined again is for the next one to decide
         return False
+
+    def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        """True where windows are searched for an element, which goes in vectors only if those of
+        neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
+        return any(user.op == "stablehlo.select_and_scatter" or (
+            user.op == "stablehlo.pad" and self._is_picked_from(user.results[0], uses))
+            for user in uses.get(value, ()))
 
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
@@ -16,6 +17,7 @@ from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering, uses_of
+from hlo_mlc.partition.packing import pack
 from hlo_mlc.partition.units import (
     Fuser,
     Unit,
@@ -40,7 +42,8 @@ class Cluster:
     `border_bytes` are those of values that pass between it and other nodes of its graph,
     `copied_bytes` those of results that XLA has to copy into memory that is read for them;
     `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
-    body of a loop that stays with XLA.
+    body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
+    graph in another layout.
     """
 
     kernel: Kernel
@@ -52,6 +55,7 @@ class Cluster:
     copied_bytes: int
     is_whole: bool
     in_loop: bool = False
+    constants: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,7 +127,7 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
         if run[0].is_outside:
             continue
         cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
-                           _LOOP in around)
+                           _LOOP in around, limits)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
         if verdict.take:
@@ -252,7 +256,8 @@ def _is_table(node: Node) -> bool:
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
-             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool) -> Cluster:
+             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: Limits
+             ) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -266,6 +271,13 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     wanted = [(r, o) for r in outputs
               if (o := at.get(heirs.get(values[r]))) is not None and read_by[o] <= members]
     steps, aliases = in_place(steps, wanted)
+    tables = {b: makers[values[b]].literal for b in operands
+              if values[b] in makers and _is_table(makers[values[b]])}
+    steps, panels = pack(steps, tables) if limits.packs_constants else (steps, {})
+    constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
+    read = {b for s in steps for stage in stages(s) for b in stage.inputs}
+    operands = (*(b for b in operands if b in read), *constants)
+    values = values | {b: node.results[0] for b, node in constants.items()}
     kernel = make_kernel(steps, operands, outputs, aliases)
     border = [b for b in operands if values[b] in makers and _counts(makers[values[b]])]
     border += [b for b in outputs if values[b] not in results]
@@ -275,7 +287,7 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     return Cluster(kernel, _between(sources, targets, makers), sources, targets,
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
-                   in_loop)
+                   in_loop, tuple(constants.values()))
 
 
 def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],
@@ -308,6 +320,7 @@ def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
     call_of: dict[int, Node] = {}
     for cluster in produced.values():
         if id(cluster) not in call_of:
+            maker.update((n.results[0], n) for n in cluster.constants)
             call_of[id(cluster)] = Node(
                 "hlo_mlc.kernel", cluster.operands, cluster.results,
                 {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},

@@ -2,7 +2,7 @@
 
 | pass | needs | leaves | why here |
 | --- | --- | --- | --- |
-| sink-constants | | no constants used across regions | rules see constants in the region itself |
+| sink-constants | | splats where they are used, tables outside | rules see splats, kernels tables |
 | apply-rules | | | operands first, so that one walk finds what rules make of each other |
 | merge-common-nodes | | no common nodes | rules make nodes alike |
 | eliminate-dead-nodes | no common nodes | and no dead ones | what was replaced is dead |
@@ -52,7 +52,7 @@ CLOSED_LOOPS = Property(
     "loops that carry only what changes", lambda graph: close_loops(graph) is graph
 )
 OWN_CONSTANTS = Property(
-    "no constants used across regions", lambda graph: sink_constants(graph) is graph
+    "splats where they are used, tables outside", lambda graph: sink_constants(graph) is graph
 )
 
 

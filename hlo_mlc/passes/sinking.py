@@ -1,7 +1,8 @@
-"""Constants of one value move into the regions that use them.
+"""Constants of one value move into the regions that use them, tables out of loops and branches.
 
-Other compilers hoist them out of the bodies of reductions, scatters and sorts; inside, a body says
-all that it means.
+Other compilers hoist the former out of the bodies of reductions, scatters and sorts; inside, a body
+says all that it means.  Folding leaves tables in the bodies of loops; a kernel reads those that
+are outside.
 """
 
 from __future__ import annotations
@@ -12,14 +13,34 @@ from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import with_parts
 
+# Ops whose regions may use values from outside.
+_CAPTURING = frozenset(f"stablehlo.{name}" for name in ("case", "if", "while"))
+
 
 def sink_constants(graph: Graph) -> Graph:
-    """`c = 2; reduce(x) { f(c) }` -> `reduce(x) { c = 2; f(c) }`, also for loops and branches.
+    """`c = 2; reduce(x) { f(c) }` -> `reduce(x) { c = 2; f(c) }`, also for loops and branches;
+    `while(x) { c = [1, 2, 4]; f(c) }` -> `c = [1, 2, 4]; while(x) { f(c) }`.
 
-    Tables stay where they are.  Returns `graph` itself where no region uses a constant from
-    outside.
+    Returns `graph` itself where nothing moved.
     """
-    return _sink(graph, {})
+    return _sink(_lift(graph), {})
+
+
+def _lift(graph: Graph) -> Graph:
+    """The graph without tables in its loops and branches, inner ones first."""
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.regions and node.op in _CAPTURING and not node.opaque:
+            regions = [_lift(region) for region in node.regions]
+            tables = [n for region in regions for n in region.nodes if _is_table(n)]
+            if tables:
+                nodes += tables
+                regions = [Graph(r.parameters, tuple(n for n in r.nodes if not _is_table(n)),
+                                 r.results) for r in regions]
+            node = with_parts(node, node.operands, tuple(regions))
+        nodes.append(node)
+    return graph if tuple(nodes) == graph.nodes else Graph(
+        graph.parameters, tuple(nodes), graph.results)
 
 
 def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
@@ -50,3 +71,7 @@ def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
 def _is_splat(node: Node) -> bool:
     literal = node.literal
     return literal is not None and (literal.size == 1 or not any(literal.strides))
+
+
+def _is_table(node: Node) -> bool:
+    return node.literal is not None and not _is_splat(node)

@@ -10,6 +10,9 @@ from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
+# Elements from which on reading a tensor against the grain takes longer than transposing it.
+CROSSING_LEAST = 1 << 14
+
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
@@ -56,6 +59,16 @@ def _walks(stage: Stage, axes: tuple[Var, ...]) -> int:
 def is_map(stage: Stage) -> bool:
     """Every output element is computed from its own indices."""
     return stage.combiner is None
+
+
+def crosses(stage: Stage) -> bool:
+    """A map that reads many elements along another axis than the one that it writes along."""
+    if not stage.axes or math.prod(v.extent for v in stage.axes) < CROSSING_LEAST:
+        return False
+    *others, last = stage.axes
+    return any(stride(load, last) not in (0, 1, -1, None)
+               and any(stride(load, v) in (1, -1) for v in others)
+               for group in stage.loads_by_buffer.values() for load in group)
 
 
 def is_plain(assign: Assign, axes: tuple[Var, ...]) -> bool:

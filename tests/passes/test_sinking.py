@@ -75,3 +75,25 @@ def test_nothing_to_sink_changes_nothing(read: Callable[[str, str], Graph]) -> N
            return %0 : tensor<f32>""",
     )
     assert sink_constants(graph) is graph
+
+
+def test_tables_leave_the_loops_that_use_them(read: Callable[[str, str], Graph]) -> None:
+    graph = read("%x: tensor<3xi32>, %n: tensor<i32>", """
+      %1:2 = stablehlo.while(%i = %n, %y = %x) : tensor<i32>, tensor<3xi32> cond {
+        %zero = stablehlo.constant dense<0> : tensor<i32>
+        %more = stablehlo.compare GT, %i, %zero : (tensor<i32>, tensor<i32>) -> tensor<i1>
+        stablehlo.return %more : tensor<i1>
+      } do {
+        %table = stablehlo.constant dense<[1, 2, 4]> : tensor<3xi32>
+        %one = stablehlo.constant dense<1> : tensor<i32>
+        %next = stablehlo.subtract %i, %one : tensor<i32>
+        %sum = stablehlo.add %y, %table : tensor<3xi32>
+        stablehlo.return %next, %sum : tensor<i32>, tensor<3xi32>
+      }
+      return %1#1 : tensor<3xi32>""")
+    lifted = sink_constants(graph)
+    table, loop = lifted.nodes
+    assert table.literal.tolist() == [1, 2, 4]
+    assert [n.literal.tolist() for r in loop.regions for n in r.nodes if n.literal is not None] \
+        == [0, 1]
+    assert sink_constants(lifted) is lifted
