@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -30,7 +30,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.tensor.access import masked
-from hlo_mlc.tensor.classify import walks_columns
+from hlo_mlc.tensor.classify import stride, walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -39,6 +39,9 @@ ACCUMULATORS = 16
 # With fewer full blocks of columns than this, rows are cut into chunks.  Not a matter of how many
 # cores there are: results must not depend on that.
 FEW_BLOCKS = 4
+# Rows by which arrays that are so many times larger than the second level are fetched ahead: a
+# vector by 1000 x 4100 and 4096 square ran 1.3 to 1.6 times as fast.
+AHEAD, FAR = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,8 @@ class ColumnsTemplate:
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Vectors per block of columns, and chunks of rows."""
-        return {"vectors": (1, 2, 4, 8, 16), "chunks": (1, 4, 16)}
+        """Vectors per block of columns, chunks of rows, and rows that are fetched ahead."""
+        return {"vectors": (1, 2, 4, 8, 16), "chunks": (1, 4, 16), "ahead": (0, 4, 8, 16)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """As many accumulators as registers hold; rows in chunks where columns are few."""
@@ -80,7 +83,8 @@ class ColumnsTemplate:
         few = blocks * math.prod(v.extent for v in stage.axes[:-1]) < FEW_BLOCKS
         if total > SERIAL_WORK and few and stage.combiner.identity is not None:
             chunks = max(1, min(16, total // TASK_WORK, rows // 16))
-        return {"vectors": vectors, "chunks": chunks}
+        far = any(b.bytes > FAR * target.l2_bytes for b in stage.inputs)
+        return {"vectors": vectors, "chunks": chunks, "ahead": AHEAD if far else 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -88,9 +92,10 @@ class ColumnsTemplate:
         width = lanes((stage,), target)
         chunks, rows = parameters["chunks"], stage.reduce_axes[0].extent
         if chunks <= 1 or chunks > rows or stage.combiner.identity is None:
-            return Scheduled(fold_columns(stage, width, parameters["vectors"], work(nest)), ())
+            return Scheduled(fold_columns(stage, width, parameters["vectors"], work(nest),
+                                          parameters["ahead"]), ())
         first, second, partial = in_chunks(stage, chunks)
-        body = (*fold_columns(first, width, parameters["vectors"], work(nest)),
+        body = (*fold_columns(first, width, parameters["vectors"], work(nest), parameters["ahead"]),
                 *fold_columns(second, width, parameters["vectors"], 0))
         return Scheduled(body, partial)
 
@@ -124,14 +129,21 @@ def in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffer, ..
     return first, second, partial
 
 
-def fold_columns(stage: Stage, width: int, vectors: int, total: int) -> tuple[Stmt, ...]:
-    """The loops of one reduction; parallel over blocks where `total` work is worth it."""
+def fold_columns(stage: Stage, width: int, vectors: int, total: int, ahead: int = 0
+                 ) -> tuple[Stmt, ...]:
+    """The loops of one reduction; parallel over blocks where `total` work is worth it.
+
+    `ahead`: rows by which it asks for what it reads.
+    """
     last = stage.axes[-1]
     block = width * vectors
     whole, rest = divmod(last.extent, block)
     count = whole + (rest > 0)
     outer = stage.axes[:-1]
     name = last.name
+    rows = [(x, stride(x, stage.reduce_axes[-1])) for group in stage.loads_by_buffer.values()
+            for x in group if x.guard is None and stride(x, last) == 1]
+    fetch = [(x, apart) for x, apart in rows if ahead and apart]
 
     def columns(mapping: dict[Var, Expr], start: Expr, size: int) -> tuple[Stmt, ...]:
         padded = -(-size // width) * width
@@ -147,7 +159,9 @@ def fold_columns(stage: Stage, width: int, vectors: int, total: int) -> tuple[St
 
         def step(c: Expr) -> tuple[Stmt, ...]:
             terms = tuple(substitute(t, at(c)) for t in stage.terms)
-            return (Accumulate(registers, (c,), stage.combiner, terms),)
+            fetched = tuple(Prefetch(x.source, tuple(substitute(i, at(c)) for i in x.indices),
+                                     ahead * apart) for x, apart in fetch)
+            return (*fetched, Accumulate(registers, (c,), stage.combiner, terms))
 
         def finish(c: Expr) -> tuple[Stmt, ...]:
             where = {**at(c), **{v: load(b, (c,)) for v, b in
