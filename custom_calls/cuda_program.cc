@@ -79,9 +79,9 @@ std::string CudaProgram::Load() {
   if (!driver.error.empty()) return "no CUDA driver for kernel " + name_ + ": " + driver.error;
   int device = 0;
   if (const CudaResult result = driver.GetDevice(&device); result != 0) {
-    return driver.Describe("cuCtxGetDevice", result);
+    return driver.Describe("cuCtxGetDevice", result) + " for kernel " + name_;
   }
-  if (device >= kMostDevices) return "expected fewer than 64 GPUs";
+  if (device >= kMostDevices) return "kernel " + name_ + " expects fewer than 64 GPUs";
   return loaded_[device].load(std::memory_order_acquire) ? "" : LoadOn(device);
 }
 
@@ -98,14 +98,16 @@ std::string CudaProgram::LoadOn(int device) {
   for (size_t n = 0; n < functions_.size(); ++n) {
     const CudaResult result = driver.GetFunction(&handles[n], module, functions_[n].c_str());
     if (result != 0) {
-      return driver.Describe("cuModuleGetFunction", result) + " for " + functions_[n];
+      return driver.Describe("cuModuleGetFunction", result) + " for " + functions_[n] +
+             " of kernel " + name_;
     }
     if (shared_bytes_[n] == 0) continue;
     const CudaResult allowed = driver.SetAttribute(handles[n], kMostDynamicSharedBytes,
                                                    static_cast<int>(shared_bytes_[n]));
     if (allowed != 0) {
       return driver.Describe("cuFuncSetAttribute", allowed) + " for " +
-             std::to_string(shared_bytes_[n]) + " bytes of shared memory of " + functions_[n];
+             std::to_string(shared_bytes_[n]) + " bytes of shared memory of " + functions_[n] +
+             " of kernel " + name_;
     }
   }
   handles_[device] = std::move(handles);
@@ -126,7 +128,7 @@ std::string CudaProgram::Launch(CudaStream stream, void* const* buffers, int64_t
   const CudaDriver& driver = CudaDriver::Get();
   int device = 0;
   if (const CudaResult result = driver.GetDevice(&device); result != 0) {
-    return driver.Describe("cuCtxGetDevice", result);
+    return driver.Describe("cuCtxGetDevice", result) + " for kernel " + name_;
   }
   std::vector<void*> arguments;
   for (CudaLaunch& launch : launches_) {
@@ -143,7 +145,8 @@ std::string CudaProgram::Launch(CudaStream stream, void* const* buffers, int64_t
         driver.Launch(handles_[device][launch.function], launch.blocks, 1, 1, launch.threads, 1, 1,
                       launch.shared_bytes, stream, arguments.data(), nullptr);
     if (result != 0) {
-      return driver.Describe("cuLaunchKernel", result) + " for " + functions_[launch.function];
+      return driver.Describe("cuLaunchKernel", result) + " for " + functions_[launch.function] +
+             " of kernel " + name_;
     }
   }
   return "";

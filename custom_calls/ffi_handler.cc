@@ -130,7 +130,7 @@ MLC_EXPORT XLA_FFI_Error* mlc_ffi_instantiate(XLA_FFI_CallFrame* frame) {
 }
 
 MLC_EXPORT XLA_FFI_Error* mlc_ffi_execute(XLA_FFI_CallFrame* frame) {
-  const XLA_FFI_Extension_Base* extension = frame->extension_start;
+  const auto* extension = frame->extension_start;  // whose type is called otherwise since 0.11
   const bool asked = extension != nullptr && extension->type == XLA_FFI_Extension_Metadata;
   return asked ? mlc::kDescribe(frame) : mlc::Execute(frame);
 }

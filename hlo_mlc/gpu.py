@@ -1,13 +1,13 @@
 """The compiler for NVIDIA GPUs: the same path as for CPUs (compiler.py) up to the templates, then
 launches of CUDA C++ kernels instead of one machine function.
 
-How fast these kernels are has not been measured, so only `choose="ours"` takes them.
+How fast these kernels are has not been measured: what `choose="auto"` takes of them follows from a
+model (partition/gpu_cost.py).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -29,13 +29,12 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.cost import estimate
+from hlo_mlc.partition.gpu_cost import choose_all, choose_predicted
 from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
 from hlo_mlc.passes.simplify import simplify
-from hlo_mlc.report import NestReport, Report
-from hlo_mlc.runtime import cuda as runtime
+from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import CodegenError
@@ -47,18 +46,9 @@ from hlo_mlc.templates.cuda.rows import kept_bytes
 from hlo_mlc.templates.cuda.scatter import depends_on_order
 from hlo_mlc.tensor.text import program_text
 
-NOT_MEASURED = ('how fast our kernels are on GPUs has not been measured: they are used with '
-                'choose="ours" only')
-
-
-# FLOPs of matrix products that our kernels take even if nothing else is computed with them: those
-# of 128 x 128 matrices.
-LARGE_PRODUCT = 2 * 128**3
 # Simple operations of a factor that each tile of a product does again: few beside the products of
 # its 64 rows or columns or more.  Not measured.
 PROLOGUE = 8
-_MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
-    "dot_general", "convolution", "convert", "transpose", "reshape", "broadcast_in_dim"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,14 +88,11 @@ def gpu_kernel(kernel_id: str, target: CudaTarget) -> GpuKernel | None:
 
 def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
                     entry: str = "main") -> CompiledModule:
-    """Compile all of the function `entry` that can be, if that is asked for.
+    """Compile what is worth it of the function `entry`; nothing is made known to XLA yet.
 
     Raises: MlcError subclasses of the stage that fails; CodegenError where there is no compiler
     for CUDA C++.
     """
-    if options.choose != "ours":
-        return CompiledModule(module, Report.untouched(NOT_MEASURED))
-    nvrtc.require()
     began = time.perf_counter()
     with Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
@@ -136,9 +123,12 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     failed: dict[str, str] = {}
     host = cpu.host()
     while True:
-        plan = partition(graph, _chooser(failed), lambda unit: is_small_unit(unit, host), donated,
+        plan = partition(graph, _chooser(options, target, failed),
+                         lambda unit: is_small_unit(unit, host), donated,
                          limits=limits_of(target))
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
+        if plan.taken:
+            nvrtc.require()
         known = len(failed)
         built = {}
         for cluster, _ in plan.taken:
@@ -151,20 +141,19 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
             return plan, built
 
 
-def _chooser(failed: Mapping[str, str]) -> Chooser:
+def _chooser(options: Options, target: CudaTarget, failed: Mapping[str, str]) -> Chooser:
+    rule = choose_all if options.choose == "ours" else choose_predicted
+
     def choose(cluster: Cluster) -> Verdict:
-        about = estimate(cluster.kernel, cpu.host())
+        verdict = rule(cluster, target)
         reason = failed.get(cluster.kernel.fingerprint)
-        if about.contraction_flops > LARGE_PRODUCT and _MOVEMENT.issuperset(
-                node.op for node in cluster.nodes):
-            reason = "large matrix products with nothing around are left to cuBLAS and cuDNN"
-        return Verdict(reason is None, reason or 'choose="ours"', about, math.nan, math.nan)
+        return verdict if reason is None else replace(verdict, take=False, reason=reason)
 
     return choose
 
 
 def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorder) -> GpuKernel:
-    """The kernel, which is what runs for its fingerprint on GPUs from now on."""
+    """The kernel, which `gpu_kernel` finds from now on."""
     key = kernel.fingerprint, target
     with _building:
         known = _built.get(key)
@@ -180,12 +169,20 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
         compiled = _compiled(source, target, object_cache(options))
         record.stage(f"assemble {name}", f"90-{name}.resources.txt",
                      lambda: "\n".join(resources(compiled, source)) + "\n")
-        runtime.publish(kernel.fingerprint, compiled.cubin, source.functions, source.plan)
         depends = any(d.template.name == "scatter" and depends_on_order(d.nest)
                       for d in decisions)
         _built[key] = GpuKernel(kernel, tuple(map(nest_report, decisions)), source, compiled,
                                 target, depends)
         return _built[key]
+
+
+def build_for_gpu(kernel: Kernel, options: Options, target: CudaTarget) -> GpuKernel:
+    """The kernel for this target, whatever GPUs are here.
+
+    Raises: CodegenError where there is no compiler for CUDA C++, or it rejects the kernel.
+    """
+    with Recorder.open(None, kernel.program.name) as record:
+        return _build(kernel, options, target, record)
 
 
 def _compiled(source: Source, target: CudaTarget, cache: ObjectCache) -> Compiled:

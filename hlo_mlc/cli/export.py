@@ -10,14 +10,14 @@ import jax
 
 from hlo_mlc import entry, export_c, mlc_jit
 from hlo_mlc import export as export_functions
+from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.options import CHOICES
 
 
 @click.command()
 @click.argument("programs", nargs=-1, required=True, metavar="PROGRAM...")
-@click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option("--output", "-o", type=parameters.FILE, required=True, help="The file to write.")
 @click.option(
     "--format",
     "kind",
@@ -27,13 +27,9 @@ from hlo_mlc.support.options import CHOICES
     help="A file for hlo_mlc.load, or a C library with its header: static (OUTPUT ends in .a, "
     "which is added if nothing is) or shared (.so).",
 )
-@click.option(
-    "--arg",
-    "given",
-    multiple=True,
-    metavar="TYPE",
-    help="Type of an argument of the function, as f32[512,1024]; one --arg for each. With names "
-    "for sizes, as f32[batch,1024], the file is for all of them, and XLA compiles it.",
+@parameters.argument_types(
+    f"{parameters.ARGUMENT_HELP} With names for sizes, as f32[batch,1024], the file is for all of "
+    "them, and XLA compiles it."
 )
 @click.option(
     "--embed",
@@ -48,12 +44,12 @@ from hlo_mlc.support.options import CHOICES
     multiple=True,
     default=("host",),
     show_default=True,
-    help="What to generate code for: host, x86-64-v2, x86-64-v3, x86-64-v4, aarch64; may be "
-    "repeated.",
+    help="What to generate code for: host, x86-64-v2, x86-64-v3, x86-64-v4, aarch64, or for GPUs "
+    "sm_80, sm_90; may be repeated.",
 )
 @click.option("--vjp-order", type=click.IntRange(0), default=0, help="How often to differentiate.")
-@click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
-@click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+@parameters.choose
+@parameters.x64
 def export(
     programs: tuple[str, ...],
     output: Path,

@@ -54,27 +54,38 @@ def partition_count(axis_context: Any) -> int:
 
 
 def compile_for_cpu(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
-    """Compiles a module with an entry `main` for one CPU device, past `jax.jit`.
+    """Compiles a module as `compile_for` does, for the CPU."""
+    return compile_for("cpu", module)
+
+
+def compile_for(platform: str, module: ir.Module
+                ) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:
+    """Compiles a module with an entry `main` for one device of a platform, past `jax.jit`.
 
     What it returns takes NumPy or JAX arrays of exactly the entry's types, 64-bit ones also where
     JAX runs without `jax_enable_x64`.
     """
-    client = get_backend("cpu")
+    client = get_backend(platform)
     device = client.local_devices()[0]
     options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
     with module.context:
         executable = client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        results = executable.execute_sharded([place_on_cpu(array) for array in arrays])
+        results = executable.execute_sharded([place_on(platform, array) for array in arrays])
         return tuple(shards[0] for shards in results.disassemble_into_single_device_arrays())
 
     return execute
 
 
 def place_on_cpu(array: Any) -> jax.Array:
-    """The array, of exactly its type, on the device that `compile_for_cpu` compiles for."""
-    device = get_backend("cpu").local_devices()[0]
+    """The array as `place_on` places it, on the CPU."""
+    return place_on("cpu", array)
+
+
+def place_on(platform: str, array: Any) -> jax.Array:
+    """The array, of exactly its type, on the device that `compile_for` compiles for."""
+    device = get_backend(platform).local_devices()[0]
     if isinstance(array, jax.Array) and array.devices() == {device}:
         return array
     with jax.enable_x64(True):

@@ -2,9 +2,10 @@
 
 The description of the file (runtime/archive.py) is
 
-    entries: for each function its name, the blocks of its program and of the original that XLA
-             can run alone, its signature, embedded leaves, the ids of its kernels
-    targets: for each set of code what it is for, and for each kernel its block and how to call it
+    platform: what the programs are for, cpu or cuda
+    entries:  for each function its name, the blocks of its program and of the original that XLA
+              can run alone, its signature, embedded leaves, the ids of its kernels
+    targets:  for each set of code what it is for, and for each kernel its block and how to call it
 
 A kernel is shared by all entries that call it.
 """
@@ -23,18 +24,18 @@ import numpy as np
 from jax.export import DisabledSafetyCheck
 from jaxlib.mlir import ir
 
-from hlo_mlc.building import KernelObject, kernel_object, kernel_with_id
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.interop.code import CpuTargets, GpuTargets
 from hlo_mlc.interop.jit import mlc_jit
-from hlo_mlc.report import Report, byte_size, counted, nest_line
+from hlo_mlc.report import Report, byte_size, counted
 from hlo_mlc.runtime import library
-from hlo_mlc.runtime.archive import FORMAT, PLATFORM, Archive, write_archive
+from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target import cpu
+from hlo_mlc.target import cpu, cuda
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.levels import architecture, required_features
+from hlo_mlc.target.cuda import CudaTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,9 @@ def export(
     give `{"name": hlo_mlc.entry(function, *args, **kwargs), …}`.
 
     `targets` are what to generate code for: "host" (this machine and such as have all that it has)
-    and levels ("x86-64-v2", "x86-64-v3", "x86-64-v4"); the best that fits is taken when the file is
-    loaded. `embed` are positions of arguments whose values go into the file (weights): what is
+    and levels ("x86-64-v2", "x86-64-v3", "x86-64-v4"), or instead architectures of NVIDIA GPUs
+    ("sm_80", "sm_90"), which need not be here; the best that fits is taken when the file is loaded.
+    `embed` are positions of arguments whose values go into the file (weights): what is
     loaded takes the others only. With `vjp_order=1` it can be differentiated once.
 
     Raises: UsageError for arguments that cannot be exported, UnknownTargetError for a target.
@@ -115,13 +117,26 @@ def export(
         entries = {name: Entry(function, args, kwargs, tuple(embed), vjp_order)}
     if not entries or not targets:
         raise UsageError("There is nothing to export: it takes a function and a target")
-    return _Writer([cpu.named(name) for name in targets]).write(Path(path), entries)
+    return _Writer(targets_named(targets)).write(Path(path), entries)
+
+
+def targets_named(names: Sequence[str]) -> CpuTargets | GpuTargets:
+    """What to generate code for.
+
+    Raises: UnknownTargetError for a target, UsageError where CPUs and GPUs are mixed.
+    """
+    gpus = [name in cuda.names() for name in names]
+    if any(gpus) and not all(gpus):
+        raise UsageError(f"A file is for CPUs or for GPUs, not for both: {', '.join(names)}")
+    if any(gpus):
+        return GpuTargets(tuple(map(cuda.named, names)))
+    return CpuTargets(tuple(map(cpu.named, names)))
 
 
 class _Writer:
     """Collects the parts of a file."""
 
-    def __init__(self, targets: Sequence[CpuTarget]) -> None:
+    def __init__(self, targets: CpuTargets | GpuTargets) -> None:
         self._targets = targets
         self._options = Options.from_environment()
         self._blocks: dict[str, bytes | memoryview] = {}
@@ -133,23 +148,23 @@ class _Writer:
             description, report = self._entry(f"e{number}", name, given)
             described.append(description)
             reports.append(report)
-        targets = [self._target(target) for target in self._targets]
+        targets = [self._target(target) for target in self._targets.targets]
         description = {
-            "format": FORMAT, "platform": PLATFORM, "abi": library.ABI_VERSION,
+            "format": FORMAT, "platform": self._targets.platform, "abi": library.ABI_VERSION,
             "versions": {"jax": jax.__version__}, "entries": described, "targets": targets}
         size = write_archive(path, Archive(description, self._blocks))
-        return ExportReport(path, size, tuple(reports), tuple(t.name for t in self._targets))
+        return ExportReport(path, size, tuple(reports), tuple(t["name"] for t in targets))
 
     def _entry(self, prefix: str, name: str, given: Entry) -> tuple[dict[str, Any], ExportedEntry]:
-        ours, original, args = _both_sides(given)
-        program = _exported(ours, args, given.kwargs)
+        ours, original, args = _both_sides(given, self._targets.lowered_for)
+        program = self._exported(ours, args, given.kwargs)
         report = ours.report()
         kernels: dict[str, None] = {}
         derived = program
         for order in range(given.vjp_order + 1):
             derived = derived.vjp() if order else program
             kernels.update(dict.fromkeys(_kernel_ids(derived)))
-        plain = _exported(original, args, given.kwargs) if kernels else program
+        plain = self._exported(original, args, given.kwargs) if kernels else program
         self._blocks[f"{prefix}.program"] = _serialized(program, given.vjp_order)
         if kernels:
             self._blocks[f"{prefix}.original"] = _serialized(plain, given.vjp_order)
@@ -168,33 +183,32 @@ class _Writer:
             "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage}
         return description, ExportedEntry(name, signature, tuple(kernels), report)
 
-    def _target(self, target: CpuTarget) -> dict[str, Any]:
+    def _target(self, target: CpuTarget | CudaTarget) -> dict[str, Any]:
         kernels = {}
         for kernel_id in self._kernels:
-            made = self._object(kernel_id, target)
             block = f"{target.name}.{kernel_id}"
-            self._blocks[block] = made.code
-            kernels[kernel_id] = {
-                "block": block, "symbol": made.symbol, "scratch_bytes": made.scratch_bytes,
-                "nests": [nest_line(nest) for nest in made.nests]}
-        return {"name": target.name, "cpu": target.cpu, "architecture": architecture(target),
-                "features": sorted(required_features(target)), "kernels": kernels}
+            self._blocks[block], how = self._targets.code(kernel_id, target, self._options)
+            kernels[kernel_id] = {"block": block, **how}
+        return {"name": target.name, **self._targets.described(target), "kernels": kernels}
 
-    def _object(self, kernel_id: str, target: CpuTarget) -> KernelObject:
-        kernel = kernel_with_id(kernel_id)
-        if kernel is None:
-            raise UsageError(f"The program calls kernel {kernel_id}, which this process did not "
-                             "compile: was the function itself loaded from a file?")
-        return kernel_object(kernel, self._options, target)
+    def _exported(self, jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+                  ) -> jax.export.Exported:
+        """Raises: UsageError with the reason why JAX cannot export it."""
+        allowed = [DisabledSafetyCheck.custom_call(KERNEL_TARGET)]
+        try:
+            return jax.export.export(jitted, platforms=[self._targets.platform],
+                                     disabled_checks=allowed)(*args, **kwargs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise UsageError(f"The function cannot be exported: {error}") from error
 
 
-def _both_sides(given: Entry) -> tuple[Any, Any, tuple[Any, ...]]:
-    """The function as we compile it and as XLA does, and the arguments that both take: first the
-    list of all embedded leaves, if any are."""
+def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
+    """The function as we compile it for a target and as XLA does, and the arguments that both take:
+    first the list of all embedded leaves, if any are."""
     ours = given.function if hasattr(given.function, "choosing") else mlc_jit(given.function)
     if not given.embed:
         # Made anew, so that nothing of it is lowered yet and its latest report is this export's.
-        return ours.choosing(ours.choose), ours.choosing("xla"), given.args
+        return ours.choosing(ours.choose, target), ours.choosing("xla"), given.args
     positions = sorted(set(given.embed))
     if len(positions) != len(given.embed) or positions[0] < 0 or positions[-1] >= len(given.args):
         raise UsageError(f"embed={given.embed}: expected positions of arguments, "
@@ -212,17 +226,7 @@ def _both_sides(given: Entry) -> tuple[Any, Any, tuple[Any, ...]]:
 
     embedding.__name__ = getattr(given.function, "__name__", "function")
     wrapped = mlc_jit(embedding, choose=getattr(given.function, "choose", None))
-    return wrapped, wrapped.choosing("xla"), (leaves, *rest)
-
-
-def _exported(jitted: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> jax.export.Exported:
-    """Raises: UsageError with the reason why JAX cannot export it."""
-    allowed = [DisabledSafetyCheck.custom_call(KERNEL_TARGET)]
-    try:
-        return jax.export.export(jitted, platforms=[PLATFORM], disabled_checks=allowed)(
-            *args, **kwargs)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(f"The function cannot be exported: {error}") from error
+    return wrapped.choosing(wrapped.choose, target), wrapped.choosing("xla"), (leaves, *rest)
 
 
 def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:

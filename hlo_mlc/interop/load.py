@@ -17,12 +17,11 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from hlo_mlc.interop.archived import PLATFORMS, Platform, target_line
 from hlo_mlc.report import byte_size, counted
-from hlo_mlc.runtime import library, variants
-from hlo_mlc.runtime.archive import FORMAT, PLATFORM, Archive, read_archive
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
-from hlo_mlc.target import cpu
-from hlo_mlc.target.levels import architecture, present_features
 
 
 def load(path: str | os.PathLike[str], *, entry: str | None = None) -> Any:
@@ -40,9 +39,9 @@ def load(path: str | os.PathLike[str], *, entry: str | None = None) -> Any:
     path = Path(path)
     archive = read_archive(path)
     try:
-        _check_versions(path, archive)
+        platform = _platform(path, archive)
         chosen = _choose_entry(path, archive, entry)
-        fits = _publish(path, archive, chosen) if chosen["kernels"] else True
+        fits = _publish(path, archive, chosen, platform) if chosen["kernels"] else True
         block = archive.blocks[chosen["program" if fits else "original"]]
         leaves = [_leaf(leaf, archive.blocks[leaf["block"]]) for leaf in chosen["leaves"]]
     except (KeyError, TypeError, ValueError) as error:
@@ -74,15 +73,16 @@ def describe(path: str | os.PathLike[str]) -> str:
             if one["vjp_order"]:
                 facts.append(f"differentiable {_often(one['vjp_order'])}")
             lines.append(f"  {', '.join(facts)}")
-        best = next((t["name"] for t in _fitting(archive)), None)
+        fitting = PLATFORMS[description["platform"]].fitting(description["targets"])
+        best = fitting[0]["name"] if fitting else None
         for target in description["targets"]:
             code = sum(len(archive.blocks[k["block"]]) for k in target["kernels"].values())
             here = " (what this machine runs)" if target["name"] == best else ""
-            lines.append(f"target {target['name']} ({target['architecture']}, {target['cpu']}): "
-                         f"{byte_size(code)} of code{here}")
+            lines.append(f"target {target_line(target)}: {byte_size(code)} of code{here}")
             for kernel_id, kernel in target["kernels"].items():
                 lines.append(f"  kernel {kernel_id}")
-                lines += [f"    {nest}" for nest in kernel["nests"]]
+                lines += [f"    {line}" for line in (*kernel["nests"],
+                                                    *kernel.get("resources", ()))]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
     return "\n".join(lines)
@@ -92,20 +92,23 @@ def _often(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _check_versions(path: Path, archive: Archive) -> None:
+def _platform(path: Path, archive: Archive) -> Platform:
+    """What the file is for, which is here, as are the versions that it needs."""
     description = archive.description
     if description["format"] != FORMAT:
         raise ArchiveError(f"{path} has format {description['format']}, this version of hlo_mlc "
                            f"reads format {FORMAT}: export it again")
-    if description["platform"] != PLATFORM:
-        raise ArchiveError(f"{path} is for {description['platform']}, not for {PLATFORM}")
+    if description["platform"] not in PLATFORMS:
+        raise ArchiveError(f"{path} is for {description['platform']}, not for one of "
+                           f"{', '.join(PLATFORMS)}")
     if description["abi"] != library.ABI_VERSION:
         raise ArchiveError(f"{path} has kernels for runtime version {description['abi']}, this one "
                            f"is {library.ABI_VERSION}: export it again")
-    there = sorted({target["architecture"] for target in description["targets"]})
-    if architecture(cpu.host()) not in there:
-        raise ArchiveError(f"{path} is for {', '.join(there)}, this machine is "
-                           f"{architecture(cpu.host())}: export it for a target of that kind")
+    platform = PLATFORMS[description["platform"]]
+    missing = platform.missing(description["targets"])
+    if missing:
+        raise ArchiveError(f"{path} {missing}")
+    return platform
 
 
 def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str, Any]:
@@ -119,30 +122,18 @@ def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str
     return entries[name]
 
 
-def _fitting(archive: Archive) -> list[Mapping[str, Any]]:
-    """The targets whose code this machine can run, the most demanding first."""
-    here = architecture(cpu.host())
-    fitting = [target for target in archive.description["targets"]
-               if target["architecture"] == here and present_features() >= {*target["features"]}]
-    return sorted(fitting, key=lambda target: -len(target["features"]))
-
-
-def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any]) -> bool:
+def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: Platform) -> bool:
     """Makes the entry's kernels callable; False where there are none that run here."""
-    library.register_with_jax()
-    target = next(iter(_fitting(archive)), None)
+    targets = archive.description["targets"]
+    target = next(iter(platform.fitting(targets)), None)
     if target is None:
-        names = ", ".join(target["name"] for target in archive.description["targets"])
+        names = ", ".join(target["name"] for target in targets)
         warnings.warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
                       "XLA compiles the program instead", RuntimeWarning, stacklevel=4)
         return False
     for kernel_id in chosen["kernels"]:
-        if variants.exists(kernel_id):
-            continue  # the same computation, compiled or loaded before
         kernel = target["kernels"][kernel_id]
-        code = variants.load_object(bytes(archive.blocks[kernel["block"]]), kernel["symbol"],
-                                    kernel["scratch_bytes"])
-        variants.publish(kernel_id, code)
+        platform.publish(kernel_id, kernel, bytes(archive.blocks[kernel["block"]]))
     return True
 
 

@@ -20,12 +20,12 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, target_of
 from hlo_mlc.frontend.emit import KERNEL_TARGET
-from hlo_mlc.interop import compat
+from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import invented_arguments
 from hlo_mlc.report import Comparison, Report
-from hlo_mlc.runtime import library
+from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, time_paired
 from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.records import open_records, target_key
@@ -41,6 +41,7 @@ _BUDGET_S = 1.0  # for timing one function, compiling excluded
 _ONE_SIDE_S = 5e-4  # the clock and the scheduler show in anything shorter
 _MOST_ROUNDS = 101
 _LARGEST_BYTES = 1 << 30  # of made-up arguments
+_TF32_STEP = 2.0**-11  # of the factors of products of f32, by XLA on GPUs
 _DISAGREEING_SHARE = 0.01  # of a result's elements: ties and cancellations may go either way
 
 _MODELLED = ("builtin", "func", "stablehlo", "chlo")
@@ -54,7 +55,7 @@ _REFUSED = {
     **dict.fromkeys(("infeed", "outfeed", "recv", "send"), "it talks to the host"),
 }
 
-Compile = Callable[[ir.Module, Options, str], CompiledModule]
+Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 
 _one_at_a_time = threading.Lock()
 
@@ -69,22 +70,27 @@ class Choice:
 
 
 def choose_fastest(
-    module: ir.Module, options: Options, entry: str, compile_function: Compile
+    module: ir.Module, options: Options, entry: str, platform: str, compile_function: Compile
 ) -> CompiledModule:
     """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
 
-    `compile_function` makes a candidate. What may not be run on made-up arguments is decided by
-    prediction.
+    `compile_function` makes a candidate. What may not be run on made-up arguments, or is for GPUs
+    that are not here, is decided by prediction.
     """
+    if platform == devices.CUDA and devices.first_gpu() is None:
+        predicted = compile_function(module, options.replace(choose="auto"), entry, platform)
+        return _chosen(predicted, Choice("auto", reasons=(
+            "predicted, not measured: there is no GPU here",)))
     original = standalone(module, entry)
-    path = choice_path(original, options)
+    path = choice_path(original, options, platform)
     known = _remembered(path, options)
     if known is not None and known.choose == "xla":
         return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
     if known is not None:
-        return _chosen(compile_function(module, options.replace(choose=known.choose), entry), known)
+        return _chosen(compile_function(module, options.replace(choose=known.choose), entry,
+                                        platform), known)
     compiled = {
-        choose: compile_function(module, options.replace(choose=choose), entry)
+        choose: compile_function(module, options.replace(choose=choose), entry, platform)
         for choose in CANDIDATES
     }
     everything, predicted = compiled["ours"], compiled["auto"]
@@ -98,7 +104,7 @@ def choose_fastest(
         for choose, candidate in compiled.items()
         if candidate.module is not module
     }
-    choice = _measure(original, programs)
+    choice = _measure(original, programs, platform)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
     _remember(path, choice, _recorded(kernels, options))
     compiled["xla"] = CompiledModule(module, dataclasses.replace(
@@ -109,10 +115,12 @@ def choose_fastest(
     return _chosen(compiled[choice.choose], choice)
 
 
-def choice_path(original: ir.Module, options: Options) -> Path:
+def choice_path(original: ir.Module, options: Options, platform: str = "cpu") -> Path:
     """Where the choice for a program is remembered: by its text, for this machine and versions."""
     versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
-    identity = f"{target_of(options)}\n{versions}\n{original}"
+    device = devices.first_gpu() if platform == devices.CUDA else None
+    machine = target_of(options) if device is None else device.device_kind
+    identity = f"{machine}\n{versions}\n{original}"
     digest = hashlib.sha256(identity.encode()).hexdigest()
     return choices_folder(options) / f"{digest[:32]}.json"
 
@@ -167,22 +175,28 @@ def _refusal(operation: ir.Operation) -> str:
     return _REFUSED.get(operation.name, _REFUSED.get(name, ""))
 
 
-def _measure(original: ir.Module, programs: Mapping[str, ir.Module]) -> Choice:
+def register_handler(platform: str) -> None:
+    """Makes our custom call known to XLA's backend for a platform."""
+    (cuda if platform == devices.CUDA else library).register_with_jax()
+
+
+def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: str) -> Choice:
     """Runs the programs on the same made-up arguments as the original, and picks the fastest."""
-    library.register_with_jax()
+    register_handler(platform)
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = [compat.place_on_cpu(a) for a in invented_arguments(original)]
-        run_original = _bind(original, arguments)
+        arguments = [compat.place_on(platform, a) for a in invented_arguments(original)]
+        run_original = _bind(original, arguments, platform)
         expected = run_original()
         for choose, program in programs.items():
             text = str(program)
             if text in texts.values():
                 continue
             texts[choose] = text
-            run = _bind(program, arguments)
-            if difference := disagreement(run(), expected):
+            run = _bind(program, arguments, platform)
+            step = _TF32_STEP if platform == devices.CUDA else 0.0
+            if difference := disagreement(run(), expected, step):
                 remark = f'choose="{choose}" does not compute what XLA does: {difference}'
                 warnings.warn(f"hlo_mlc: {remark}; not taken", RuntimeWarning, stacklevel=2)
                 remarks.append(remark)
@@ -198,8 +212,9 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module]) -> Choice:
     return Choice(best.candidate, tuple(comparisons), tuple(remarks))
 
 
-def _bind(module: ir.Module, arguments: Sequence[jax.Array]) -> Callable[[], Sequence[jax.Array]]:
-    execute = compat.compile_for_cpu(module)
+def _bind(module: ir.Module, arguments: Sequence[jax.Array], platform: str
+          ) -> Callable[[], Sequence[jax.Array]]:
+    execute = compat.compile_for(platform, module)
     return lambda: jax.block_until_ready(execute(arguments))
 
 
@@ -222,21 +237,23 @@ def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) ->
     return time_paired(repeated(run_a), repeated(run_b), rounds, warmup=0).per_call(calls)
 
 
-def disagreement(results: Sequence[Any], expected: Sequence[Any]) -> str:
+def disagreement(results: Sequence[Any], expected: Sequence[Any], least_step: float = 0.0) -> str:
     """In what two runs differ, beyond what another order of rounding can explain; "" if nothing.
 
-    Floats agree within the square root of their type's rounding step, relative to the largest.
+    Floats agree within the square root of their type's rounding step, relative to the largest, or
+    of `least_step`, where what was computed on the way had fewer bits.
     """
     for number, pair in enumerate(zip(results, expected, strict=True)):
-        share = 1 - float(np.mean(_close(*map(np.asarray, pair)))) if pair[1].size else 0.0
+        close = _close(*map(np.asarray, pair), least_step)
+        share = 1 - float(np.mean(close)) if close.size else 0.0
         if share > _DISAGREEING_SHARE:
             return f"{share:.0%} of the elements of result {number} differ"
     return ""
 
 
-def _close(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
+def _close(actual: np.ndarray, expected: np.ndarray, least_step: float) -> np.ndarray:
     try:
-        step = float(ml_dtypes.finfo(expected.dtype).eps)
+        step = max(float(ml_dtypes.finfo(expected.dtype).eps), least_step)
     except ValueError:  # not floating-point
         return actual == expected
     wide = np.complex128 if np.iscomplexobj(expected) else np.float64

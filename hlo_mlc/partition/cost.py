@@ -15,7 +15,7 @@ from hlo_mlc.partition.baseline import OurTime, xla_us
 from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, Verdict
-from hlo_mlc.partition.work import Work
+from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
@@ -57,7 +57,7 @@ def estimate(kernel: Kernel, target: CpuTarget, in_loop: bool = False) -> Estima
         sum(part.ours_us for part in parts) + target.rates.call_us,
         sum(part.xla_us for part in parts),
         sum(part.operations for part in parts),
-        _border_bytes(kernel.program),
+        border_bytes(kernel.program),
         sum(part.contraction_flops for part in parts),
         largest.kind if largest is not None else "nothing")
 
@@ -114,9 +114,8 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
         xla += rates.loop_thunk_us
     if template == "reduction" and not is_map(stage):
         computing *= max(1.0, vector / stage.reduce_axes[-1].extent)  # lanes that stay empty
-    flops = 2 * work.products * max(1, stage.terms[0].dtype.bytes // 4) if work.products else 0
     return _Part(kind, trips * max(computing, memory), trips * xla, trips * work.operations,
-                 trips * flops)
+                 trips * contraction_flops(stage))
 
 
 def _vector_us(work: Work, rates: Rates) -> float:
@@ -125,7 +124,7 @@ def _vector_us(work: Work, rates: Rates) -> float:
         + work.products / rates.vector_products
 
 
-def _border_bytes(program: TensorProgram) -> int:
+def border_bytes(program: TensorProgram) -> int:
     """Bytes of operands and results that a kernel touches."""
     touched = dict.fromkeys((*program.operands, *program.results), 0)
 

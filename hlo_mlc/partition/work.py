@@ -20,6 +20,7 @@ _FACTOR_REUSE = 16  # of what is computed for a factor of a product: a register 
 _DIVIDER = {"div": 8, "sqrt": 10, "rsqrt": 14}
 # Operations of a step of a scan for each of its combiner's: the next one waits for the result.
 _WAITING = 8
+_STRIDE = 4  # elements between the windows of neighbours that phases bring together
 _LINE = 64  # bytes that come from memory together
 
 
@@ -57,6 +58,12 @@ def multiplies(stage: Stage) -> bool:
     """A sum of products, be there several rows and columns or not."""
     return stage.combiner is not None and stage.combiner.name == "add" and \
         isinstance(stage.terms[0], Apply) and stage.terms[0].op == "mul"
+
+
+def contraction_flops(stage: Stage) -> int:
+    """Two for each multiply-add of a sum of products, four where it is in 64 bits."""
+    products = Work.of(stage).products
+    return 2 * products * max(1, stage.terms[0].dtype.bytes // 4) if products else 0
 
 
 def _operations(stage: Stage) -> int:
@@ -119,11 +126,15 @@ def _lanes(stage: Stage) -> Var | None:
 
 
 def _apart(stage: Stage) -> int:
-    lanes = _lanes(stage)
+    lanes, near = _lanes(stage), 1
+    read = [load for group in stage.loads_by_buffer.values() for load in group]
+    if slides(stage) and contraction(stage) is None:
+        lanes, near = stage.axes[-1], _STRIDE
+        read = [load for load in read if any(_mixes(i, stage) for i in load.indices)]
     if lanes is None:
         return 0
-    read = (load for group in stage.loads_by_buffer.values() for load in group)
-    return points(stage) * sum(stride(load, lanes) not in (-1, 0, 1) for load in read)
+    steps = (stride(load, lanes) for load in read)
+    return points(stage) * sum(step is None or abs(step) > near for step in steps)
 
 
 def window(stage: Stage) -> int:

@@ -20,9 +20,9 @@ from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.support.errors import ArchiveError, UsageError
 
 MAGIC = b"HLOMLCX\x01"
-FORMAT, PLATFORM = 1, "cpu"
-"""The version of the description of exported functions (interop/export.py), and what they are for:
-here, since to load a file takes no compiler."""
+FORMAT = 1
+"""The version of the description of exported functions (interop/export.py): here, since to load a
+file takes no compiler."""
 
 _DIGEST_BYTES = 32
 _LENGTH = struct.Struct("<Q")

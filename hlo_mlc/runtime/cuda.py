@@ -15,6 +15,7 @@ PLATFORM = "CUDA"
 """What XLA calls it."""
 
 _STATE_TYPE_NAME = "hlo_mlc_cuda_kernel_state"
+_published: set[str] = set()
 _registration_lock = threading.Lock()
 _registered = False
 
@@ -34,6 +35,12 @@ def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequen
         raise RuntimeLibraryError(
             f"The launches of kernel {kernel_id!r} were refused" if done == 0 else
             f"No memory to publish kernel {kernel_id!r}")
+    _published.add(kernel_id)
+
+
+def exists(kernel_id: str) -> bool:
+    """Whether there is machine code for `kernel_id` in this process."""
+    return kernel_id in _published
 
 
 def register_with_jax() -> None:

@@ -5,6 +5,15 @@ A message says what was expected, what came, where, and what to do about it.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(value: object, known: Iterable[str]) -> str:
+    """What to put behind the name of something that does not exist: the known one next to it."""
+    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
 
 class MlcError(Exception):
     """Base of every error that hlo_mlc raises on purpose.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hlo_mlc.support.errors import ConfigurationError, UsageError
+from hlo_mlc.support.errors import ConfigurationError, UsageError, did_you_mean
 
 CHOICES = ("auto", "measure", "ours", "xla")
 """How to choose between our kernels and XLA's: by prediction, by measuring, always one side."""
@@ -21,13 +20,13 @@ MAX_DEBUG = 4
 def _choose(value: object) -> str:
     if value in CHOICES:
         return str(value)
-    raise ValueError(f"expected one of {', '.join(CHOICES)}{_did_you_mean(value, CHOICES)}")
+    raise ValueError(f"expected one of {', '.join(CHOICES)}{did_you_mean(value, CHOICES)}")
 
 
 def _target(value: object) -> str:
     if isinstance(value, str) and value.strip():
         return value.strip().lower()
-    raise ValueError('expected the name of a target, such as "cpu", "cuda" or "x86-64-v3"')
+    raise ValueError('expected the name of a target, such as "cpu", "x86-64-v3" or "sm_90"')
 
 
 def _folder(value: object) -> Path:
@@ -82,7 +81,8 @@ class Options:
     """`auto` (predict), `measure`, `ours` (all that we can compile) or `xla` (nothing)."""
 
     target: str = field(default="cpu", metadata=_from("HLO_MLC_TARGET", _target))
-    """What to compile for: `cpu` is this machine; also `cuda`, or a CPU level (`x86-64-v3`)."""
+    """What to compile for: `cpu` is this machine; ahead of time also a CPU level (`x86-64-v3`) or a
+    GPU architecture (`sm_90`)."""
 
     cache_dir: Path = field(
         default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _folder)
@@ -131,7 +131,7 @@ class Options:
         for name in overrides:
             if name not in fields:
                 raise UsageError(
-                    f"There is no option {name!r}{_did_you_mean(name, tuple(fields))}. "
+                    f"There is no option {name!r}{did_you_mean(name, fields)}. "
                     f"Options are: {', '.join(fields)}"
                 )
         given = {name: value for name, value in overrides.items() if value is not None}
@@ -156,8 +156,3 @@ def _read_environment(
         except ValueError as error:
             raise ConfigurationError(f"Environment variable {variable}={text!r}: {error}") from None
     return values
-
-
-def _did_you_mean(value: object, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(str(value).lower(), known, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

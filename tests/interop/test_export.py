@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import hlo_mlc
 from hlo_mlc import MlcError, load, mlc_jit
 from hlo_mlc.cli import main
-from hlo_mlc.interop import load as loading
+from hlo_mlc.interop import archived
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.archive import MAGIC, Archive, read_archive, write_archive
@@ -177,9 +177,9 @@ FEATURES = (
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_best_level_that_fits(levels: Path, count: int, monkeypatch) -> None:
     present = frozenset().union(*FEATURES[:count])
-    if not present <= loading.present_features():
+    if not present <= archived.present_features():
         pytest.skip(f"this machine is below {LEVELS[count - 1]}")
-    monkeypatch.setattr(loading, "present_features", lambda: present)
+    monkeypatch.setattr(archived, "present_features", lambda: present)
     loaded = []
     load_object = variants.load_object
     monkeypatch.setattr(variants, "load_object",
@@ -192,7 +192,7 @@ def test_the_best_level_that_fits(levels: Path, count: int, monkeypatch) -> None
 
 
 def test_no_level_fits(levels: Path, monkeypatch) -> None:
-    monkeypatch.setattr(loading, "present_features", frozenset)
+    monkeypatch.setattr(archived, "present_features", frozenset)
     with pytest.warns(RuntimeWarning, match="which this machine cannot run; XLA compiles"):
         f = load(levels)
     same(f(X), jax.nn.gelu(X))
@@ -219,7 +219,7 @@ def test_code_of_another_architecture_under_a_false_name(path: Path, tmp_path: P
 
 @pytest.mark.parametrize(("name", "value", "message"), [
     ("format", 99, "has format 99"), ("abi", 99, "runtime version 99"), ("entries", 3, "malformed"),
-    ("platform", "cuda", "is for cuda"), ("targets", [{}], "malformed")])
+    ("platform", "tpu", "is for tpu"), ("targets", [{}], "malformed")])
 def test_files_of_other_versions(path: Path, name: str, value, message: str) -> None:
     hlo_mlc.export(jnp.tanh, X, path=path)
     archive = read_archive(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.codegen.cuda import compile
 from hlo_mlc.codegen.cuda.compile import why_not
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.interop import compat, devices, measuring
+from hlo_mlc.runtime.measure import PairedTimes, Timing
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import names
 
@@ -39,15 +43,67 @@ def test_kernels_are_custom_calls() -> None:
     report = softmax.report()
     assert report.coverage == 1
     assert "rows(team=32" in report.explain()
-    assert "predicted" not in report.explain()
     assert re.search(r"_0: \d+ registers, \d+ bytes of shared memory, 0 bytes spilled",
                      report.explain())
 
 
-def test_nothing_is_taken_that_is_only_hoped_to_be_faster() -> None:
+def cumulative(x: jax.Array) -> jax.Array:
+    return lax.cummax(x, 1)
+
+
+def test_without_being_asked_it_takes_what_should_be_much_faster() -> None:
+    """By a model: partition/gpu_cost.py, whose tests have more of each kind."""
+    scan = mlc_jit(cumulative)
+    wide = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
+    assert len(calls(lowered(scan, wide))) == 1
+    assert "a scan: ours is expected to be much faster, by a model that was never checked" \
+        in scan.report().kernels[0].reason
+    assert re.search(r"predicted [\d.]+ us, XLA [\d.]+ us", scan.report().explain())
+
+
+def test_without_being_asked_it_leaves_what_xla_should_be_as_good_at() -> None:
     softmax = mlc_jit(jax.nn.softmax)
     assert not calls(lowered(softmax, X))
-    assert "has not been measured" in softmax.report().explain()
+    assert "XLA is expected to be about as fast" in softmax.report().explain()
+
+
+def test_nothing_is_measured_where_there_is_no_gpu() -> None:
+    scan = mlc_jit(cumulative, choose="measure")
+    assert calls(lowered(scan, jax.ShapeDtypeStruct((4096, 1024), jnp.float32)))
+    assert "predicted, not measured: there is no GPU here" in scan.report().explain()
+
+
+class Gpu:
+    device_kind = "NVIDIA H200"
+    compute_capability = "9.0"
+
+
+@pytest.mark.parametrize(("ours", "choice"), [(True, "ours"), (False, "xla")])
+def test_what_is_measured_on_a_gpu_is_kept(monkeypatch, tmp_path, ours: bool, choice: str) -> None:
+    """The CPU stands in for the GPU: our kernels have the same names on both."""
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
+    monkeypatch.setattr(devices, "first_gpu", Gpu)
+    compile_for, place_on = compat.compile_for, compat.place_on
+    monkeypatch.setattr(compat, "compile_for", lambda platform, module: compile_for("cpu", module))
+    monkeypatch.setattr(compat, "place_on", lambda platform, array: place_on("cpu", array))
+    xla_us = 20.0 if ours else 5.0
+    monkeypatch.setattr(measuring, "_time", lambda original, run, seconds: PairedTimes(
+        Timing(xla_us, 0.0, xla_us), Timing(10.0, 0.0, 10.0), xla_us / 10.0, 0.0))
+
+    def function(x: jax.Array) -> jax.Array:
+        return jax.nn.softmax(x) * 3
+
+    x = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
+    mlc_jit(function, choose="ours")(x)
+    measured = mlc_jit(function, choose="measure")
+    for _ in range(2):  # the second time from the note on disk
+        assert bool(calls(lowered(measured, x))) is ours
+        (comparison,) = measured.report().comparisons
+        assert (comparison.candidate, comparison.xla_us) == ("ours", xla_us)
+        monkeypatch.setattr(measuring, "_time", None)
+        measured = mlc_jit(function, choose="measure")
+    (note,) = (tmp_path / "choices").iterdir()
+    assert json.loads(note.read_text())["choose"] == choice
 
 
 def test_scratch_is_a_result_more() -> None:
@@ -105,7 +161,11 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch) -> None:
     asked = mlc_jit(lambda x: x * 3, choose="ours")
     with pytest.raises(CodegenError, match=r"pip install 'hlo-mlc\[cuda\]'"):
         lowered(asked, X)
-    assert not calls(lowered(mlc_jit(lambda x: x * 3), X))  # nobody asked for it
+    assert not calls(lowered(mlc_jit(lambda x: x * 3), X))  # nothing of it is worth a kernel
+    worth_it = mlc_jit(cumulative)
+    with pytest.warns(RuntimeWarning, match=r"leaves cumulative to XLA.*'hlo-mlc\[cuda\]'"):
+        assert not calls(lowered(worth_it, jax.ShapeDtypeStruct((4096, 1024), jnp.float32)))
+    assert "pip install" in worth_it.report().explain()
 
 
 def test_kernels_can_be_had_one_by_one() -> None:

@@ -22,6 +22,7 @@ from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.core import TensorProgram
 
 HEADER = Path(__file__).parent / "emulator.h"
+_DEVICE = HEADER.with_name("emulated_device.h")
 # Arithmetic exactly as written; fused multiply-adds as instructions.
 FLAGS = ("-std=c++17", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
          "-fwrapv", "-fPIC", "-shared", "-w")
@@ -44,7 +45,8 @@ class Emulator:
 
     def build(self, text: str, *flags: str, keep: bool = True) -> Path:
         """A shared library of this C++, compiled unless that was done before."""
-        key = hashlib.sha256((text + HEADER.read_text() + str(flags)).encode()).hexdigest()
+        parts = text, HEADER.read_text(), _DEVICE.read_text(), str(flags)
+        key = hashlib.sha256("".join(parts).encode()).hexdigest()
         path = (self._folder if keep else self._passing) / f"{key}.so"
         if not path.exists():
             unfinished = path.with_suffix(f".{os.getpid()}")

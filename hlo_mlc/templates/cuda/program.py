@@ -60,6 +60,19 @@ def schedule_program(program: TensorProgram, target: CudaTarget,
     return loops, tuple(assembler.decisions)
 
 
+def choose_template(nest: Nest
+                    ) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
+    """The first template that applies, and why those before it do not; None where none does: then
+    the stages are computed one after the other."""
+    refused = []
+    for template in TEMPLATES:
+        reason = template.refusal(nest)
+        if not reason:
+            return template, tuple(refused)
+        refused.append((template.name, reason))
+    return None, tuple(refused)
+
+
 class _Assembler:
     def __init__(self, target: CudaTarget, tuned: Mapping[int, Parameters]) -> None:
         self.target, self.tuned = target, tuned
@@ -69,7 +82,7 @@ class _Assembler:
     def top(self, step: Step) -> tuple[Stmt, ...]:
         """The launches of one step of the program."""
         scratch = self.extra.setdefault(step, [])
-        if isinstance(step, Loop) and not _by_launches(step):
+        if isinstance(step, Loop) and not by_launches(step):
             return (loop("block", 1, LoopKind.BLOCK, lambda b: self._step(
                 step, LoopKind.SERIAL, scratch)),)
         return self._step(step, LoopKind.BLOCK, scratch)
@@ -87,12 +100,9 @@ class _Assembler:
     def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
             return ()
-        refused = []
-        for template in TEMPLATES:
-            reason = template.refusal(nest)
-            if not reason:
-                return self._apply(template, nest, tuple(refused), outer, scratch)
-            refused.append((template.name, reason))
+        template, refused = choose_template(nest)
+        if template is not None:
+            return self._apply(template, nest, refused, outer, scratch)
         # One after the other: a stage reads what earlier ones wrote at its own point only, but now
         # it does so from memory.
         return tuple(stmt for stage in nest.stages for stmt in self._nest(
@@ -118,7 +128,7 @@ def _persistent(nest: Nest, body: tuple[Stmt, ...], blocks: int) -> tuple[Stmt, 
     return schedule.program.body
 
 
-def _by_launches(step: Loop) -> bool:
+def by_launches(step: Loop) -> bool:
     """Whether the host repeats a loop's body, rather than one block."""
     if step.trip_count is None or any(isinstance(s, Loop) for s in step.body):
         return False

@@ -10,8 +10,8 @@
 
 namespace {
 
-constexpr int kSuccess = 0, kInvalidValue = 1, kInvalidImage = 200, kInvalidHandle = 400, kNotFound = 500,
-              kLaunchFailed = 719;
+constexpr int kSuccess = 0, kInvalidValue = 1, kInvalidImage = 200, kInvalidContext = 201,
+              kInvalidHandle = 400, kNotFound = 500, kLaunchFailed = 719, kCaptureUnsupported = 900;
 
 // What a block may have without asking, and at all.
 constexpr int kSharedBytes = 48 * 1024, kMostSharedBytes = 227 * 1024, kSharedAttribute = 8;
@@ -32,20 +32,25 @@ struct Function {
 };
 
 int loads = 0, current_device = 0;
+bool capturing = false;
 
 }  // namespace
 
 extern "C" {
 
 int fake_loads() { return loads; }
+// Below zero there is no context.
 void fake_use_device(int device) { current_device = device; }
+// As while a stream is captured into a graph: launches, and nothing that would wait or allocate.
+void fake_capture(int on) { capturing = on != 0; }
 
 int cuCtxGetDevice(int* device) {
   *device = current_device;
-  return kSuccess;
+  return current_device < 0 ? kInvalidContext : kSuccess;
 }
 
 int cuModuleLoadData(void** module, const void* image) {
+  if (capturing) return kCaptureUnsupported;
   char path[512], space[64];
   if (sscanf(static_cast<const char*>(image), "EMULATED %511s %63s", path, space) != 2) {
     return kInvalidImage;
@@ -58,6 +63,7 @@ int cuModuleLoadData(void** module, const void* image) {
 }
 
 int cuModuleGetFunction(void** function, void* module, const char* name) {
+  if (capturing) return kCaptureUnsupported;
   const auto* from = static_cast<Module*>(module);
   void* found = dlsym(from->library, (from->space + "_" + name).c_str());
   if (found == nullptr) return kNotFound;
@@ -66,6 +72,7 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 }
 
 int cuFuncSetAttribute(void* function, int attribute, int value) {
+  if (capturing) return kCaptureUnsupported;
   if (attribute != kSharedAttribute || value > kMostSharedBytes) return kInvalidValue;
   static_cast<Function*>(function)->shared_bytes = value;
   return kSuccess;
@@ -81,11 +88,15 @@ int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned
 }
 
 int cuGetErrorName(int result, const char** name) {
-  *name = result == kInvalidImage    ? "CUDA_ERROR_INVALID_IMAGE"
-          : result == kInvalidValue  ? "CUDA_ERROR_INVALID_VALUE"
-          : result == kInvalidHandle ? "CUDA_ERROR_INVALID_HANDLE"
-          : result == kNotFound      ? "CUDA_ERROR_NOT_FOUND"
-                                     : "CUDA_ERROR_LAUNCH_FAILED";
+  switch (result) {
+    case kInvalidValue: *name = "CUDA_ERROR_INVALID_VALUE"; break;
+    case kInvalidImage: *name = "CUDA_ERROR_INVALID_IMAGE"; break;
+    case kInvalidContext: *name = "CUDA_ERROR_INVALID_CONTEXT"; break;
+    case kInvalidHandle: *name = "CUDA_ERROR_INVALID_HANDLE"; break;
+    case kNotFound: *name = "CUDA_ERROR_NOT_FOUND"; break;
+    case kCaptureUnsupported: *name = "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED"; break;
+    default: *name = "CUDA_ERROR_LAUNCH_FAILED";
+  }
   return kSuccess;
 }
 

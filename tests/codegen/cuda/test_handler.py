@@ -104,8 +104,96 @@ def test_missing_functions_are_named(driver, emulator, cuda_source, take_apart, 
     x, = arrays("float32", (40,))
     source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
     cuda.publish("incomplete", emulator.image(source), ("absent",), (0, 1, 32, 0, 1, 0, 0, 0))
-    with pytest.raises(Exception, match=r"CUDA_ERROR_NOT_FOUND.* for absent"):
+    with pytest.raises(Exception, match=r"CUDA_ERROR_NOT_FOUND.* for absent of kernel incomplete"):
         call("incomplete", [((4,), np.float32)], np.ones(4, np.float32))
+
+
+def test_shared_memory_that_a_device_lacks_is_named(driver, emulator, cuda_source, take_apart,
+                                                    arrays):
+    x, = arrays("float32", (40,))
+    source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
+    cuda.publish("greedy", emulator.image(source), source.functions,
+                 (0, 1, 32, 1 << 19, 2, 0, 1, 0, 0))
+    with pytest.raises(Exception, match=r"524288 bytes of shared memory of \w+ of kernel greedy"):
+        call("greedy", [((40,), np.float32)], x)
+
+
+def test_launches_that_fail_are_named(driver, emulator, cuda_source, take_apart, arrays):
+    """Threads that wait for others in vain, of which the emulator would tell."""
+    x, = arrays("float32", (3, 40))
+    source = cuda_source(take_apart(jax.nn.softmax, x).programs[0])
+    (launch,) = source.launches
+    fewer = list(source.plan)
+    assert fewer[2] == launch.threads
+    fewer[2] = 7
+    cuda.publish("too few threads", emulator.image(source), source.functions, fewer)
+    with pytest.raises(Exception, match=r"cuLaunchKernel: CUDA_ERROR_LAUNCH_FAI.* of kernel too"):
+        call("too few threads", [(x.shape, np.float32)], x)
+
+
+def test_a_missing_context_is_named(driver, emulator, cuda_source, take_apart, arrays):
+    x, = arrays("float32", (41,))
+    source = cuda_source(take_apart(lambda x: x + 1, x).programs[0])
+    cuda.publish("lost", emulator.image(source), source.functions, source.plan)
+    driver.fake_use_device(-1)
+    try:
+        with pytest.raises(Exception, match=r"CUDA_ERROR_INVALID_CONTEXT .* for kernel lost"):
+            call("lost", [(x.shape, np.float32)], x)
+    finally:
+        driver.fake_use_device(0)
+
+
+def test_an_execution_only_launches(driver, emulator, cuda_source, take_apart, arrays):
+    """So that it can be captured into a command buffer: all else is done before the first one."""
+    x, = arrays("float32", (3, 40_000))  # of rows in shared memory that has to be asked for
+    source = cuda_source(take_apart(jax.nn.softmax, x, platform="cuda").programs[0])
+    assert any(launch.shared_bytes for launch in source.launches)
+    results = [(x.shape, np.float32)]
+    assert not source.scratch_bytes
+    cuda.publish("captured", emulator.image(source), source.functions, source.plan)
+    driver.fake_capture(1)
+    try:
+        with pytest.raises(Exception, match="CAPTURE_UNSUPPORTED"):
+            call("captured", results, x)
+        driver.fake_capture(0)
+        call("captured", results, x)
+        driver.fake_capture(1)
+        actual, = call("captured", results, x)
+    finally:
+        driver.fake_capture(0)
+    np.testing.assert_allclose(actual, np.asarray(jax.nn.softmax(x + x)), 1e-4, 1e-6)
+
+
+METADATA = """
+#include "xla/ffi/api/c_api.h"
+extern "C" int describe(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), int* minor_version) {
+  XLA_FFI_Metadata metadata{};
+  metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
+  metadata.api_version.struct_size = XLA_FFI_Api_Version_STRUCT_SIZE;
+  XLA_FFI_Metadata_Extension extension{};
+  extension.extension_base.struct_size = XLA_FFI_Metadata_Extension_STRUCT_SIZE;
+  extension.extension_base.type = XLA_FFI_Extension_Metadata;
+  extension.metadata = &metadata;
+  XLA_FFI_CallFrame frame{};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.extension_start = &extension.extension_base;
+  if (handler(&frame) != nullptr) return -1;
+  *minor_version = metadata.api_version.minor_version;
+  return static_cast<int>(metadata.traits & XLA_FFI_HANDLER_TRAITS_COMMAND_BUFFER_COMPATIBLE);
+}
+"""
+
+
+def test_xla_is_told_that_it_may_be_captured(emulator):
+    """What XLA asks a handler for when it is registered."""
+    path = emulator.build(METADATA, "-std=c++17", "-fPIC", "-shared", "-I", jax.ffi.include_dir())
+    describe, own = ctypes.CDLL(str(path)).describe, library.load()
+    minor = ctypes.c_int(-1)
+    captured = {name: describe(getattr(own, name), ctypes.byref(minor)) for name in (
+        "mlc_cuda_ffi_execute", "mlc_cuda_ffi_execute_on_host", "mlc_ffi_execute")}
+    assert captured == {"mlc_cuda_ffi_execute": 1, "mlc_cuda_ffi_execute_on_host": 0,
+                        "mlc_ffi_execute": 0}
+    assert minor.value >= 3
 
 
 def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
@@ -124,3 +212,4 @@ def test_too_few_buffers(driver, emulator, cuda_source, take_apart, arrays):
 def test_malformed_plans_are_refused(plan):
     with pytest.raises(Exception, match="were refused"):
         cuda.publish("malformed", b"\0", ("function",), plan)
+    assert not cuda.exists("malformed")

@@ -1,0 +1,36 @@
+"""The parameters that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hlo_mlc.support.options import CHOICES, Options
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+choose = click.option(
+    "--choose",
+    type=click.Choice(CHOICES),
+    default=lambda: Options.from_environment().choose,
+    show_default="HLO_MLC_CHOOSE, else auto",
+    help="Predict whose kernels are faster, measure it, or take always ours or XLA's.",
+)
+
+entry = click.option(
+    "--entry", default="main", show_default=True, help="Which function of a module."
+)
+
+json_path = click.option(
+    "--json", "json_path", type=FILE, help="Writes the results here, row by row."
+)
+
+x64 = click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+
+ARGUMENT_HELP = "Type of an argument of the function, as f32[512,1024]; one --arg for each."
+
+
+def argument_types(text: str = ARGUMENT_HELP) -> click.decorators.FC:
+    """`--arg f32[512,1024]`, once for each argument of a function."""
+    return click.option("--arg", "given", multiple=True, metavar="TYPE", help=text)
