@@ -43,6 +43,11 @@ def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
     return quiet
 
 
+def _pick(x: Array, *entries: Array) -> Array:
+    """The entry whose number the last four bits of an f32 are."""
+    return np.choose(x.view(np.int32) & 15, entries)
+
+
 def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
     """Compute f16 and bf16 in f32, and round once after the op."""
 
@@ -144,7 +149,8 @@ def _minimum(x: Array, y: Array) -> Array:
 def _ldexp(x: Array, exponent: Array) -> Array:
     # What is not a number, or further out than any exponent, ends up where these limits do.
     limited = np.nan_to_num(np.clip(exponent, -5000, 5000))
-    return np.where(np.isnan(exponent), exponent, np.ldexp(x, limited.astype(np.int32)))
+    whole = np.floor(limited).astype(np.int32)
+    return np.where(np.isnan(exponent), exponent, np.ldexp(x, whole))
 
 
 def _sign(x: Array) -> Array:
@@ -278,7 +284,8 @@ _TABLE = [
     ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
     ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
     ScalarOp("fma", 3, _through_f32(_fma)),
-    ScalarOp("ldexp", 2, _wrap(_ldexp)),  # the exponent is a float without a fraction
+    ScalarOp("pick", 17, _pick),
+    ScalarOp("ldexp", 2, _wrap(_ldexp)),  # the exponent is a float, rounded down
     *_same(("pow", 2, _power), ("atan2", 2, np.arctan2), ("neg", 1, np.negative),
            ("abs", 1, np.abs), ("sign", 1, _sign), ("floor", 1, np.floor), ("ceil", 1, np.ceil),
            ("round_even", 1, np.rint), ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),

@@ -25,7 +25,8 @@ LEGAL = frozenset((
 FLOAT_OPS = [name for name, op in OPS.items()
              if op.result != "given" and name not in (
                  "select", "select_unlikely", "and", "or", "xor", "not", "shl", "shr_logical",
-                 "shr_arithmetic", "popcnt", "clz", "mul_high", "floordiv", "floormod", "ldexp")]
+                 "shr_arithmetic", "popcnt", "clz", "mul_high", "floordiv", "floormod", "ldexp",
+                 "pick")]
 
 
 def variables(dtype: DType, count: int) -> list[Var]:

@@ -123,6 +123,32 @@ def test_error_of_exp_where_scaling_is_one_instruction(dtype):
     assert_close(run(expr, values), reference("exp", values), bound("exp", dtype, True), values)
 
 
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("op", ["tanh", "logistic"])
+def test_error_where_division_is_fast(op, dtype):
+    values = sweep(dtype)
+    expr = legalize(apply(op, variables(dtype)[0]), has_fast_division=True)
+    assert any(isinstance(node, Apply) and node.op == "div" for node in walk(expr))
+    assert_close(run(expr, values), reference(op, values), bound(op, dtype, True), values)
+
+
+def test_error_of_exp_by_a_table():
+    values = sweep(F32)
+    expr = legalize(apply("exp", variables(F32)[0]), has_ldexp=True, has_pick=True)
+    assert any(isinstance(node, Apply) and node.op == "pick" for node in walk(expr))
+    assert_close(run(expr, values), reference("exp", values), bound("exp", F32, True), values)
+    assert run(expr, np.zeros(1, np.float32)) == 1
+
+
+def test_error_of_erf_by_tables():
+    values = sweep(F32)
+    expr = legalize(apply("erf", variables(F32)[0]), has_pick=True)
+    assert any(isinstance(node, Apply) and node.op == "pick" for node in walk(expr))
+    assert_close(run(expr, values), reference("erf", values), 1.0, values)
+    edges = np.array([3.4, 4.2], np.float32).view(np.int32)
+    assert run(expr, np.arange(*edges, dtype=np.int32).view(np.float32)).max() == 1
+
+
 @pytest.mark.parametrize("op", ["tanh", "logistic"])
 def test_no_result_beyond_one(op, has_fma):
     """Where the result is about to be rounded to 1, every number of f32."""

@@ -39,10 +39,10 @@ def test_machine_code_computes_what_the_expression_says(machine, target, monkeyp
     check(machine, target, monkeypatch, op, dtype, lanes=16)
 
 
-@pytest.mark.parametrize("dtype", [F32, F64], ids=str)
+@pytest.mark.parametrize(("op", "dtype"), [("exp", F32), ("exp", F64), ("erf", F32)], ids=str)
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 32])
-def test_vectors_of_all_sizes(machine, target, monkeypatch, lanes, dtype):
-    check(machine, target, monkeypatch, "exp", dtype, lanes)
+def test_vectors_of_all_sizes(machine, target, monkeypatch, lanes, op, dtype):
+    check(machine, target, monkeypatch, op, dtype, lanes)
 
 
 def check(machine, target, monkeypatch, op: str, dtype, lanes: int) -> None:
@@ -63,7 +63,8 @@ def check(machine, target, monkeypatch, op: str, dtype, lanes: int) -> None:
         monkeypatch.setitem(OPS, "fma", ScalarOp("fma", 3, lambda x, y, z: x * y + z))
     variables = [Var(f"v{i}", dtype) for i in range(arity)]
     expr = legalize(apply(op, *variables), has_fma=target.has_fma,
-                    has_ldexp=target.has_ldexp)
+                    has_ldexp=target.has_ldexp, has_fast_division=target.has_fast_division,
+                    has_pick=target.has_pick)
     with np.errstate(all="ignore"):
         expected = evaluate(expr, dict(zip(variables, inputs, strict=True)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,13 @@ def test_levels_grow() -> None:
 def test_lanes() -> None:
     assert cpu.named("x86-64-v3").lanes(4) == 8
     assert cpu.named("aarch64").lanes(2) == 8
+
+
+@pytest.mark.parametrize(("processor", "is_fast"), [
+    ("znver4", True), ("sapphirerapids", False), ("x86-64-v4", False)])
+def test_which_processors_divide_fast(processor, is_fast) -> None:
+    target = dataclasses.replace(cpu.named("x86-64-v4"), cpu=processor)
+    assert target.has_fast_division == is_fast
 
 
 def test_the_host_is_made_once_and_is_usable() -> None:

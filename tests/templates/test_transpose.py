@@ -112,6 +112,14 @@ def test_large_results_go_past_the_caches(take_apart, arrays):
             "call void @llvm.x86.sse.sfence()"
 
 
+@pytest.mark.parametrize(("dtype", "streams"), [("float32", 1), ("float16", 0)])
+def test_only_whole_vectors_go_past_the_caches(take_apart, dtype, streams):
+    target = dataclasses.replace(named("x86-64-v4"), l2_bytes=1 << 20, cores=2)
+    (program,) = take_apart(lambda x: x.T, np.zeros((2048, 2048), dtype)).programs
+    _, (decision,) = schedule_program(program, target)
+    assert decision.parameters["streaming"] == streams
+
+
 def test_results_past_the_caches(check, arrays):
     x, = arrays("float32", (1100, 1041))
     tripled = np.concatenate([x, x, x])

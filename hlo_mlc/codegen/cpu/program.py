@@ -96,7 +96,9 @@ class Module:
             return node
         known = self._legal.get(node)
         if known is None:
-            known = legalize(node, has_fma=self.target.has_fma, has_ldexp=self.target.has_ldexp,
+            target = self.target
+            known = legalize(node, has_fma=target.has_fma, has_ldexp=target.has_ldexp,
+                             has_fast_division=target.has_fast_division, has_pick=target.has_pick,
                              memo=self._legal)
         return known
 

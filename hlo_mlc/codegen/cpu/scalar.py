@@ -169,35 +169,57 @@ def _range_maximum(site: Site, x: str, y: str) -> str:
 
 
 def _ldexp(site: Site, x: str, exponent: str) -> str:
-    """VSCALEF on the smallest register that holds the lanes, or on several large ones.
+    """VSCALEF.
 
     Source: Intel SDM, VSCALEFPS: x * 2**floor(exponent), rounded once.
     """
+    def scaled(register: Site, x: str, exponent: str) -> str:
+        size, whole = register.lanes * register.dtype.bits, register.type
+        mask, mode = f"i{max(8, register.lanes)} -1", ", i32 4" if size == 512 else ""
+        kind = "ps" if register.dtype is F32 else "pd"
+        return register.block.define(
+            f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} {x}, "
+            f"{whole} {exponent}, {whole} zeroinitializer, {mask}{mode})")
+
+    return _by_registers(site, (x, exponent), scaled)
+
+
+def pick(site: Site, x: str, entries: Sequence[str]) -> str:
+    """VPERMPS: of 16 literals, those that the last four bits of each lane say."""
+    table = f"<{', '.join(f'float {entry}' for entry in entries)}>"
+
+    def picked(register: Site, x: str) -> str:
+        whole, numbers = register.type, register.as_integer().type
+        return register.block.define(
+            f"call {whole} @llvm.x86.avx512.permvar.sf.512({whole} {table}, "
+            f"{numbers} {register.bits(x)})")
+
+    return _by_registers(site, (x,), picked, smallest=512)
+
+
+def _by_registers(site: Site, values: Sequence[str], write: Callable[..., str],
+                  smallest: int = 128) -> str:
+    """What `write` makes of values in the smallest register that holds the lanes, or in several
+    large ones."""
     define, bits = site.block.define, site.dtype.bits
     if site.lanes * bits > 512:
-        parts = [_ldexp(site._replace(lanes=site.lanes // 2), *(
-            _resized(site, v, range(first, first + site.lanes // 2)) for v in (x, exponent)))
-            for first in (0, site.lanes // 2)]
-        half = types.vector(types.register_type(site.dtype), site.lanes // 2)
-        return define(f"shufflevector {half} {parts[0]}, {half} {parts[1]}, "
+        half = site._replace(lanes=site.lanes // 2)
+        parts = [_by_registers(half, [_resized(site, v, range(first, first + half.lanes))
+                                      for v in values], write, smallest)
+                 for first in (0, half.lanes)]
+        return define(f"shufflevector {half.type} {parts[0]}, {half.type} {parts[1]}, "
                       f"{types.shuffle_mask(tuple(range(site.lanes)))}")
-    size = next(size for size in (128, 256, 512) if site.lanes * bits <= size)
+    size = next(size for size in (128, 256, 512) if max(site.lanes * bits, smallest) <= size)
     register = site._replace(lanes=size // bits)
     if not site.lanes:
-        x, exponent = (define(f"insertelement {register.type} zeroinitializer, {site.type} {v}, "
-                              f"i64 0") for v in (x, exponent))
-    elif site.lanes < register.lanes:
-        lanes = [min(n, site.lanes) for n in range(register.lanes)]
-        x, exponent = (_resized(site, v, lanes) for v in (x, exponent))
-    mask, mode = f"i{max(8, register.lanes)} -1", ", i32 4" if size == 512 else ""
-    kind, whole = "ps" if site.dtype is F32 else "pd", register.type
-    result = define(f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} {x}, "
-                    f"{whole} {exponent}, {whole} zeroinitializer, {mask}{mode})")
-    if not site.lanes:
-        return define(f"extractelement {whole} {result}, i64 0")
-    if site.lanes < register.lanes:
-        return _resized(register, result, range(site.lanes))
-    return result
+        values = [define(f"insertelement {register.type} zeroinitializer, {site.type} {v}, i64 0")
+                  for v in values]
+        return define(f"extractelement {register.type} {write(register, *values)}, i64 0")
+    if site.lanes == register.lanes:
+        return write(register, *values)
+    lanes = [min(n, site.lanes) for n in range(register.lanes)]
+    result = write(register, *(_resized(site, v, lanes) for v in values))
+    return _resized(register, result, range(site.lanes))
 
 
 def _resized(site: Site, value: str, lanes: Sequence[int]) -> str:

@@ -144,6 +144,8 @@ class Writer:
             return self._read_load(self, node)
         if node.op == "select_unlikely" and not _is_cheap(node.args[1]):
             return self._branch_around(node)
+        if node.op == "pick":
+            return self._pick(node)
         function, module = self.function, self.module
         args = [self.value(a) for a in node.args]
         if node.dtype is INDEX or any(a.dtype is INDEX for a in node.args):
@@ -153,6 +155,14 @@ class Writer:
         lanes, depth, reads = _together(args, function.scopes[-1].floor)
         site = scalar.Site(function.at(depth), module.target, node.args[0].dtype, node.dtype, lanes)
         text = scalar.spell(node.op, site, [function.widen(a, lanes) for a in args])
+        return Value(text, types.register_type(node.dtype), lanes, depth, reads)
+
+    def _pick(self, node: Apply) -> Value:
+        """An entry of a table of constants."""
+        function, x = self.function, self.value(node.args[0])
+        lanes, depth, reads = _together((x,), function.scopes[-1].floor)
+        site = scalar.Site(function.at(depth), self.module.target, node.dtype, node.dtype, lanes)
+        text = scalar.pick(site, x.text, [types.constant(entry) for entry in node.args[1:]])
         return Value(text, types.register_type(node.dtype), lanes, depth, reads)
 
     def op(self, name: str, dtype: DType, args: Sequence[Value]) -> Value:

@@ -43,8 +43,13 @@ def fma(x: Operand, y: Operand, z: Operand) -> Expr:
 
 
 def ldexp(x: Expr, exponent: Expr) -> Expr:
-    """x * 2**exponent, whose exponent is a float without a fraction; for AVX-512 only."""
+    """x * 2**floor(exponent), whose exponent is a float; for AVX-512 only."""
     return apply("ldexp", x, exponent)
+
+
+def pick(x: Expr, table: Sequence[float]) -> Expr:
+    """The one of 16 numbers that the last four bits of an f32 say; for AVX-512 only."""
+    return apply("pick", x, *_lift((x, *table))[1:])
 
 
 def neg(x: Expr) -> Expr:

@@ -1,6 +1,8 @@
 """Division where more is known than that there are two numbers.
 
-A vector division takes ten to sixteen cycles and cannot overlap with another one.
+On Intel's cores a vector division takes ten to sixteen cycles and cannot overlap with another one:
+there the operations of a refined reciprocal take less.  AMD's begin one every six cycles, of which
+multiply-adds miss two: less than the seven of a refined reciprocal.
 """
 
 from __future__ import annotations
@@ -43,16 +45,18 @@ _ESTIMATE = {F32: _Estimate(0x7EF311C2, 1.0019171, 1),
              F64: _Estimate(0x7FDE62385024A12C, 1.0019171348, 2)}
 
 
-def reciprocal(y: Expr, *, has_fma: bool) -> Expr:
-    """1 / y for y from 1 to 2**126 (f32) or 2**1022: 7 operations in f32, less than 1 ULP off."""
-    if not has_fma:
-        return div(const(1.0, y.dtype), y)
-    return _refined(y, _ESTIMATE[y.dtype].refinements)
+def reciprocal(y: Expr, scale: float, *, divides: bool) -> Expr:
+    """scale / y for y from 1 to 2**126 (f32) or 2**1022 and a power of two: the division, or 8
+    operations in f32, less than 1 ULP off."""
+    if divides:
+        return div(const(scale, y.dtype), y)
+    return mul(_refined(y, _ESTIMATE[y.dtype].refinements), scale)
 
 
-def quotient(x: Expr, y: Expr, *, has_fma: bool) -> Expr:
-    """x / y for such y and |x| not above it: 8 operations in f32, less than 1 ULP off."""
-    if not has_fma:
+def quotient(x: Expr, y: Expr, *, divides: bool) -> Expr:
+    """x / y for such y and |x| not above it: the division, or 8 operations in f32, less than 1 ULP
+    off."""
+    if divides:
         return div(x, y)
     inverse = _refined(y, _ESTIMATE[y.dtype].refinements - 1)
     first = mul(x, inverse)

@@ -2,12 +2,13 @@
 
 What remains: add sub mul div max min fma neg abs floor ceil trunc round_even sqrt, comparisons,
 is_finite, select, select_unlikely, convert, convert_in_range, bitcast, logic, shifts, popcnt,
-clz, mul_high, rem of integers, and ldexp where the target has it.
+clz, mul_high, rem of integers, and ldexp and pick where the target has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from hlo_mlc.codegen.legalize import (
     division,
@@ -38,45 +39,66 @@ _FLOAT: Mapping[str, Expansion] = {
     "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
     "cbrt": rounding.cbrt,
 }
+# These have another form in f32 where the target picks from tables.
+_FLOAT_BY_PICK: Mapping[str, Expansion] = {
+    "exp": exponential.exp_by_pick, "erf": error_function.erf_by_pieces,
+}
+# These divide, or multiply with a refined reciprocal where that takes less.
+_FLOAT_BY_DIVISION: Mapping[str, Expansion] = {
+    "tanh": exponential.tanh, "logistic": exponential.logistic,
+}
 # These have another form where the target has no fused multiply-add.
 _FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
-    "div_common": division.div_common, "tanh": exponential.tanh, "logistic": exponential.logistic,
-    "lgamma": gamma.lgamma, "digamma": gamma.digamma,
+    "div_common": division.div_common, "lgamma": gamma.lgamma, "digamma": gamma.digamma,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 
 
+class _Target(NamedTuple):
+    """What expansions depend on, by the names that `CpuTarget` has for it."""
+
+    has_fma: bool
+    has_ldexp: bool
+    has_fast_division: bool
+    has_pick: bool
+
+
 def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
+             has_fast_division: bool = False, has_pick: bool = False,
              memo: dict[Expr, Expr] | None = None) -> Expr:
     """`expr` without the ops that printers lack, the same on all targets that have as much.
 
     Pass one `memo` for all expressions of a kernel to share the work.
     """
+    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick)
+
     def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Apply):
-            return None
-        return _legal(node.op, node.args, node.dtype, has_fma, has_ldexp)
+        return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
 
     return transform(expr, rule, memo)
 
 
-def _legal(op: str, args: tuple[Expr, ...], dtype: DType, has_fma: bool,
-           has_ldexp: bool) -> Expr | None:
+def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Expr | None:
     """The expansion of one op whose operands are legal; None if it is legal itself."""
     if narrow.concerns(args, dtype):
-        return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, has_fma, has_ldexp))
+        return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, target))
     operand = args[0].dtype
     if operand.is_float:
-        if op == "exp" and has_ldexp:
+        if op in _FLOAT_BY_PICK and target.has_pick and operand is F32:
+            return _FLOAT_BY_PICK[op](*args)
+        if op == "exp" and target.has_ldexp:
             return exponential.exp_by_ldexp(*args)
+        if op in _FLOAT_BY_DIVISION:
+            divides = target.has_fast_division or not target.has_fma
+            return _FLOAT_BY_DIVISION[op](*args, divides=divides)
         if op in _FLOAT_BY_FMA:
-            return _FLOAT_BY_FMA[op](*args, has_fma=has_fma)
+            return _FLOAT_BY_FMA[op](*args, has_fma=target.has_fma)
         return _FLOAT[op](*args) if op in _FLOAT else None
     return _INTEGER[op](*args) if operand.is_integer and op in _INTEGER else None
 
 
-def _in_f32(op: str, args: tuple[Expr, ...], has_fma: bool, has_ldexp: bool) -> Expr:
-    expansion = _legal(op, args, F32, has_fma, has_ldexp)
+def _in_f32(op: str, args: tuple[Expr, ...], target: _Target) -> Expr:
+    expansion = _legal(op, args, F32, target)
     return apply(op, *args) if expansion is None else expansion

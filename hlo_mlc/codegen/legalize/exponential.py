@@ -7,6 +7,7 @@ the others are fitted again.  The errors stated are those of the rounded polynom
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +25,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     from_bits,
     ldexp,
     mul,
+    pick,
     polynomial,
     power_of_two,
     rounding_bias,
@@ -33,6 +35,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     with_sign_of,
 )
 from hlo_mlc.codegen.legalize.division import quotient, reciprocal
+from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 
@@ -91,6 +94,11 @@ _CONSTANTS = {
 }
 
 
+# 2**(n / 16), and (e**r - 1) / r in f32 for r on [-ln 2 / 32, ln 2 / 32]: error 1.6e-9.
+_ROOTS = tuple(2.0 ** (n / 16) for n in range(16))
+_SHORT_EXPM1 = (1.0, 0.500016212, 0.166670278)
+
+
 def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
     """The coefficients of p(factor * r)."""
     return [c * factor**i for i, c in enumerate(coefficients)]
@@ -117,6 +125,18 @@ def exp_by_ldexp(x: Expr) -> Expr:
     return ldexp(polynomial(r, (1.0, 1.0, *c.expm1)), sub(shifted, rounding_bias(x)))
 
 
+def exp_by_pick(x: Expr) -> Expr:
+    """e**x in f32 in 12 operations, where a table of 16 numbers is one instruction, too."""
+    c = _CONSTANTS[x.dtype]
+    clamped = at_most(at_least(x, c.exp_vanishes), c.exp_is_infinite)
+    bias = format_of(x).rounding / len(_ROOTS)  # what is added rounds to multiples of 1 / 16
+    shifted = fma(clamped, LOG2_E, bias)
+    n = sub(shifted, bias)
+    r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, clamped))
+    root = pick(shifted, _ROOTS)
+    return ldexp(fma(mul(r, polynomial(r, _SHORT_EXPM1)), root, root), n)
+
+
 def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
                   low: Expr | None = None) -> Expr:
     """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
@@ -129,19 +149,26 @@ def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
     return mul(polynomial(r, _scaled(c.exp, factor)), scale)
 
 
-def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0) -> tuple[Expr, Expr]:
-    """(n + exponent + rounding_bias, r) with factor * x = n ln 2 + factor * r, n the nearest."""
+def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0,
+            in_one_step: bool = False) -> tuple[Expr, Expr]:
+    """(n + exponent + rounding_bias, r) with factor * x = n ln 2 + factor * r, n the nearest.
+
+    `in_one_step`: r is off by n times the rounding error of ln 2, an ULP of 1 at n = 32 (f32).
+    """
     c = _CONSTANTS[x.dtype]
     bias = rounding_bias(x) + exponent
     shifted = fma(x, LOG2_E * factor, bias)
     n = sub(shifted, bias)
+    if in_one_step:
+        return shifted, fma(n, -math.log(2) / factor, x)
     return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
 
 
-def expm1_parts(x: Expr, factor: float, exponent: int = 0) -> tuple[Expr, Expr]:
+def expm1_parts(x: Expr, factor: float, exponent: int = 0,
+                in_one_step: bool = False) -> tuple[Expr, Expr]:
     """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0."""
     c = _CONSTANTS[x.dtype]
-    shifted, r = _reduce(x, factor, exponent)
+    shifted, r = _reduce(x, factor, exponent, in_one_step)
     quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
     return power_of_two(shifted), fma(mul(r, r), quotient, r)
 
@@ -161,21 +188,21 @@ def expm1(x: Expr) -> Expr:
     return _keep_sign(add(half, half), x)
 
 
-def tanh(x: Expr, has_fma: bool) -> Expr:
-    """e / (e + 1) with e = (e**2x - 1) / 2."""
-    limit = _CONSTANTS[x.dtype].tanh_is_one
-    scale, p = expm1_parts(at_most(at_least(x, -limit), limit), 2.0)
-    e = fma(scale, p, fma(scale, 0.5, -0.5))
-    return _keep_sign(quotient(e, add(e, 1.0), has_fma=has_fma), x)
+def tanh(x: Expr, divides: bool) -> Expr:
+    """e / (e + 2) with e = e**2x - 1, which tells less and less the further x is from 0."""
+    limit = 2 * _CONSTANTS[x.dtype].tanh_is_one
+    scale, p = expm1_parts(at_most(at_least(add(x, x), -limit), limit), 1.0, in_one_step=True)
+    e = fma(scale, p, sub(scale, 1.0))
+    return _keep_sign(quotient(e, add(e, 2.0), divides=divides), x)
 
 
-def logistic(x: Expr, has_fma: bool) -> Expr:
+def logistic(x: Expr, divides: bool) -> Expr:
     """1 / (1 + e**-x), by way of a quarter of the divisor, whose reciprocal is a normal number."""
     c = _CONSTANTS[x.dtype]
     clamped = at_most(at_least(x, c.logistic_is_zero), c.logistic_is_one)
     shifted, r = _reduce(clamped, -1.0, exponent=-2)
     e = polynomial(r, _scaled((1.0, 1.0, *c.expm1), -1.0))
-    return mul(reciprocal(fma(e, power_of_two(shifted), 0.25), has_fma=has_fma), 0.25)
+    return reciprocal(fma(e, power_of_two(shifted), 0.25), 0.25, divides=divides)
 
 
 def sinh(x: Expr) -> Expr:
