@@ -49,8 +49,10 @@ _FAR = 8  # elements between what neighbours read, so that it counts as one
 _LOOKED_UP = 1.2  # rows of 64 and 251 elements 2 to 3.9, of 256 and single elements 1.0 to 1.2
 _LOOKED_UP_NARROW = 0.65  # of less than 4 bytes
 _FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
-_SCATTER = 0.3  # ours go element by element; XLA's rows are vectors
-_SCATTER_ROWS = 0.95  # both sides add vectors, one row after the other, on one thread
+# Scatters: both sides go element by element, or add vectors, one row after the other.  Sums, maxima
+# and counts of 1,000 to 200,000 elements took XLA 0.76 to 1.3 times as long as us where they were
+# many, rows of 8 to 64 elements 1.0 to 2.0; what few take is starting them.
+_SCATTER, _SCATTER_ROWS = 0.9, 1.1
 _SERIAL = 0.95
 _MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
 # Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to

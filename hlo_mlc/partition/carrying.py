@@ -98,16 +98,19 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
         if _in_place(run, source, target, carried.inner.fresh) is not None \
                 and not any(reads(u, target) for u in updates):
             continue
-        if updates:
-            (own,) = filler.stage.assigns
-            if own.value is not load(target, own.indices) \
-                    or not all(_is_steady(u, source, changing) for u in updates):
+        if updates and _copies(filler.stage, target):
+            if not all(_is_steady(u, source, changing) for u in updates):
                 continue
             run.put({place: []})
         elif filler.update or not filler.stage.axes:
             continue
         carried.twins[target] = source
     return [run.items()]
+
+
+def _copies(filler: Stage, target: Buffer) -> bool:
+    """True where the stage does nothing but copy `target`."""
+    return all(a.value is load(target, a.indices) for a in filler.assigns)
 
 
 def _is_steady(update: Stage, target: Buffer, changing: set[Buffer]) -> bool:

@@ -385,7 +385,7 @@ def _rereads(user: Node, value: Value, cost: int) -> bool:
     if name == "broadcast_in_dim":
         return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size
     if name == "scatter":
-        return value is not user.operands[-1]  # the updates are read once, the indices are not
+        return value is user.operands[len(user.operands) // 2]  # the indices; all else is read once
     if user.regions and name not in ("reduce", "sort"):  # control flow, windows
         return name != "reduce_window" or scanned_axis(user) is None
     return name in ("dot_general", "convolution", "gather")

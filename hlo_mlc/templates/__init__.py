@@ -4,6 +4,7 @@ from hlo_mlc.templates.attention import AttentionTemplate
 from hlo_mlc.templates.base import Parameters, Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
 from hlo_mlc.templates.contraction import ContractionTemplate
+from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
@@ -13,8 +14,8 @@ from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    AttentionTemplate(), WindowTemplate(), ContractionTemplate(), ScanTemplate(), ColumnsTemplate(),
-    ReductionTemplate(), TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(),
-    PlainTemplate())
+    AttentionTemplate(), WindowTemplate(), DotTemplate(), ContractionTemplate(), ScanTemplate(),
+    ColumnsTemplate(), ReductionTemplate(), TransposeTemplate(), ElementwiseTemplate(),
+    UpdateTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

@@ -20,16 +20,15 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt
+from hlo_mlc.loops.core import Allocate, LoopKind, Stmt
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, bounded, lanes
+from hlo_mlc.templates.base import Parameters, Scheduled, bounded, epilogue_cost, lanes
 from hlo_mlc.templates.contraction import EPILOGUE_INLINE, PARALLEL_WORK
-from hlo_mlc.templates.row_block import RowBlock
+from hlo_mlc.templates.row_block import RowBlock, either_block
 from hlo_mlc.templates.row_passes import row_passes
 from hlo_mlc.templates.workspace import Workspace
 from hlo_mlc.tensor.chain import Chain, chain
-from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Nest
 
 # Bytes that the keys, or the values, of one chunk may take: all rows of a block use them, or
@@ -117,7 +116,7 @@ class _Builder:
         rows, columns = self._padded(self.rows), self._padded(found.column.extent)
         self.space = Workspace.of(found, rows, self.keys, columns)
         read = {e for a in found.first.assigns for e in loads(a.value)}
-        direct = sum(cost(a.value) for a in found.first.assigns) <= EPILOGUE_INLINE \
+        direct = epilogue_cost(found.first) <= EPILOGUE_INLINE \
             and read.isdisjoint(e for e, _ in self.space.crossing)
         self.slots: int | None = None
         self.plan = row_passes(found, rows, self.keys, None, direct)
@@ -165,18 +164,32 @@ class _Builder:
             at[self.plan.places.slot] = slot
         start = index.multiply(block, index.constant(self.rows))
         whole, rest = divmod(self.chain.row.extent, self.rows)
-        body: tuple[Stmt, ...] = ()
-        if whole:
-            inside = bounded(start, (whole - 1) * self.rows + 1) if rest else start
-            body = self._block(at, inside, self.rows)
-        if rest:
+        if not rest:
+            body = self._block(at, start, self.rows).build()
+        elif not whole:
+            body = self._block(at, index.constant(0), rest).build()
+        else:
+            inside = self._block(at, bounded(start, (whole - 1) * self.rows + 1), self.rows)
             last = self._block(at, index.constant(whole * self.rows), rest)
-            is_whole = index.compare("lt", block, index.constant(whole))
-            body = (If(is_whole, body, last),) if whole else last
+            every = self._block(at, start, self.rows) if self._may_pad(rest) else None
+            body = either_block(index.compare("lt", block, index.constant(whole)), inside, last,
+                                every)
         for buffer in self._stack():
             body = (Allocate(buffer, body),)
         return body
 
-    def _block(self, at: dict[Var, Expr], start: Expr, height: int) -> tuple[Stmt, ...]:
+    def _may_pad(self, rest: int) -> bool:
+        """Whether the last block may compute rows that there are not, up to as many vectors as the
+        others: only queries and results are read or written row by row."""
+        found, plan = self.chain, self.plan
+        folds = [f for step in plan.passes for f in step.folds]
+        stored = [*plan.before, *(s for step in plan.passes for s in (*step.kept, *step.rows))]
+        values = [plan.score, plan.weights, *found.first.initial, *found.last.initial,
+                  *(e for _, e in stored), *(e for f in folds for e in (*f.initial, *f.terms))]
+        return self._padded(rest) == self.rows and not any(
+            found.row in read.free or any(map(loads, read.indices))
+            for e in values for read in loads(e))
+
+    def _block(self, at: dict[Var, Expr], start: Expr, height: int) -> RowBlock:
         return RowBlock(self.chain, self.plan, self.space, self.target, self.lanes, self.keys, at,
-                        start, height).build()
+                        start, height)

@@ -22,15 +22,19 @@ from hlo_mlc.loops.core import Allocate, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, epilogue_cost
-from hlo_mlc.templates.product import Tile, in_squares, is_direct, is_plain
+from hlo_mlc.templates.product import (
+    PARALLEL_WORK,
+    Tile,
+    in_groups,
+    in_squares,
+    is_direct,
+    is_plain,
+)
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
-# Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
-# 20-40 us when the worker sleeps; FACTS on thread costs).
-PARALLEL_WORK = 200_000
 # Bytes on the stack that a packed panel, and the unfinished sums between two blocks of the depth,
 # may take: together below the 256 KiB that a worker's stack has to spare.
 STACK_PANEL = 160 * 1024
@@ -141,7 +145,6 @@ class _Builder:
         points = _outer_points(roles)
         tasks = points * all_panels * blocks
         work = points * m.extent * n.extent * depth
-        group = max(1, min(tasks // (2 * self.cores), -(-PARALLEL_WORK * tasks // (4 * work))))
         prefix = m.name
         self._reserve(min(width, n.extent), -(-tiles // blocks) * -(-m.extent // tiles))
 
@@ -154,9 +157,9 @@ class _Builder:
             for var in reversed(outer):
                 mapping[var] = index.floormod(rest, var.extent)
                 rest = index.floordiv(rest, var.extent)
-            start = index.multiply(panel, index.constant(width))
             body: tuple[Stmt, ...] = ()
             if panels:
+                start = index.multiply(bounded(panel, panels), index.constant(width))
                 body = self._panel(mapping, start, width, block, tiles, blocks)
             if tail:
                 start = index.constant(panels * width)
@@ -168,17 +171,7 @@ class _Builder:
                     body = (Allocate(buffer, body),)
             return body
 
-        if work <= PARALLEL_WORK or tasks == 1:
-            return (loop(f"{prefix}_task", tasks, LoopKind.SERIAL, task),)
-
-        def group_of_tasks(g: Var) -> tuple[Stmt, ...]:
-            first = index.multiply(g, index.constant(group))
-            count = index.minimum(index.constant(group),
-                                  index.subtract(index.constant(tasks), first))
-            return (loop(f"{prefix}_task", count, LoopKind.SERIAL,
-                         lambda t: task(bounded(index.add(first, t), tasks))),)
-
-        return (loop(f"{prefix}_group", -(-tasks // group), LoopKind.PARALLEL, group_of_tasks),)
+        return in_groups(prefix, tasks, work, self.cores, task)
 
     def _panel(self, mapping: dict[Var, Expr], start: Expr, width: int, block: Expr, tiles: int,
                blocks: int) -> tuple[Stmt, ...]:

@@ -15,6 +15,13 @@ from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.templates.base import across, bounded
 from hlo_mlc.tensor.classify import stride
 
+# Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
+# 20-40 us when the worker sleeps; FACTS on thread costs).
+PARALLEL_WORK = 200_000
+# Rows of a square block that are written out: 16 bytes of f32, which transpose in the fewest
+# instructions.  All 16 of them took LLVM 8 ms more, and no kernel was faster.
+WRITTEN_ROWS = 4
+
 Element = Callable[[Expr, Expr], Expr]  # of a row and a column
 Body = tuple[Stmt, ...]
 Statements = Callable[[Expr, Expr], Body]
@@ -70,20 +77,23 @@ def is_direct(factor: Expr, along: Var) -> bool:
 def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: Statements
                ) -> Body:
     """`body(row, column)` for `size` rows (at most `most`) of `width` columns, in square blocks of
-    `lanes` rows that are written out.
+    `lanes` rows, of which a few at a time are written out.
 
     Where what is read lies along the rows of this, the printer loads a block and transposes it in
     registers, which takes an eighth of the time of gathers.
     """
     blocks, rest = index.floordiv(size, lanes), index.floormod(size, lanes)
+    tall = min(lanes, WRITTEN_ROWS)
 
     def block(b: Var) -> Body:
         first = index.multiply(b, index.constant(lanes))
 
         def columns(column: Expr, count: int) -> Body:
-            return (loop(f"{name}u", lanes, LoopKind.UNROLL, lambda u: (
-                loop(f"{name}l", count, LoopKind.VECTORIZE, lambda lane: body(
-                    index.add(first, u), index.add(column, lane))),)),)
+            return (loop(f"{name}g", lanes // tall, LoopKind.SERIAL, lambda g: (
+                loop(f"{name}u", tall, LoopKind.UNROLL, lambda u: (
+                    loop(f"{name}l", count, LoopKind.VECTORIZE, lambda lane: body(
+                        index.add(first, index.add(index.multiply(g, index.constant(tall)), u)),
+                        index.add(column, lane))),)),)),)
 
         whole, few = divmod(width, lanes)
         result: Body = ()
@@ -139,3 +149,20 @@ def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, in
         return result + (body(done, int(known)) if known else ())
     return (*result, loop(f"{name}r", rest, LoopKind.SERIAL, lambda t: body(
         bounded(index.add(done, t), most), 1)))
+
+
+def in_groups(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]) -> Body:
+    """`task(number)` for each of `tasks`, which have `work` multiply-adds in all: groups of them in
+    parallel, or one after the other where that is too little to share."""
+    if work <= PARALLEL_WORK or tasks == 1:
+        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+    size = max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work))))
+
+    def group(g: Var) -> Body:
+        first = index.multiply(g, index.constant(size))
+        count = index.minimum(index.constant(size),
+                              index.subtract(index.constant(tasks), first))
+        return (loop(f"{name}_task", count, LoopKind.SERIAL,
+                     lambda t: task(bounded(index.add(first, t), tasks))),)
+
+    return (loop(f"{name}_group", -(-tasks // size), LoopKind.PARALLEL, group),)

@@ -58,13 +58,17 @@ class RowBlock:
 
     def build(self) -> Body:
         """Everything for this block."""
+        return self.begin() + self.compute() + self.finish()
+
+    def compute(self) -> Body:
+        """From packed queries to the sums of all keys."""
         plan, chain = self.plan, self.chain
-        body = self._pack_queries() + self._store_rows("before", plan.before, {})
+        body = self._store_rows("before", plan.before, {})
         body += self._each_sum("z", lambda r, c: (Store(
             self.sums, (r, c), self._at(chain.last.initial[0], r, column=c)),))
         for number, step in enumerate(plan.passes):
             body += self._pass(number, step)
-        return body + self._finish()
+        return body
 
     def _at(self, e: Expr, row: Expr, *, column: Expr | None = None, key: Expr | None = None,
             near: Expr | None = None) -> Expr:
@@ -81,7 +85,7 @@ class RowBlock:
 
     # Packing
 
-    def _pack_queries(self) -> Body:
+    def begin(self) -> Body:
         """The queries with their rows side by side; transposed in registers where they lie along
         the depth."""
         first, name = self.chain.first, f"{self.name}_q"
@@ -345,7 +349,7 @@ class RowBlock:
             f"{self.name}_{name}", self.chain.column.extent, self.lanes, lambda c: body(r, c),
             LoopKind.SERIAL)),)
 
-    def _finish(self) -> Body:
+    def finish(self) -> Body:
         """The epilogue; transposed in registers where the results of the rows lie side by side."""
         chain, assigns = self.chain, self.plan.epilogue.assigns
 
@@ -361,3 +365,12 @@ class RowBlock:
             return in_squares(f"{self.name}_o", index.constant(extent), extent, self.height,
                               self.lanes, lambda c, r: store(r, c))
         return self._each_sum("o", store)
+
+
+def either_block(condition: Expr, one: RowBlock, other: RowBlock, every: RowBlock | None) -> Body:
+    """One block where a condition holds, else the other; `every` computes for both what is between
+    their queries and their results."""
+    if every is None:
+        return (If(condition, one.build(), other.build()),)
+    return (If(condition, one.begin(), other.begin()), *every.compute(),
+            If(condition, one.finish(), other.finish()))

@@ -20,7 +20,7 @@ from hlo_mlc.templates.base import (
     bounded,
     epilogue_cost,
 )
-from hlo_mlc.templates.window_roles import Roles, is_batch, roles_of, windows_along
+from hlo_mlc.templates.window_roles import Panel, Roles, is_batch, roles_of, windows_along
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
 
@@ -111,25 +111,28 @@ class WindowLoops:
                 else:
                     base[axis] = index.multiply(number, index.constant(count))
             if self._reduces_lanes:
-                return self._row(row, base, index.constant(0), width)
-            short = self._row(row, base, index.constant(whole * width), rest) if rest else ()
+                return self._row(row, base, Panel(index.constant(0), width))
+            start = index.multiply(panel, index.constant(width))
+            if rest and whole and rest > width - self.lanes:  # as many vectors
+                start = index.minimum(start, index.constant(lane.extent - width))
+                return self._row(row, base, Panel(start, width, panel))
+            short = self._row(row, base, Panel(index.constant(whole * width), rest)) if rest else ()
             if not whole:
                 return short
-            full = self._row(row, base, index.multiply(panel, index.constant(width)), width)
+            full = self._row(row, base, Panel(start, width))
             if not rest:
                 return full
             return (If(index.compare("lt", panel, index.constant(whole)), full, short),)
 
         return self._shared_out(math.prod(sizes), task)
 
-    def _row(self, along: tuple[Var | None, int], base: Place, start: Expr,
-             width: int) -> tuple[Stmt, ...]:
+    def _row(self, along: tuple[Var | None, int], base: Place, panel: Panel) -> tuple[Stmt, ...]:
         """All tiles along one axis."""
         axis, count = along
         if axis is None:
-            return self._tile(base, start, width)
+            return self._tile(base, panel)
         return (loop(f"{axis.name}_tile", -(-axis.extent // count), LoopKind.SERIAL, lambda n:
-            self._tile({**base, axis: index.multiply(n, index.constant(count))}, start, width)),)
+            self._tile({**base, axis: index.multiply(n, index.constant(count))}, panel)),)
 
     def _shared_out(self, tasks: int, task: Callable[[Expr], tuple[Stmt, ...]]
                     ) -> tuple[Stmt, ...]:
@@ -148,9 +151,9 @@ class WindowLoops:
 
         return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
 
-    def _tile(self, base: Place, start: Expr, width: int) -> tuple[Stmt, ...]:
-        """One tile of results at `base`, `width` lanes from `start`: begin, fold, store."""
-        stage = self.stage
+    def _tile(self, base: Place, panel: Panel) -> tuple[Stmt, ...]:
+        """One tile of results at `base`: begin, fold, store."""
+        stage, width = self.stage, panel.width
         padded = -(-width // self.lanes) * self.lanes
         shape = (*(count for _, count in self.roles.tile), padded)
         sums = tuple(Buffer(f"{stage.name}.{v.name}_{width}", v.dtype, shape, "register")
@@ -161,11 +164,23 @@ class WindowLoops:
             return tuple(Store(b, at, substitute(e, where))
                          for b, e in zip(sums, first, strict=True))
 
-        lane = {} if self._reduces_lanes else {self.roles.lane: start}
+        lane = {} if self._reduces_lanes else {self.roles.lane: panel.start}
         body = (*self._each("z", {**base, **lane}, width, begin),
-                *self._fold(sums, {**base, **lane}, width),
-                *self._finish(sums, {**base, **lane}, width))
-        return _allocated(sums, body)
+                *self._fold(sums, {**base, **lane}, width))
+        finish = self._finish(sums, {**base, **lane}, width) if panel.number is None \
+            else self._finish_either(sums, base, panel)
+        return _allocated(sums, (*body, *finish))
+
+    def _finish_either(self, sums: tuple[Buffer, ...], base: Place, panel: Panel
+                       ) -> tuple[Stmt, ...]:
+        """Store what a panel stores alone: all lanes, or the last ones of the last panel."""
+        lane, width = self.roles.lane, panel.width
+        end = lane.extent // width * width
+        start = bounded(index.multiply(panel.number, index.constant(width)), end - width + 1)
+        last = index.constant(lane.extent - width)
+        return (If(index.compare("lt", panel.number, index.constant(end // width)),
+                   self._finish(sums, {**base, lane: start}, width),
+                   self._finish(sums, {**base, lane: last}, width, end)),)
 
     def _each(self, prefix: str, base: Place, width: int, body: Body,
               kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
@@ -329,8 +344,10 @@ class WindowLoops:
             body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
         return body
 
-    def _finish(self, sums: tuple[Buffer, ...], base: Place, width: int) -> tuple[Stmt, ...]:
-        """Store the results: straight from the registers, or in a loop if the epilogue is long."""
+    def _finish(self, sums: tuple[Buffer, ...], base: Place, width: int, first: int = 0
+                ) -> tuple[Stmt, ...]:
+        """Store the results of lanes from `first` on: straight from the registers, or in a loop if
+        the epilogue is long."""
         stage = self.stage
 
         def store(source: tuple[Buffer, ...]) -> Body:
@@ -338,6 +355,9 @@ class WindowLoops:
                 values = {**where, **{v: load(b, at) for v, b in
                                       zip(stage.accumulators, source, strict=True)}}
                 exists = all_of(*self._ragged(where))
+                if first:
+                    own = index.compare("ge", where[self.roles.lane], index.constant(first))
+                    exists = all_of(exists, own)
                 return tuple(Store(a.buffer, tuple(substitute(i, values) for i in a.indices),
                                    substitute(a.value, values),
                                    None if exists is TRUE else exists) for a in stage.assigns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Apply, Const, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.tensor.classify import Contraction, contraction, sliding, stride
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import guards
@@ -28,6 +28,19 @@ class Roles:
     serial: tuple[Var, ...]  # the reduced axes around it
     inner: tuple[Var, ...]  # the reduced axes inside of all conditions
     outer: tuple[Var, ...]  # the other axes
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """`width` lanes from `start`.
+
+    `number`: of a panel that is as wide as all others even if it is the last one: then it begins
+    earlier, with lanes that the one before it stores.  So all panels share their code.
+    """
+
+    start: Expr
+    width: int
+    number: Expr | None = None
 
 
 def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:

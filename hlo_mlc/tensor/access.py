@@ -23,13 +23,26 @@ def conjunction(*conditions: Expr | None) -> Expr:
     return all_of(*conjuncts)
 
 
+def is_inside(access: Load) -> bool:
+    """Whether every index stays in the buffer for all values of all variables."""
+    for position, extent in zip(access.indices, access.source.shape, strict=True):
+        low, high = index.bounds(position)
+        if low < 0 or not isinstance(extent, int) or high >= extent:
+            return False
+    return True
+
+
 def masked(value: Expr, guard: Expr, default: Expr) -> Expr:
-    """`value` where `guard` holds, else `default`; then no load inside `value` touches memory."""
+    """`value` where `guard` holds, else `default`; then no load inside `value` touches memory.
+
+    What is the same wherever the guard holds or not, and always there, is read all the same: where
+    a slice begins must not differ from lane to lane.
+    """
     if isinstance(guard, Const):
         return value if guard.value else default
 
     def protect(node: Expr) -> Expr | None:
-        if not isinstance(node, Load):
+        if not isinstance(node, Load) or (node.free.isdisjoint(guard.free) and is_inside(node)):
             return None
         fallback = const(0, node.dtype) if node.guard is None else node.default
         return load(node.source, node.indices, conjunction(guard, node.guard), fallback)

@@ -173,7 +173,8 @@ def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
 def walks_columns(stage: Stage) -> bool:
     """True for a reduction whose neighbouring results, not terms, are neighbours in memory.
 
-    Every load votes with the number of elements that it visits.
+    Every load votes with the number of elements that it visits, against the axis along which these
+    lie apart; one that does not move along an axis is the same for a whole vector.
     """
     if is_map(stage) or not stage.axes or not stage.reduce_axes:
         return False
@@ -182,7 +183,8 @@ def walks_columns(stage: Stage) -> bool:
     votes = 0
     for access in {load for term in stage.terms for load in loads(term)}:
         elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
-        votes += elements * ((stride(access, last) == 1) - (stride(access, inner) == 1))
+        votes += elements * ((stride(access, inner) not in (0, 1))
+                             - (stride(access, last) not in (0, 1)))
     return votes > 0
 
 

@@ -153,6 +153,31 @@ def test_buffers_with_strides(target: CpuTarget, machine, samples) -> None:
     np.testing.assert_array_equal(actual, values.T)
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize("columns", [4, 16])
+@pytest.mark.parametrize("dtype", [t.I8, t.BF16, t.F64], ids=str)
+def test_blocks_against_the_grain(dtype: DType, columns: int, backwards: bool, target: CpuTarget,
+                                  machine, samples) -> None:
+    """Columns of a block, all or the first of its rows, read by rows and transposed."""
+    for live in (3, 13, 16):
+        x = Buffer("x", dtype, (live, 2 * columns + 1), "operand")
+        y = Buffer("y", dtype, (2 * columns, live), "result")
+        block, column, lane = variable("b", 2), variable("c", columns), variable("lane", live)
+        place = index.add(_times(columns, block), column)
+        source = _times(-1, place, 2 * columns) if backwards else place
+        body = _vector(live, Store(y, (place, lane), load(x, (lane, source))))
+        program = LoopProgram("block", (x,), (y,), (For(block, index.constant(2), LoopKind.SERIAL, (
+            For(column, index.constant(columns), LoopKind.UNROLL, (body,)),)),))
+        width = 1 << (live - 1).bit_length()
+        gathers = "masked.gather" in print_program(program, target)
+        assert gathers == (columns > width)
+        values = samples(dtype, live * (2 * columns + 1), columns).reshape(x.shape)
+        expected = values[:, :0:-1] if backwards else values[:, :-1]
+        for at_end in (True, False):
+            actual, = machine.run(program, [values], target=target, at_end=at_end)
+            assert actual.tobytes() == expected.T.tobytes()
+
+
 def test_symbolic_sizes(target: CpuTarget, machine, samples) -> None:
     x = Buffer("x", t.F32, ("rows", "columns"), "operand")
     y = Buffer("y", t.F32, ("columns", "rows"), "result")

@@ -51,6 +51,16 @@ def test_stencils_take_turns(loop_of):
     assert [b.shape for b in program.temporaries] == [(30, 20)]
 
 
+def test_what_is_computed_anew_and_then_updated_takes_turns(loop_of):
+    """Elimination: all elements depend on a row, then a column is added to."""
+    def body(i, x):
+        return ((x - x[:, i, None] * x[i]).at[:, i].add(x[:, 0]),)
+
+    program, loop = loop_of(body, (30, 20))
+    assert loop.trip_count == 5
+    assert [b.shape for b in program.temporaries if b.size > 1] == [(30, 20)]
+
+
 def test_what_does_not_change_is_read_from_outside(loop_of):
     _, loop = loop_of(lambda i, x, y: (x * 0.5 + y, y), (9, 20), (9, 20))
     assert len(loop.body) == 1
@@ -100,6 +110,9 @@ def test_places_that_change_are_not_taken_for_steady(check, arrays, op):
     lambda i, c, y: c.at[c[:, 0].astype(jnp.int32) % 8].add(c[i]),
     lambda i, c, y: c.at[2:5].set(c[1:4]).at[4:7].set(c[3:6]),
     lambda i, c, y: c.at[2:5].set(c[1:4]) + c,
+    lambda i, c, y: (c - c[i] * y).at[i % 5].add(c[2] * 2),
+    lambda i, c, y: (c[::-1] + y).at[c[:, 0].astype(jnp.int32) % 8].set(c + 1),
+    lambda i, c, y: jnp.concatenate([c[4:], c[:4]]).at[:, i].max(c[:, 5]),
     lambda i, c, y: lax.dynamic_update_slice(c, c[2:4] + y[:2], (c[0, 0].astype(jnp.int32), 0)),
 ])
 def test_updates_that_read_what_they_overwrite(check, arrays, body):

@@ -34,6 +34,12 @@ def test_a_sum_of_few_terms_is_part_of_what_reads_it(take_apart, arrays):
     assert is_map(stage)
 
 
+def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
+    x, place = arrays("float32", (30, 20)), arrays("int32", (1,))
+    parts = take_apart(lambda x, k: jnp.tanh(x).at[:, k].add(1), x[0], place[0][0])
+    assert _stored(parts).count((30, 20)) == 2  # all of it, and the column again
+
+
 def test_a_sum_of_more_terms_is_a_reduction(take_apart, arrays):
     x, = arrays("float32", (100, 5))
     assert not all(map(is_map, _stages(take_apart(lambda x: (x * x).sum(1), x))))

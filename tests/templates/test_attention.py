@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hlo_mlc.loops.core import For, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import host, named
@@ -224,6 +225,25 @@ def test_machine_code_does_what_the_loops_say(sample_of, form):
 
     result, = parts.run(args, interpreted)
     np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
+
+
+@pytest.mark.parametrize(("form", "rows", "versions"), [
+    ("causal", 125, 1), ("keys transposed", 127, 1), ("biased", 125, 2), ("causal", 70, 2)])
+def test_the_last_block_shares_the_code_of_the_others(sample_of, machine_code, form, rows,
+                                                      versions):
+    """Where it has as many vectors of rows, and nothing else is read row by row."""
+    parts, args, expected = sample_of(form, (1, rows, 40, 2, 8, 8))
+    target = named("host")
+    programs = [schedule_program(p, target)[0] for p in parts.programs]
+    if target.vector_bytes == 64:
+        passes = [s for p in programs for s in walk(p.body)
+                  if isinstance(s, For) and s.var.name.endswith("_chunk0")]
+        assert len(passes) == versions
+    for fence in ("start", "end"):
+        result, = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
+        np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
+    for program in programs:
+        verify(program)
 
 
 @pytest.mark.parametrize(("form", "seed"), [("heads first", 0), ("keys transposed", 1),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.core import Allocate, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.rewrite import loop_names
 from hlo_mlc.loops.verify import verify
@@ -179,6 +180,21 @@ def test_positions_of_windows_take_turns_where_edges_are_rare(take_apart, arrays
     program, = take_apart(depthwise, x, k).programs
     names = loop_names(schedule_program(program, host())[0].body)
     assert any(name.endswith("_e") for name in names) == in_turn
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 4, 95), (1, 40, 40, 95), (1, 70, 239, 1)])
+def test_all_panels_share_their_code(take_apart, machine_code, arrays, shape):
+    """The last one begins earlier, and stores only what the one before it does not."""
+    x, k = (np.round(a * 2) for a in arrays("float32", shape, (3, 3, 1, shape[-1])))
+    parts = take_apart(depthwise, x, k)
+    program, = parts.programs
+    loops, (decision,) = schedule_program(program, named("host"))
+    sums = [s for s in walk(loops.body) if isinstance(s, Allocate)]
+    assert decision.template.name == "window" and len(sums) == 1
+    verify(loops)
+    for ours in (parts.run([x, k], machine_code.executing(threads=2)),
+                 parts.run([x, k], lambda program, operands: interpret(loops, operands))):
+        np.testing.assert_array_equal(ours[0], depthwise(x, k))
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 40, 48), (2, 70, 90, 1)])

@@ -124,6 +124,15 @@ class TestMasked:
         value = masked(load(BUFFER, (apply("sub", inner, constant(10)),)), self.guard(3), SEVEN)
         self.check(value, [7, 7, 7, 10, 11, 12, 13, 7, 7, 7])
 
+    def test_what_the_guard_has_no_part_in_is_read_all_the_same(self) -> None:
+        """Where it is there: lanes that do not need it then agree on where a slice begins."""
+        begin = apply("convert", load(Buffer("s", I8, ()), ()), dtype=INDEX)
+        value = masked(load(BUFFER, (begin,)), self.guard(3), SEVEN)
+        assert value.indices == (begin,)
+        empty = load(Buffer("e", F32, (0,)), (constant(0),))
+        value = masked(apply("sin", empty), self.guard(3), SEVEN)
+        assert all(n.guard is not None for n in walk(value) if isinstance(n, Load))
+
     def test_constant_guards_decide(self) -> None:
         load_3 = self.shifted(3)
         assert masked(load_3, TRUE, ZERO) is load_3

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, variable
-from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32
-from hlo_mlc.tensor.classify import offset, stride
+from hlo_mlc.tensor.classify import offset, stride, walks_columns
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 ROW, COLUMN = variable("i", 24), variable("j", 7)
@@ -28,6 +29,28 @@ def test_stride(shape: tuple[int, ...], indices: tuple[Expr, ...], expected: int
     access = load(buffer, indices)
     assert stride(access, ROW) == expected
     assert index.coefficient(offset(buffer, indices), ROW) == expected
+
+
+LONG, INNER = variable("l", 500), variable("k", 6)
+
+
+@pytest.mark.parametrize(("reads", "expected"), [
+    ([(LONG, INNER)], False),
+    ([(INNER, COLUMN)], True),
+    ([(LONG, INNER), (INNER, COLUMN)], True),  # what is long to read moves along rows only
+    ([(LONG, INNER), (COLUMN, INNER)], False),
+    ([(LONG, COLUMN), (COLUMN, INNER)], False),
+    ([(INNER, LONG), (INNER, COLUMN)], True),
+    ([(LONG, COLUMN), (LONG, INNER)], False),  # either way would do
+])
+def test_which_way_a_reduction_walks(reads, expected) -> None:
+    terms = [load(Buffer(f"b{n}", F32, tuple(v.extent for v in at)), at)
+             for n, at in enumerate(reads)]
+    total = terms[0] if len(terms) == 1 else apply("add", *terms)
+    a, b = Var("a", F32), Var("b", F32)
+    largest = Combiner((a,), (b,), (apply("max", a, b),), None, "max")
+    fold = Stage("s", (LONG, COLUMN), (), (INNER,), largest, (total,), (const(0.0, F32),), (a,))
+    assert walks_columns(fold) == expected
 
 
 def test_facts_are_derived_once_for_each_stage() -> None:

@@ -10,13 +10,14 @@ import math
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, is_inside, pointer, resolve, scattered
+from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.tensor.access import is_inside
 
 # Lanes further apart are gathered one by one: as many vectors would be read as lanes are apart.
 _WIDEST_STEP = 4

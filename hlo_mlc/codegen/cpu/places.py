@@ -15,7 +15,7 @@ from hlo_mlc.codegen.cpu.function import NO_READS, Block, Value
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Buffer, Expr, Load
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import DType
 
 # What an address can hold a counter times.  For others the pointer moves: that is one addition an
@@ -111,15 +111,6 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
         uniform.sort(key=lambda term: (term[0].depth, term[0].text))
     return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
                  reach, depth, reads)
-
-
-def is_inside(node: Load) -> bool:
-    """Whether every index stays in the buffer for all values of all variables."""
-    for position, extent in zip(node.indices, node.source.shape, strict=True):
-        low, high = index.bounds(position)
-        if low < 0 or not isinstance(extent, int) or high >= extent:
-            return False
-    return True
 
 
 def pointer(writer: Writer, place: Place) -> Value:

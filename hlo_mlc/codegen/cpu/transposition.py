@@ -1,4 +1,4 @@
-"""Square blocks read against the grain: rows are loaded as vectors and transposed in registers.
+"""Blocks read against the grain: rows are loaded as vectors and transposed in registers.
 
     for c in 0..16 unroll:                     rows 0 … 15 = 16 vector loads
       for l in 0..16 vectorize:       ->       columns 0 … 15 = 4 x 16 shuffles
@@ -6,25 +6,34 @@
 
 A gather of 16 lanes takes as long as 16 loads; here each of the 16 gathers becomes one load.  The
 first one writes the whole block, and the others find their columns among the values known.
+
+Blocks of fewer columns are read in short pieces, 16 bytes of each row at most, which are put side
+by side: a quarter of the lines for LLVM, whose shuffles take it 0.1 ms each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.function import Block, Value
-from hlo_mlc.codegen.cpu.places import Place, displaced, is_inside, pointer
+from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.expr.dtypes import BOOL
+from hlo_mlc.tensor.access import is_inside
 
 # Shorter blocks gain nothing over gathers.
 _SMALLEST = 4
+# Bytes within which processors interleave: wider vectors are pieces of that length side by side.
+_PIECE_BYTES = 16
 
 
 def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     """The value of a load that walks down a column of a block; None where that is not so."""
     function, lane = writer.function, writer.function.lane
-    if lane is None or not lane.is_full or lane.width < _SMALLEST or function.mask is not None \
+    if lane is None or lane.width < _SMALLEST or function.mask is not None \
             or node.guard is not None or place.varying or abs(place.stride) < 2 \
             or place.dtype is BOOL or not is_inside(node):
         return None
@@ -32,23 +41,34 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     if found is None:
         return None
     across, backwards = found
-    constants, storage, width = function.constants, place.storage, lane.width
-    column = width - 1 - constants[across] if backwards else constants[across]
+    count, constants, storage = across.extent, function.constants, place.storage
+    column = count - 1 - constants[across] if backwards else constants[across]
     depth = max(place.depth, function.load_depth(storage.writable))
-    block, whole = function.at(depth), types.vector(place.element, width)
+    block, element, size = function.at(depth), place.element, place.dtype.bytes
     if storage.own_bytes:
         function.registers.settle(storage.array, function.block)
-    base, size = pointer(writer, place).text, place.dtype.bytes
+    base = pointer(writer, place).text
     invariant = ", !invariant.load !0" if storage.writable is None else ""
-    rows = []
-    for row in range(width):
-        address = displaced(block, base, place.constant + (row * place.stride - column) * size)
-        rows.append(block.define(f"load {whole}, ptr {address}, align {size}"
-                                 f"{storage.tags}{invariant}"))
+
+    def read(row: int, first: int, elements: int) -> str:
+        at = place.constant + (row * place.stride + first - column) * size
+        return block.define(f"load {types.vector(element, elements)}, "
+                            f"ptr {displaced(block, base, at)}, align {size}"
+                            f"{storage.tags}{invariant}")
+
+    def rows(first: int, elements: int) -> list[str]:
+        found = [read(row, first, elements) for row in range(lane.live)]
+        return found + found[:1] * (lane.width - lane.live)  # any values: nobody looks at them
+
+    network = _Network(block, element, lane.width, min(count, _PIECE_BYTES // size))
+    if count == lane.width:
+        columns = network.square(rows(0, count))
+    else:
+        columns = [one for first in range(0, count, network.piece)
+                   for one in network.strip(rows(first, network.piece))]
     reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
-    values = [Value(text, register, width, depth, reads)
-              for text in _transposed(block, whole, width, rows)]
+    values = [Value(text, register, lane.width, depth, reads) for text in columns]
     before = constants[across]
     for number, value in enumerate(reversed(values) if backwards else values):
         constants[across] = number
@@ -58,31 +78,71 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
 
 
 def _unrolled_across(writer: Writer, node: Load, width: int) -> tuple[Var, bool] | None:
-    """The unrolled variable along which the block is `width` neighbours wide, and whether it
-    walks through them from the last to the first."""
+    """The unrolled variable along which the block has neighbours, in a number that divides
+    `width`, and whether it walks through them from the last to the first."""
     terms, _ = writer.module.linear(node.source, node.indices)
     for atom, coefficient in terms:
-        if coefficient in (1, -1) and isinstance(atom, Var) and atom.extent == width \
-                and atom in writer.function.constants:
+        if coefficient in (1, -1) and isinstance(atom, Var) and atom.extent >= _SMALLEST \
+                and width % atom.extent == 0 and atom in writer.function.constants:
             return atom, coefficient < 0
     return None
 
 
-def _transposed(block: Block, whole: str, width: int, rows: list[str]) -> list[str]:
-    """Columns of a square block: swap off-diagonal halves of 2x2 blocks, of 4x4 blocks, …"""
-    step = 1
-    while step < width:
-        lower = [(j & ~step) + (width if j & step else 0) for j in range(width)]
-        upper = [(j | step) + (width if j & step else 0) for j in range(width)]
-        result = list(rows)
-        for i in range(width):
-            if not i & step:
-                pair = f"{whole} {rows[i]}, {whole} {rows[i + step]}"
-                result[i] = _shuffled(block, pair, lower)
-                result[i + step] = _shuffled(block, pair, upper)
-        rows, step = result, 2 * step
-    return rows
+class _Network(NamedTuple):
+    """Shuffles that transpose blocks of `width` rows, by pieces of `piece` neighbours.
 
+    The masks are those of instructions that every processor has: interleaving within pieces, and
+    picking every other one of them.
+    """
 
-def _shuffled(block: Block, pair: str, lanes: list[int]) -> str:
-    return block.define(f"shufflevector {pair}, {types.shuffle_mask(tuple(lanes))}")
+    block: Block
+    element: str
+    width: int
+    piece: int
+
+    def strip(self, rows: Sequence[str]) -> list[str]:
+        """The columns of rows that are one piece long."""
+        return self._interleaved([self._joined(rows[p::self.piece]) for p in range(self.piece)])
+
+    def square(self, rows: Sequence[str]) -> list[str]:
+        """The columns of rows that are as long as there are rows."""
+        apart = [self._picked(rows[p::self.piece]) for p in range(self.piece)]
+        return [one for pieces in zip(*apart, strict=True) for one in self._interleaved(pieces)]
+
+    def _joined(self, pieces: Sequence[str]) -> str:
+        """All pieces in one vector."""
+        length = self.piece
+        while len(pieces) > 1:
+            both = range(2 * length)
+            pieces = [self._shuffled(a, b, length, both)
+                      for a, b in zip(pieces[::2], pieces[1::2], strict=True)]
+            length *= 2
+        return pieces[0]
+
+    def _picked(self, rows: Sequence[str]) -> list[str]:
+        """The first pieces of all rows in one vector, the second ones in the next, …"""
+        pieces = range(0, 2 * self.width, self.piece)
+        even, odd = ([start + lane for start in pieces[first::2] for lane in range(self.piece)]
+                     for first in (0, 1))
+        for _ in range(len(rows).bit_length() - 1):
+            rows = [self._shuffled(a, b, self.width, lanes) for lanes in (even, odd)
+                    for a, b in zip(rows[::2], rows[1::2], strict=True)]
+        return list(rows)
+
+    def _interleaved(self, rows: Sequence[str]) -> list[str]:
+        """The columns of the square blocks that lie side by side in as many rows as a piece has
+        elements."""
+        half = self.piece // 2
+        starts = range(0, self.width, self.piece)
+        low, high = ([lane for start in starts for n in range(first, first + half)
+                      for lane in (start + n, self.width + start + n)] for first in (0, half))
+        for _ in range(self.piece.bit_length() - 1):
+            rows = [self._shuffled(a, b, self.width, lanes)
+                    for a, b in zip(rows[:half], rows[half:], strict=True)
+                    for lanes in (low, high)]
+        return list(rows)
+
+    def _shuffled(self, a: str, b: str, length: int, lanes: Iterable[int]) -> str:
+        whole = types.vector(self.element, length)
+        return self.block.define(f"shufflevector {whole} {a}, {whole} {b}, "
+                                 f"{types.shuffle_mask(tuple(lanes))}")
