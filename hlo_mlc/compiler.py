@@ -237,4 +237,4 @@ def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], options: 
         if debug >= Level.LOOPS:
             loops, _ = scheduled(built[kernel.id].kernel, options, target)
             say(Level.LOOPS, debug, loops_text(loops).splitlines())
-    say(Level.REASONS, debug, [f"  left to XLA:{line}" for line in report.left_lines()])
+    say(Level.REASONS, debug, [f"  left to XLA: {line}" for line in report.left_lines()])

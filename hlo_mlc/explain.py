@@ -1,8 +1,8 @@
-"""A report in words; every kernel is run alone to see how near it comes to the machine's limits."""
+"""A report in words: every kernel is run alone to see how near it comes to the machine's limits."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,14 +15,35 @@ from hlo_mlc.support.options import Options
 
 _SECONDS_EACH = 0.02
 _LARGEST_BYTES = 1 << 30  # of operands and results that are made up for a kernel
+_LEAST_GAIN_US = 10.0  # what a call of a program costs (`hlo-mlc doctor`): less is hardly seen
+_OUTDATED_SHARE = 1.25  # of limits that were measured while something else ran
 
 
 def explain(report: Report, options: Options) -> str:
-    """The report as text; kernels whose time does not depend on their operands' values are timed.
+    """The report as text, with what may help below it; kernels whose time does not depend on their
+    operands' values are timed.
 
     The first one on a machine also measures the machine, for a second.
     """
-    return report.explain(measure_kernels(report, options))
+    times = measure_kernels(report, options)
+    advice = [f"  {line}" for line in advice_on(report, times, options)]
+    return "\n".join([report.explain(times), *(["", "what may help:"] if advice else []), *advice])
+
+
+def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options) -> list[str]:
+    """What the user may try next, a line for each."""
+    lines = []
+    gains = {kernel.name: times[kernel.id].us * (1 - times[kernel.id].share) * kernel.uses
+             for kernel in report.kernels if kernel.id in times and kernel.tuned is None}
+    name = max(gains, key=gains.__getitem__, default="")
+    if name and gains[name] >= _LEAST_GAIN_US:
+        lines.append(f"tune(...) may find faster schedules, above all for {name}")
+    if options.choose == "auto" and report.predicted is not None and report.left:
+        lines.append('choose="measure" runs both sides, where a prediction may be wrong')
+    if any(time.share > _OUTDATED_SHARE for time in times.values()):
+        lines.append("kernels are faster than what was measured of this machine, while it was "
+                     "busy: `hlo-mlc doctor --refresh` measures it again")
+    return lines
 
 
 def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
@@ -37,8 +58,8 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
 
 def _is_measurable(kernel: KernelReport) -> bool:
     size = sum(t.bytes for t in (*kernel.operands, *kernel.results))
-    here = not math.isnan(kernel.ours_us)  # and not on a GPU
-    return here and not kernel.data_dependent and size <= _LARGEST_BYTES
+    on_gpu = bool(kernel.resources)
+    return not on_gpu and not kernel.data_dependent and size <= _LARGEST_BYTES
 
 
 def _measure(kernel: KernelReport, built: BuiltKernel, options: Options) -> KernelTime:

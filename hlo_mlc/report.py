@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import itertools
+import os
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
@@ -40,7 +44,7 @@ class KernelReport:
     operations: int  # rough number of simple ones
     contraction_flops: int  # exact: two for each multiply-add, four where it is in 64 bits
     data_dependent: bool
-    ours_us: float  # predicted; NaN where nothing is (on GPUs)
+    ours_us: float  # predicted
     xla_us: float
     reason: str
     uses: int = 1
@@ -121,59 +125,114 @@ class Report:
         if self.predicted is not None:
             lines.append(str(self.predicted))
         if self.stage_seconds:
-            lines.append("  " + ", ".join(f"{stage} {seconds * 1e3:.1f} ms"
-                                          for stage, seconds in self.stage_seconds.items()))
+            stages = [f"{stage} {seconds * 1e3:.1f}"
+                      for stage, seconds in self.stage_seconds.items()]
+            lines += _wrapped(f"milliseconds: {', '.join(stages)}")
         for kernel in self.kernels:
             lines += ["", *_kernel_lines(kernel, (measured or {}).get(kernel.id))]
-        if self.left:
-            lines += ["", "left to XLA:", *self.left_lines()]
-        if self.apart:
-            lines += ["", "not joined to what comes before them:", *_grouped_lines(self.apart)]
+        for title, items in (("left to XLA:", self.left),
+                             ("not joined to what comes before them:", self.apart)):
+            if items:
+                lines += ["", title]
+                for reason, what in _by_reason(items):
+                    lines += [*_wrapped(reason), *_wrapped(what, "    ")]
+        refusals = _refusals(self.kernels)
+        if refusals:
+            lines += ["", "templates that do not apply:", *refusals]
         return "\n".join(lines)
 
     def left_lines(self) -> list[str]:
-        """The ops that stay with XLA."""
-        return _grouped_lines(self.left)
+        """Why ops stay with XLA, a line for each reason."""
+        return [f"{reason}: {what}" for reason, what in _by_reason(self.left)]
 
 
-def _grouped_lines(items: tuple[LeftReport, ...]) -> list[str]:
-    """Ops of one kind and reason in one line."""
-    grouped: dict[tuple[str, str], list[str]] = {}
+def _wrapped(text: str, indent: str = "  ") -> list[str]:
+    """A text that may be long as lines that a terminal does not fold."""
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
+                         break_long_words=False, break_on_hyphens=False)
+
+
+_WIDTH = 80  # columns: what a terminal has unless it is made wider
+
+
+def _by_reason(items: Iterable[LeftReport]) -> list[tuple[str, str]]:
+    """Each reason with the ops that it is about and the lines that they come from."""
+    grouped: dict[str, list[LeftReport]] = {}
     for item in items:
-        grouped.setdefault((item.op, item.reason), []).append(item.location)
-    lines = []
-    for (op, reason), places in grouped.items():
-        where = f" at {places[0]}" if places[0] else ""
-        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
-        lines.append(f"  {op}{where}{more}: {reason}")
-    return lines
+        grouped.setdefault(item.reason, []).append(item)
+    return [(reason, " ".join((op_counts(item.op for item in group),
+                               *_places(item.location for item in group))))
+            for reason, group in grouped.items()]
+
+
+def _places(locations: Iterable[str]) -> list[str]:
+    """`at model.py:12, model.py:15`: the user's lines; where none is known, what JAX names."""
+    found = [_LOCATION.fullmatch(location) for location in locations if location]
+    here = str(Path.cwd()) + os.sep
+    lines = dict.fromkeys(place["line"].removeprefix(here) for place in found if place["line"])
+    word, shown = ("at", list(lines)) if lines else (
+        "in", list(dict.fromkeys(place["name"] for place in found)))
+    more = f" and {len(shown) - _PLACES} more" if len(shown) > _PLACES else ""
+    return [f"{word} {', '.join(shown[:_PLACES])}{more}"] if shown else []
+
+
+_LOCATION = re.compile(r"(?:(?P<line>\S.*?:\d+)(?: |$))?(?P<name>.*)")
+_PLACES = 6  # of one kernel or reason, to be shown
 
 
 def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     uses = f", called at {kernel.uses} places" if kernel.uses > 1 else ""
     operands, results = (", ".join(map(str, types)) for types in (kernel.operands, kernel.results))
-    lines = [f"{kernel.name}{uses}: {op_counts(kernel.ops)}",
-             f"  ({operands}) -> ({results})"]
-    if kernel.locations:
-        more = ", …" if len(kernel.locations) > _LOCATIONS else ""
-        lines.append(f"  from {', '.join(kernel.locations[:_LOCATIONS])}{more}")
-    lines.append(f"  {byte_size(kernel.bytes)} at the border, {kernel.operations:,} simple "
-                 "operations")
-    if math.isnan(kernel.ours_us):
-        lines.append(f"  {kernel.reason}")
-    else:
-        lines.append(f"  predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
-                     f"({kernel.reason})")
+    lines = [f"{kernel.name}{uses}",
+             *_wrapped(op_counts(kernel.ops)),
+             *(line for places in _places(kernel.locations) for line in _wrapped(places)),
+             *_wrapped(f"({operands}) -> ({results})"),
+             f"  {_work(kernel)}",
+             *_wrapped(f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
+                       f"({kernel.reason})")]
     if kernel.tuned is not None:
         lines.append(f"  tuned: {_gain(kernel.tuned)}")
     if time is not None:
         lines.append(f"  measured {time.us:.1f} us, {time.share:.0%} of what this machine can do")
     elif kernel.data_dependent:
         lines.append("  not measured: its time depends on the values of its operands")
-    for nest in kernel.nests:
-        lines.append(f"  {nest_line(nest)}")
-        lines += [f"    not {template}: {why}" for template, why in nest.refused]
+    for line, nests in itertools.groupby(map(nest_line, kernel.nests)):
+        count = len(list(nests))
+        lines += _folded(line if count == 1 else f"{count} times {line}")
     return [*lines, *(f"  {line}" for line in kernel.resources)]
+
+
+def _work(kernel: KernelReport) -> str:
+    """What a kernel has to do."""
+    work = [f"{byte_size(kernel.bytes)} read and written"]
+    if kernel.contraction_flops:
+        work.append(f"{kernel.contraction_flops:,} flops of products")
+    if kernel.operations:
+        work.append(f"{kernel.operations:,} simple operations")
+    return ", ".join(work)
+
+
+def _folded(nest: str) -> list[str]:
+    """The line of a nest as two, template and text, if it is too long for one."""
+    if len(nest) + len("  ") <= _WIDTH:
+        return [f"  {nest}"]
+    template, _, text = nest.partition("): ")
+    return [f"  {template}):", f"    {text}"]
+
+
+def _refusals(kernels: Iterable[KernelReport]) -> list[str]:
+    """Which templates were not taken and why, of all nests together: most have the same reasons."""
+    counts: dict[str, dict[str, int]] = {}
+    for template, reason in (refusal for kernel in kernels for nest in kernel.nests
+                             for refusal in nest.refused):
+        reasons = counts.setdefault(template, {})
+        reasons[reason] = reasons.get(reason, 0) + 1
+    lines: list[str] = []
+    for template, reasons in counts.items():
+        listed = ", ".join(reason if count == 1 else f"{reason} ({count} nests)"
+                           for reason, count in reasons.items())
+        lines += _wrapped(f"not {template}: {listed}")
+    return lines
 
 
 def _gain(tuned: Measured) -> str:
@@ -184,16 +243,13 @@ def _gain(tuned: Measured) -> str:
             f"({tuned.default_us:.1f} us, this one {tuned.ours_us:.1f} us)")
 
 
-_LOCATIONS = 6  # of a kernel, to be shown
-
-
 def nest_line(nest: NestReport) -> str:
     """The template, its parameters, and what is computed: `reduction(rows=4): 64 over 128`."""
     parameters = ", ".join(f"{name}={value}" for name, value in nest.parameters.items())
     return f"{nest.template}({parameters}): {nest.text}"
 
 
-def op_counts(ops: tuple[str, ...]) -> str:
+def op_counts(ops: Iterable[str]) -> str:
     """How many of each op, in order of first occurrence: `exponential, 2 add`."""
     counts: dict[str, int] = {}
     for op in ops:

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from hlo_mlc import compile_stablehlo, explain, mlc_jit
-from hlo_mlc.explain import measure_kernels
+from hlo_mlc.explain import advice_on, measure_kernels
 from hlo_mlc.limits import Level, Limits
-from hlo_mlc.report import KernelTime, byte_size, op_counts
+from hlo_mlc.report import KernelTime, LeftReport, Report, byte_size, op_counts
 from hlo_mlc.support.options import Options
 
 X = jnp.ones((64, 256))
@@ -37,8 +37,52 @@ def test_a_function_in_words() -> None:
     assert "XLA " in text and '(choose="ours")' in text
     assert "reduction(" in text and "contraction(" in text
     assert "not contraction: " in text
-    assert "left to XLA:\n  stablehlo.sort at " in text
+    assert "left to XLA:\n  sorting has no form as index -> scalar expressions\n    sort " in text
     assert "% of what this machine can do" in text
+
+
+def test_what_is_refused_for_the_same_reason_stands_together() -> None:
+    ops = [("stablehlo.sine", "a.py:1 jit(f)/sin"), ("stablehlo.add", "a.py:2 jit(f)/add"),
+           ("stablehlo.add", "a.py:1 jit(f)/add"), ("stablehlo.cosine", "")]
+    text = Report(0.0, left=tuple(LeftReport(*op, "too small") for op in ops)).explain()
+    assert text.endswith("left to XLA:\n  too small\n    sine, 2 add, cosine at a.py:1, a.py:2")
+
+
+def test_files_below_the_current_folder_are_shown_from_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    left = [LeftReport("stablehlo.sine", f"{tmp_path / 'my model.py'}:{line}", "") for line in
+            range(8)]
+    shown = Report(0.0, left=tuple(left)).left_lines()[0]
+    assert shown.endswith("8 sine at my model.py:0, my model.py:1, my model.py:2, my model.py:3, "
+                          "my model.py:4, my model.py:5 and 2 more")
+
+
+def test_lists_fit_into_a_terminal() -> None:
+    def function(*xs: jax.Array) -> jax.Array:
+        return jax.nn.softmax(sum(jnp.tanh(x) * i for i, x in enumerate(xs)))
+
+    text = mlc_jit(function, choose="ours").report(*[X] * 12).explain()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "(64x256xf32, 64x256xf32" in text
+
+
+def test_advice_follows_from_what_is_seen() -> None:
+    options = Options.from_environment(choose="ours")
+    report = mlc_jit(lambda x: jnp.tanh(x), choose="ours").report(X)
+    (kernel,) = report.kernels
+
+    def advice(us: float, share: float) -> str:
+        return "\n".join(advice_on(report, {kernel.id: KernelTime(us, share)}, options))
+
+    assert advice(100.0, 0.2) == f"tune(...) may find faster schedules, above all for {kernel.name}"
+    assert "doctor --refresh" in advice(100.0, 2.0)
+    assert not advice(100.0, 0.95)
+    assert not advice(2.0, 0.1)
+    left = mlc_jit(lambda x: x + 1).report(X[0])
+    assert 'choose="measure"' in "\n".join(advice_on(left, {}, Options.from_environment()))
+    assert not advice_on(left, {}, Options.from_environment(choose="measure"))
 
 
 def test_kernels_are_run_alone() -> None:

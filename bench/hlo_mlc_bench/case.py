@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -57,7 +57,7 @@ class Inputs:
         return jnp.zeros(shape, self.dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Case:
     """One benchmark: `build(inputs, **sizes)` makes a fresh function and its arguments.
 
@@ -69,9 +69,10 @@ class Case:
     """
 
     name: str
-    group: str
     build: Callable[..., Workload]
     sizes: Mapping[str, int]
+    _: KW_ONLY
+    group: str
     tiny: Mapping[str, int]
     tolerance: float
     figure: float | None = None
@@ -102,6 +103,24 @@ class Case:
         return replace(
             self, neighbours=tuple(replace(v, figure=NEIGHBOUR_FIGURE) for v in variants)
         )
+
+
+def of_normals(function: Function, scale: float = 1.0) -> Callable[..., Workload]:
+    """What builds `function` of one normally distributed array, whose shape is the case's sizes."""
+
+    def build(inputs: Inputs, **sizes: int) -> Workload:
+        return lambda x: function(x), (inputs.normal(*sizes.values(), scale=scale),)
+
+    return build
+
+
+def of_uniforms(function: Function, low: float, high: float) -> Callable[..., Workload]:
+    """The same of values spread evenly over [low, high)."""
+
+    def build(inputs: Inputs, **sizes: int) -> Workload:
+        return lambda x: function(x), (inputs.uniform(*sizes.values(), low=low, high=high),)
+
+    return build
 
 
 def _plain(workload: Workload, viewed: int) -> Workload:

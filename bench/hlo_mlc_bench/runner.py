@@ -27,7 +27,7 @@ Compile = Callable[[Function], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Inspection:
     """A look inside: the calls of our kernels, their share of the ops and of the run time, and
     what the cost model expected of both sides, in milliseconds, if it did."""
 
@@ -84,7 +84,7 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
     if complaint:
         return _row(case, status="wrong", message=complaint, **errors, **first_calls)
     times = timing.compare(by_jax, ours, args, rounds)
-    sight = _look(ours, args)
+    inspection = _inspect(ours, args)
     return _row(
         case,
         status="right",
@@ -94,7 +94,7 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
         ours_spread_ms=times.b.spread_us / 1e3,
         ratio=times.speedup,
         ratio_spread=times.speedup_spread,
-        **asdict(sight),
+        **asdict(inspection),
         **errors,
         **first_calls,
     )
@@ -115,14 +115,14 @@ def _check(
     return errors, f"error {ours_error:.2g} is above {allowed:.2g} (jax.jit: {jax_error:.2g})"
 
 
-def _look(compiled: Any, args: tuple[Any, ...]) -> Sight:
+def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
     report = compiled.report(*args)
     predicted = report.predicted
     expected = (None, None) if predicted is None else (
         predicted.xla_us / 1e3, predicted.ours_us / 1e3)
     ids = {kernel.id for kernel in report.kernels}
     if not ids:
-        return Sight(0, report.coverage, 0.0, *expected)
+        return Inspection(0, report.coverage, 0.0, *expected)
     variants.reset_profile()
     variants.enable_profiling()
     try:
@@ -136,7 +136,7 @@ def _look(compiled: Any, args: tuple[Any, ...]) -> Sight:
     ours_ns = sum(profile.total_ns for profile in profiles if profile)
     # Kernels that run at the same time may add up to more than the time that passed.
     clusters = sum(kernel.uses for kernel in report.kernels)
-    return Sight(clusters, report.coverage, min(ours_ns / total_ns, 1.0), *expected)
+    return Inspection(clusters, report.coverage, min(ours_ns / total_ns, 1.0), *expected)
 
 
 def _warm_up(compile_ours: Compile) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,14 +9,11 @@ import click
 from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
-from hlo_mlc.cli import measuring
-from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.options import CHOICES
+from hlo_mlc.cli import measuring, parameters
+from hlo_mlc.support.errors import UsageError, did_you_mean
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, GROUPS
 from hlo_mlc_bench.runner import DEFAULT_ROUNDS
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
@@ -25,11 +21,19 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only these.")
 @click.option("--neighbours", is_flag=True, help="Also other sizes, dtypes and layouts of a case.")
 @click.option("--list", "list_only", is_flag=True, help="Shows the cases and runs none.")
-@click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
-@click.option("--rounds", type=click.IntRange(min=1), default=DEFAULT_ROUNDS, show_default=True)
-@click.option("--json", "json_path", type=_FILE, help="Writes the results here, row by row.")
+@parameters.choose
 @click.option(
-    "--resume", type=_FILE, help="Measures only what is missing in these results, and adds it."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=DEFAULT_ROUNDS,
+    show_default=True,
+    help="How often both sides are timed.",
+)
+@parameters.json_path
+@click.option(
+    "--resume",
+    type=parameters.FILE,
+    help="Measures only what is missing in these results, and adds it.",
 )
 @click.pass_context
 def bench(
@@ -84,9 +88,8 @@ def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> lis
     """
     for name in names:
         if name not in BY_NAME:
-            close = difflib.get_close_matches(name, BY_NAME, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise UsageError(f"There is no case {name!r}{hint}; `hlo-mlc bench --list` shows all")
+            raise UsageError(f"There is no case {name!r}{did_you_mean(name, BY_NAME)}; "
+                             "`hlo-mlc bench --list` shows all")
     asked_for_all = not names and not groups
     selected = []
     for case in CASES:
@@ -99,10 +102,10 @@ def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> lis
 
 def _listing(cases: Sequence[Case]) -> Table:
     table = Table(box=None)
-    for title in ("name", "group", "dtype", "figure", "sizes"):
+    for title in ("name", "group", "dtype", "goal", "sizes"):
         table.add_column(title, no_wrap=True)
     for case in cases:
         sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
-        figure = f"{case.figure:.2f}" if case.figure is not None else ""
-        table.add_row(case.name, case.group, case.dtype, figure, sizes)
+        goal = f"{case.figure:.2f}" if case.figure is not None else ""
+        table.add_row(case.name, case.group, case.dtype, goal, sizes)
     return table

@@ -7,6 +7,7 @@ import datetime
 import click
 
 from hlo_mlc.interop.measuring import choices_folder
+from hlo_mlc.report import counted
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.notes import forget_notes, note_paths
 from hlo_mlc.support.options import Options
@@ -30,10 +31,10 @@ def list_entries() -> None:
         used = datetime.datetime.fromtimestamp(entry.used_at).isoformat(" ", timespec="seconds")
         click.echo(f"{entry.key}  {entry.size_bytes:9d} bytes  used {used}")
     size = sum(entry.size_bytes for entry in entries) / _MIB
-    click.echo(f"{_count(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
+    click.echo(f"{counted(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
                f"in {objects.folder}")
-    choices = note_paths(choices_folder(options))
-    click.echo(f'{_count(len(choices), "choice")} of choose="measure" in {choices_folder(options)}')
+    folder = choices_folder(options)
+    click.echo(f'{counted(len(note_paths(folder)), "choice")} of choose="measure" in {folder}')
     for kind in _MACHINE_NOTES:
         for path in note_paths(options.cache_dir, kind):
             click.echo(f"measured of a machine: {path}")
@@ -50,11 +51,11 @@ def clear(machine: bool) -> None:
     objects = _open(options)
     kernels = objects.clear()
     choices = forget_notes(note_paths(choices_folder(options)))
-    click.echo(f"removed {_count(kernels, 'kernel')} and {_count(choices, 'choice')} from "
+    click.echo(f"removed {counted(kernels, 'kernel')} and {counted(choices, 'choice')} from "
                f"{options.cache_dir}")
     if machine:
         paths = [path for kind in _MACHINE_NOTES for path in note_paths(options.cache_dir, kind)]
-        click.echo(f"removed {_count(forget_notes(paths), 'measurement')} of machines")
+        click.echo(f"removed {counted(forget_notes(paths), 'measurement')} of machines")
 
 
 @cache.command()
@@ -64,14 +65,10 @@ def verify() -> None:
     damaged = objects.verify()
     for key in damaged:
         click.echo(f"{key} was damaged and is removed")
-    click.echo(f"{_count(len(objects.entries()), 'kernel')} whole, {len(damaged)} damaged")
+    click.echo(f"{counted(len(objects.entries()), 'kernel')} whole, {len(damaged)} damaged")
 
 
 def _open(options: Options) -> ObjectCache:
     objects = object_cache(options)
     objects.check_writable()
     return objects
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

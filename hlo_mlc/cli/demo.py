@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hlo_mlc.cli import measuring
+from hlo_mlc.cli import measuring, parameters
 from hlo_mlc_bench import cases
 from hlo_mlc_bench.results import Results, environment
 
@@ -14,12 +14,7 @@ _ROUNDS = 11
 
 
 @click.command()
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Writes the results here, row by row.",
-)
+@parameters.json_path
 @click.pass_context
 def demo(ctx: click.Context, json_path: Path | None) -> None:
     """Compares hlo_mlc with jax.jit on parts of models, loops and single operations.

@@ -77,7 +77,7 @@ def _target(options: Options) -> Facts:
     yield "code for", f"{target.name} ({target.cpu}), {target.triple}"
     yield "vectors", f"{target.registers} of {8 * target.vector_bytes} bits"
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
-    yield "caches", ", ".join(f"{size >> 10} KiB" for size in sizes)
+    yield "caches", ", ".join(map(byte_size, sizes))
     yield "cores", str(target.cores)
     yield "devices of JAX", ", ".join(str(device) for device in jax.devices())
 

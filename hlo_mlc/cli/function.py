@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
-from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.errors import UsageError, did_you_mean
 
 _SIZE = r"(\d+|[A-Za-z_]\w*)"
 _ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
@@ -114,7 +114,8 @@ def resolve(text: str) -> Callable[..., Any]:
         ) from error
     for name in path.split("."):
         if not hasattr(found, name):
-            raise UsageError(f"{text!r}: there is no {name!r} in {module_name!r}")
+            raise UsageError(f"{text!r}: there is no {name!r} in {module_name!r}"
+                             f"{did_you_mean(name, dir(found))}")
         found = getattr(found, name)
     if not callable(found):
         raise UsageError(f"{text!r} is {type(found).__name__}, not a function")

@@ -11,27 +11,21 @@ import click
 import jax
 
 from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.support.options import CHOICES
 
 _DUMP = "HLO_MLC_DUMP"
 
 
 @click.command()
 @click.argument("program")
-@click.option(
-    "--arg",
-    "given",
-    multiple=True,
-    metavar="TYPE",
-    help="Type of an argument of the function, as f32[512,1024]; one --arg for each.",
-)
-@click.option("--entry", default="main", show_default=True, help="Which function of a module.")
-@click.option("--choose", type=click.Choice(CHOICES), default="auto", show_default=True)
-@click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+@parameters.argument_types()
+@parameters.entry
+@parameters.choose
+@parameters.x64
 @click.option(
     "--dump",
     type=click.Path(file_okay=False, path_type=Path),

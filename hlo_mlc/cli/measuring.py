@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ def show(results: Results, console: Console) -> None:
     here = results.environment
     console.print(_fitting_table(results.rows, console))
     console.print()
+    ratios = [row.ratio for row in results.rows if row.ratio is not None]
+    if len(ratios) > 1:
+        console.print(
+            f"Geometric mean of the {len(ratios)} ratios: {statistics.geometric_mean(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}).",
+            highlight=False,
+        )
     console.print(
         f"{here['cpu']}, {here['cores']} cores, Python {here['python']}, "
         f"JAX {here['packages']['jax']}, choose={here['choose']}. "
@@ -158,7 +166,7 @@ def misses(rows: Sequence[Row]) -> list[str]:
     lines = []
     for row in rows:
         if row.misses_figure:
-            lines.append(f"{row.name}: ratio {row.ratio:.2f}, its figure is {row.figure:.2f}")
+            lines.append(f"{row.name}: ratio {row.ratio:.2f}, its goal is {row.figure:.2f}")
         if row.misses_first_call:
             lines.append(
                 f"{row.name}: first call {row.ours_first_call_s:.2f} s, "

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import click
 
+from hlo_mlc.cli import parameters
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.runtime.records import Records, open_records, target_key
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
-
-_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.group()
@@ -33,7 +32,7 @@ def list_records() -> None:
 
 
 @records.command("export")
-@click.argument("path", type=_FILE)
+@click.argument("path", type=parameters.FILE)
 def export_records(path: Path) -> None:
     """Writes all records into the file PATH."""
     known = _open()
@@ -45,7 +44,7 @@ def export_records(path: Path) -> None:
 
 
 @records.command("import")
-@click.argument("path", type=_FILE)
+@click.argument("path", type=parameters.FILE)
 def import_records(path: Path) -> None:
     """Adds the records of the file PATH; where there are two of a kernel, the faster one stays."""
     try:

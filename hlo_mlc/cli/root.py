@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from hlo_mlc import __version__
-from hlo_mlc.support.errors import MlcError, UsageError
+from hlo_mlc.support.errors import MlcError, UsageError, did_you_mean
 
 _FAILURE = 1
 _MISUSE = 2  # as click's own usage errors
@@ -44,6 +44,11 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         return getattr(importlib.import_module(f"hlo_mlc.cli.{cmd_name}"), cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple:
+        if args[0] not in _COMMANDS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}{did_you_mean(args[0], _COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

@@ -8,6 +8,7 @@ import click
 import jax
 
 from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import (
     arguments,
     check_traceable,
@@ -24,22 +25,16 @@ _INTERRUPTED = 130  # as shells have it
 
 @click.command()
 @click.argument("program")
-@click.option(
-    "--arg",
-    "given",
-    multiple=True,
-    metavar="TYPE",
-    help="Type of an argument of the function, as f32[512,1024]; one --arg for each.",
-)
+@parameters.argument_types()
 @click.option(
     "--arg-file",
     "files",
     multiple=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=parameters.FILE,
     metavar="FILE",
     help="Arguments to measure with: a .npy file for each, or a .npz file with all in order.",
 )
-@click.option("--entry", default="main", show_default=True, help="Which function of a module.")
+@parameters.entry
 @click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long; 2 if not given."
@@ -47,7 +42,7 @@ _INTERRUPTED = 130  # as shells have it
 @click.option(
     "--target", default="cpu", show_default=True, help="What to tune for: cpu is this machine's."
 )
-@click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
+@parameters.x64
 @click.pass_context
 def tune(
     ctx: click.Context,

@@ -107,7 +107,7 @@ class _Bench:
                            source.scratch_bytes)
         results = [aligned_empty(array.shape, array.dtype) for array in task.expected]
         for array in results:
-            array.view(np.uint8).reshape(-1)[...] = _UNTOUCHED
+            array.reshape(-1).view(np.uint8)[...] = _UNTOUCHED  # scalars have no other view
         return bind_kernel(code, self._operands, results, threads=task.target.cores), results
 
 

@@ -182,13 +182,23 @@ def test_the_table_fits(width: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert "error: wrong_one: wrong: a result is" in errors
 
 
-def test_bench_says_which_figures_were_missed(hlo_mlc: Callable, no_measuring: list[str]) -> None:
+def test_bench_says_which_goals_were_missed(hlo_mlc: Callable, no_measuring: list[str]) -> None:
     names = ("gelu", "exp", "encoder_block", "tiny_call")
     result = hlo_mlc("bench", *names)
     assert result.exit_code == 0
-    assert "missed: gelu: ratio 1.00, its figure is 2.20" in result.stdout
+    assert "missed: gelu: ratio 1.00, its goal is 2.20" in result.stdout
     missed = [name for name in names if (BY_NAME[name].figure or 0) > 1]
     assert result.stdout.count("missed:") == len(missed)
+
+
+def test_the_ratios_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tuple(replace(_right(BY_NAME[name]), ratio=ratio)
+                 for name, ratio in (("exp", 0.5), ("sin", 8.0)))
+    wrong = Row(name="log", group="elementwise", status="wrong")
+    for shown, expected in (((*rows, wrong), True), (rows[:1], False)):
+        measuring.show(Results(environment("auto", 1), shown), Console(width=80))
+        line = "Geometric mean of the 2 ratios: 2.00 (0.50 to 8.00)."
+        assert (line in capsys.readouterr().out) is expected
 
 
 def test_a_slow_first_call_is_a_miss() -> None:

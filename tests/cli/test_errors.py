@@ -36,6 +36,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
+        (["benhc"], 2, "No such command 'benhc' (did you mean 'bench'?)"),
         (["bench", "sofmax"], 2, "There is no case 'sofmax' (did you mean 'softmax'?)"),
         (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
         (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),

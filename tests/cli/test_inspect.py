@@ -48,6 +48,19 @@ def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
     assert "coverage: 100%" in result.stdout
 
 
+def test_the_environment_says_how_to_choose(
+    hlo_mlc: Callable, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("inspect", f"{module}:softmax", "--arg", "f32[128,64]")
+    monkeypatch.setenv("HLO_MLC_CHOOSE", "xla")
+    assert 'choose="xla" asks for it' in hlo_mlc(*command).stdout
+    assert "coverage: 100%" in hlo_mlc(*command, "--choose", "ours").stdout
+    monkeypatch.setenv("HLO_MLC_CHOOSE", "us")
+    result = hlo_mlc(*command)
+    assert result.exit_code == 1
+    assert "error: Environment variable HLO_MLC_CHOOSE='us'" in result.stderr
+
+
 def test_shows_the_plan_and_how_fast_it_is(
     hlo_mlc: Callable, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -43,46 +44,16 @@ def grouped(
     return function, (q, *(inputs.normal(batch, length, groups, width) for _ in range(2)))
 
 
+_case = functools.partial(
+    Case, group="attention", tiny={"batch": 1, "heads": 2, "length": 11, "width": 4}, tolerance=16)
+_SIZES = {"batch": 1, "heads": 12, "length": 512, "width": 64}
+
 CASES = (
-    Case(
-        name="attention",
-        group="attention",
-        build=attention,
-        sizes={"batch": 1, "heads": 12, "length": 512, "width": 64},
-        tiny={"batch": 1, "heads": 2, "length": 11, "width": 4},
-        tolerance=16,
-        figure=1.3,
-    ).with_neighbours(odd={"length": 509}, dtype="bfloat16", view="transposed", viewed=1),
-    Case(
-        name="attention_short",
-        group="attention",
-        build=attention,
-        sizes={"batch": 1, "heads": 12, "length": 128, "width": 64},
-        tiny={"batch": 1, "heads": 2, "length": 11, "width": 4},
-        tolerance=16,
-    ),
-    Case(
-        name="attention_long",
-        group="attention",
-        build=attention,
-        sizes={"batch": 1, "heads": 12, "length": 2048, "width": 64},
-        tiny={"batch": 1, "heads": 2, "length": 11, "width": 4},
-        tolerance=16,
-    ),
-    Case(
-        name="attention_causal",
-        group="attention",
-        build=causal,
-        sizes={"batch": 1, "heads": 12, "length": 512, "width": 64},
-        tiny={"batch": 1, "heads": 2, "length": 11, "width": 4},
-        tolerance=16,
-    ),
-    Case(
-        name="attention_grouped",
-        group="attention",
-        build=grouped,
-        sizes={"batch": 1, "heads": 12, "groups": 4, "length": 512, "width": 64},
-        tiny={"batch": 1, "heads": 4, "groups": 2, "length": 9, "width": 4},
-        tolerance=16,
-    ),
+    _case("attention", attention, _SIZES, figure=1.3)
+    .with_neighbours(odd={"length": 509}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("attention_short", attention, {**_SIZES, "length": 128}),
+    _case("attention_long", attention, {**_SIZES, "length": 2048}),
+    _case("attention_causal", causal, _SIZES),
+    _case("attention_grouped", grouped, {**_SIZES, "groups": 4},
+          tiny={"batch": 1, "heads": 4, "groups": 2, "length": 9, "width": 4}),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -64,74 +66,23 @@ def quantised_product(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
     return function, (lhs.at[:, 0].set(127), rhs.at[0].set(127))
 
 
+_case = functools.partial(
+    Case, group="contractions", tiny={"m": 3, "k": 7, "n": 5}, tolerance=16)
+
 CASES = (
-    Case(
-        name="matmul",
-        group="contractions",
-        build=matmul,
-        sizes={"m": 16, "k": 256, "n": 1024},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-        figure=2.0,
-    ).with_neighbours(
-        odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1
-    ),
-    Case(
-        name="large_matmul",
-        group="contractions",
-        build=matmul,
-        sizes={"m": 1024, "k": 1024, "n": 1024},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-        figure=1.0,
-    ).with_neighbours(odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1),
-    Case(
-        name="gelu_layer",
-        group="contractions",
-        build=gelu_layer,
-        sizes={"m": 128, "k": 768, "n": 3072},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-        figure=1.15,
-    ).with_neighbours(odd={"m": 127, "n": 3071}, dtype="bfloat16", view="transposed", viewed=1),
-    Case(
-        name="three_products",
-        group="contractions",
-        build=three_products,
-        sizes={"m": 128, "k": 768, "n": 768},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-    ),
-    Case(
-        name="qkv",
-        group="contractions",
-        build=projections,
-        sizes={"m": 16, "k": 256, "n": 256},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-    ).with_neighbours(odd={"m": 128, "k": 509, "n": 509}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="attention_scores",
-        group="contractions",
-        build=batched_matmul,
-        sizes={"batch": 12, "m": 128, "k": 64, "n": 128},
-        tiny={"batch": 2, "m": 3, "k": 7, "n": 5},
-        tolerance=16,
-    ),
-    Case(
-        name="quantised_product",
-        group="contractions",
-        build=quantised_product,
-        sizes={"m": 64, "k": 256, "n": 512},
-        tiny={"m": 3, "k": 7, "n": 5},
-        tolerance=16,
-    ),
-    Case(
-        name="tiny_matmuls",
-        group="contractions",
-        build=batched_matmul,
-        sizes={"batch": 512, "m": 8, "k": 8, "n": 8},
-        tiny={"batch": 3, "m": 3, "k": 7, "n": 5},
-        tolerance=16,
-    ),
+    _case("matmul", matmul, {"m": 16, "k": 256, "n": 1024}, figure=2.0)
+    .with_neighbours(
+        odd={"m": 17, "k": 251, "n": 1021}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("large_matmul", matmul, {"m": 1024, "k": 1024, "n": 1024}, figure=1.0)
+    .with_neighbours(odd={"m": 1021}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("gelu_layer", gelu_layer, {"m": 128, "k": 768, "n": 3072}, figure=1.15)
+    .with_neighbours(odd={"m": 127, "n": 3071}, dtype="bfloat16", view="transposed", viewed=1),
+    _case("three_products", three_products, {"m": 128, "k": 768, "n": 768}),
+    _case("qkv", projections, {"m": 16, "k": 256, "n": 256})
+    .with_neighbours(odd={"m": 128, "k": 509, "n": 509}, dtype="bfloat16", view="transposed"),
+    _case("attention_scores", batched_matmul, {"batch": 12, "m": 128, "k": 64, "n": 128},
+          tiny={"batch": 2, "m": 3, "k": 7, "n": 5}),
+    _case("quantised_product", quantised_product, {"m": 64, "k": 256, "n": 512}),
+    _case("tiny_matmuls", batched_matmul, {"batch": 512, "m": 8, "k": 8, "n": 8},
+          tiny={"batch": 3, "m": 3, "k": 7, "n": 5}),
 )

@@ -138,66 +138,29 @@ def resnet_stage(
     return gradients if train else forward, (x, parameters)
 
 
+_case = functools.partial(Case, group="convolutions")
+_FILTERED = {"batch": 1, "size": 56, "channels": 128, "window": 3}
+
 CASES = (
-    Case(
-        name="depthwise",
-        group="convolutions",
-        build=depthwise,
-        sizes={"batch": 1, "size": 56, "channels": 128, "window": 3},
-        tiny={"size": 4, "channels": 3},
-        tolerance=8,
-        figure=70,
-    ).with_neighbours(odd={"size": 57, "channels": 127}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="depthwise_gradients",
-        group="convolutions",
-        build=depthwise_gradients,
-        sizes={"batch": 1, "size": 56, "channels": 128, "window": 3},
-        tiny={"size": 4, "channels": 3},
-        tolerance=16,
-        figure=15,
-    ).with_neighbours(odd={"size": 55, "channels": 125}, dtype="bfloat16", view="strided"),
-    Case(
-        name="single_channel",
-        group="convolutions",
-        build=single_channel,
-        sizes={"batch": 4, "size": 224, "window": 9},
-        tiny={"batch": 2, "size": 5, "window": 3},
-        tolerance=16,
-        figure=4,
-    ).with_neighbours(
-        odd={"batch": 3, "size": 223, "window": 7}, dtype="bfloat16", view="strided"
-    ),
-    Case(
-        name="pooling",
-        group="convolutions",
-        build=pooling,
-        sizes={"batch": 1, "size": 112, "channels": 64},
-        tiny={"size": 5, "channels": 3},
-        tolerance=8,
-    ).with_neighbours(odd={"size": 111, "channels": 63}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="mobilenet_stack",
-        group="convolutions",
-        build=mobilenet_stack,
-        sizes={"size": 56, "channels": 64, "blocks": 6},
-        tiny={"size": 4, "channels": 3, "blocks": 2},
-        tolerance=32,
-    ).with_neighbours(odd={"size": 57, "channels": 63}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="resnet_stage",
-        group="convolutions",
-        build=resnet_stage,
-        sizes={"size": 56, "channels": 64, "blocks": 2},
-        tiny={"size": 4, "channels": 3, "blocks": 1},
-        tolerance=32,
-    ).with_neighbours(odd={"size": 55, "channels": 61}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="resnet_gradients",
-        group="convolutions",
-        build=functools.partial(resnet_stage, train=True),
-        sizes={"size": 28, "channels": 64, "blocks": 1},
-        tiny={"size": 4, "channels": 3, "blocks": 1},
-        tolerance=64,
-    ),
+    _case("depthwise", depthwise, _FILTERED, tiny={"size": 4, "channels": 3}, tolerance=8,
+          figure=70)
+    .with_neighbours(odd={"size": 57, "channels": 127}, dtype="bfloat16", view="transposed"),
+    _case("depthwise_gradients", depthwise_gradients, _FILTERED, tiny={"size": 4, "channels": 3},
+          tolerance=16, figure=15)
+    .with_neighbours(odd={"size": 55, "channels": 125}, dtype="bfloat16", view="strided"),
+    _case("single_channel", single_channel, {"batch": 4, "size": 224, "window": 9},
+          tiny={"batch": 2, "size": 5, "window": 3}, tolerance=16, figure=4)
+    .with_neighbours(odd={"batch": 3, "size": 223, "window": 7}, dtype="bfloat16", view="strided"),
+    _case("pooling", pooling, {"batch": 1, "size": 112, "channels": 64},
+          tiny={"size": 5, "channels": 3}, tolerance=8)
+    .with_neighbours(odd={"size": 111, "channels": 63}, dtype="bfloat16", view="transposed"),
+    _case("mobilenet_stack", mobilenet_stack, {"size": 56, "channels": 64, "blocks": 6},
+          tiny={"size": 4, "channels": 3, "blocks": 2}, tolerance=32)
+    .with_neighbours(odd={"size": 57, "channels": 63}, dtype="bfloat16", view="transposed"),
+    _case("resnet_stage", resnet_stage, {"size": 56, "channels": 64, "blocks": 2},
+          tiny={"size": 4, "channels": 3, "blocks": 1}, tolerance=32)
+    .with_neighbours(odd={"size": 55, "channels": 61}, dtype="bfloat16", view="transposed"),
+    _case("resnet_gradients", functools.partial(resnet_stage, train=True),
+          {"size": 28, "channels": 64, "blocks": 1}, tiny={"size": 4, "channels": 3, "blocks": 1},
+          tolerance=64),
 )

@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from hlo_mlc_bench.case import Case, Inputs, Workload
+from hlo_mlc_bench.case import Case, of_normals, of_uniforms
 
-_MILLION = 1 << 20
-
-
-def gelu(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jax.nn.gelu(x)
-
-    return function, (inputs.normal(size, scale=2.0),)
-
-
-def exp(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.exp(x)
-
-    return function, (inputs.normal(size),)
-
-
-def sin(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.sin(x)
-
-    return function, (inputs.normal(size, scale=10.0),)
-
-
-def tanh(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.tanh(x)
-
-    return function, (inputs.normal(size),)
-
-
-def log(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.log(x)
-
-    return function, (inputs.uniform(size, low=0.1, high=10.0),)
-
+_case = functools.partial(Case, sizes={"size": 1 << 20}, group="elementwise", tiny={"size": 37},
+                          tolerance=4)
+_ODD = {"size": 1_000_003}
 
 CASES = (
-    Case(
-        name="gelu",
-        group="elementwise",
-        build=gelu,
-        sizes={"size": _MILLION},
-        tiny={"size": 37},
-        tolerance=4,
-        figure=2.2,
-    ).with_neighbours(odd={"size": 1_000_003}, dtype="bfloat16", view="strided"),
-    *(
-        Case(
-            name=build.__name__,
-            group="elementwise",
-            build=build,
-            sizes={"size": _MILLION},
-            tiny={"size": 37},
-            tolerance=4,
-            figure=figure,
-        ).with_neighbours(odd={"size": 1_000_003}, dtype="float64", view="strided")
-        for build, figure in ((exp, 1.5), (sin, 25.0), (tanh, 1.8), (log, 2.0))
-    ),
+    _case("gelu", of_normals(jax.nn.gelu, scale=2.0), figure=2.2)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
+    _case("exp", of_normals(jnp.exp), figure=1.5)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case("sin", of_normals(jnp.sin, scale=10.0), figure=25.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case("tanh", of_normals(jnp.tanh), figure=1.8)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case("log", of_uniforms(jnp.log, low=0.1, high=10.0), figure=2.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
 )

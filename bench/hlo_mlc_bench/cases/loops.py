@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -129,67 +131,26 @@ def rays(inputs: Inputs, *, width: int, height: int) -> Workload:
     return jax.vmap(jax.vmap(march)), (directions,)
 
 
-_ROTATIONS_ODD = {"size": 101}
+_case = functools.partial(Case, group="loops")
+_ROTATIONS = {"size": 100, "steps": 100}
 
 CASES = (
-    Case(
-        name="jacobi2d",
-        group="loops",
-        build=jacobi2d,
-        sizes={"rows": 512, "columns": 512, "steps": 100},
-        tiny={"rows": 7, "columns": 9, "steps": 3},
-        tolerance=16,
-        figure=4.0,
-    ).with_neighbours(odd={"rows": 511, "columns": 509}, dtype="float64", view="transposed"),
-    Case(
-        name="rotations_unrolled",
-        group="loops",
-        build=rotations_unrolled,
-        sizes={"size": 100, "steps": 100},
-        tiny={"size": 7, "steps": 3},
-        tolerance=128,
-        figure=3.0,
-    ).with_neighbours(odd=_ROTATIONS_ODD, dtype="float64", view="strided"),
-    Case(
-        name="rotations_loop",
-        group="loops",
-        build=rotations_loop,
-        sizes={"size": 100, "steps": 100},
-        tiny={"size": 7, "steps": 3},
-        tolerance=128,
-        figure=1.0,  # a third of what jax.jit takes for it is the call itself
-    ).with_neighbours(odd=_ROTATIONS_ODD, dtype="float64", view="strided"),
-    Case(
-        name="cache_update",
-        group="loops",
-        build=cache_update,
-        sizes={"length": 8192, "width": 128, "steps": 256},
-        tiny={"length": 9, "width": 5, "steps": 3},
-        tolerance=4,
-    ),
-    Case(
-        name="nbody",
-        group="loops",
-        build=nbody,
-        sizes={"bodies": 256, "steps": 100},
-        tiny={"bodies": 7, "steps": 3},
-        tolerance=64,
-        figure=8.0,
-    ).with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
-    Case(
-        name="rays",
-        group="loops",
-        build=rays,
-        sizes={"width": 64, "height": 48},
-        tiny={"width": 5, "height": 3},
-        tolerance=64,
-    ),
-    Case(
-        name="mandelbrot",
-        group="loops",
-        build=mandelbrot,
-        sizes={"size": 256, "steps": 50},
-        tiny={"size": 7, "steps": 3},
-        tolerance=64,
-    ),
+    _case("jacobi2d", jacobi2d, {"rows": 512, "columns": 512, "steps": 100},
+          tiny={"rows": 7, "columns": 9, "steps": 3}, tolerance=16, figure=4.0)
+    .with_neighbours(odd={"rows": 511, "columns": 509}, dtype="float64", view="transposed"),
+    _case("rotations_unrolled", rotations_unrolled, _ROTATIONS, tiny={"size": 7, "steps": 3},
+          tolerance=128, figure=3.0)
+    .with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
+    # The figure: a third of what jax.jit takes for it is the call itself.
+    _case("rotations_loop", rotations_loop, _ROTATIONS, tiny={"size": 7, "steps": 3},
+          tolerance=128, figure=1.0)
+    .with_neighbours(odd={"size": 101}, dtype="float64", view="strided"),
+    _case("cache_update", cache_update, {"length": 8192, "width": 128, "steps": 256},
+          tiny={"length": 9, "width": 5, "steps": 3}, tolerance=4),
+    _case("nbody", nbody, {"bodies": 256, "steps": 100}, tiny={"bodies": 7, "steps": 3},
+          tolerance=64, figure=8.0)
+    .with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
+    _case("rays", rays, {"width": 64, "height": 48}, tiny={"width": 5, "height": 3}, tolerance=64),
+    _case("mandelbrot", mandelbrot, {"size": 256, "steps": 50}, tiny={"size": 7, "steps": 3},
+          tolerance=64),
 )

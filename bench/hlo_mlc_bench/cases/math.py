@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.stats import norm
 
-from hlo_mlc_bench.case import Case, Inputs, Workload
-
-_MILLION = 1 << 20
-
-
-def _of_normals(
-    function: Callable[[jax.Array], jax.Array], scale: float = 1.0
-) -> Callable[..., Workload]:
-    def build(inputs: Inputs, *, size: int) -> Workload:
-        return lambda x: function(x), (inputs.normal(size, scale=scale),)
-
-    return build
-
-
-def _of_uniforms(
-    function: Callable[[jax.Array], jax.Array], low: float, high: float
-) -> Callable[..., Workload]:
-    def build(inputs: Inputs, *, size: int) -> Workload:
-        return lambda x: function(x), (inputs.uniform(size, low=low, high=high),)
-
-    return build
+from hlo_mlc_bench.case import Case, Inputs, Workload, of_normals, of_uniforms
 
 
 def power(inputs: Inputs, *, size: int) -> Workload:
@@ -106,84 +87,44 @@ def random_walk(inputs: Inputs, *, walkers: int, steps: int) -> Workload:
     return function, (inputs.zeros(walkers), inputs.key())
 
 
+_case = functools.partial(Case, sizes={"size": 1 << 20}, tiny={"size": 37})
+_ODD = {"size": 1_000_003}
+
 _FUNCTIONS: dict[str, tuple[Callable[..., Workload], float]] = {
-    "erf": (_of_normals(jax.lax.erf), 1.2),
-    "erfc": (_of_normals(jax.lax.erfc), 1.5),
-    "erf_inv": (_of_uniforms(jax.lax.erf_inv, -1.0, 1.0), 2.0),
-    "expm1": (_of_normals(jnp.expm1), 2.0),
-    "log1p": (_of_uniforms(jnp.log1p, -0.9, 10.0), 2.0),
-    "logistic": (_of_normals(jax.nn.sigmoid, 3.0), 1.5),
-    "cbrt": (_of_normals(jnp.cbrt), 20.0),
+    "erf": (of_normals(jax.lax.erf), 1.2),
+    "erfc": (of_normals(jax.lax.erfc), 1.5),
+    "erf_inv": (of_uniforms(jax.lax.erf_inv, -1.0, 1.0), 2.0),
+    "expm1": (of_normals(jnp.expm1), 2.0),
+    "log1p": (of_uniforms(jnp.log1p, -0.9, 10.0), 2.0),
+    "logistic": (of_normals(jax.nn.sigmoid, 3.0), 1.5),
+    "cbrt": (of_normals(jnp.cbrt), 20.0),
     "pow": (power, 4.0),
     "atan2": (angle, 20.0),
-    "lgamma": (_of_uniforms(jax.lax.lgamma, 0.01, 20.0), 2.0),
-    "digamma": (_of_uniforms(jax.lax.digamma, 0.01, 20.0), 2.0),
+    "lgamma": (of_uniforms(jax.lax.lgamma, 0.01, 20.0), 2.0),
+    "digamma": (of_uniforms(jax.lax.digamma, 0.01, 20.0), 2.0),
 }
+"""What builds each function, and its figure."""
 
 # XLA's own f64 is off by more than 100 ULP there, so it is no reference (ours: docs/accuracy.md).
 _INEXACT_IN_F64 = ("log1p", "erf_inv")
 
 CASES = (
     *(
-        Case(
-            name=name,
-            group="math",
-            build=build,
-            sizes={"size": _MILLION},
-            tiny={"size": 37},
-            tolerance=8,
-            figure=figure,
-        ).with_neighbours(
-            odd={"size": 1_000_003},
-            dtype="bfloat16" if name in _INEXACT_IN_F64 else "float64",
-            view="strided",
-        )
+        _case(name, build, group="math", tolerance=8, figure=figure)
+        .with_neighbours(odd=_ODD, dtype="bfloat16" if name in _INEXACT_IN_F64 else "float64",
+                         view="strided")
         for name, (build, figure) in _FUNCTIONS.items()
     ),
-    Case(
-        name="black_scholes",
-        group="math",
-        build=black_scholes,
-        sizes={"size": _MILLION},
-        tiny={"size": 37},
-        tolerance=16,
-        figure=2.0,
-    ).with_neighbours(odd={"size": 1_000_003}, dtype="float64", view="strided"),
+    _case("black_scholes", black_scholes, group="math", tolerance=16, figure=2.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     # What JAX computes in f32 is taken for exact here, but its formula loses digits far out.
-    Case(
-        name="normal",
-        group="random",
-        build=normal,
-        sizes={"size": _MILLION},
-        tiny={"size": 37},
-        tolerance=64,
-        figure=1.5,
-    ).with_neighbours(odd={"size": 1_000_003}, dtype="bfloat16", view="strided"),
-    Case(
-        name="uniform",
-        group="random",
-        build=uniform,
-        sizes={"size": _MILLION},
-        tiny={"size": 37},
-        tolerance=2,
-        figure=2.0,
-    ).with_neighbours(odd={"size": 1_000_003}, dtype="bfloat16", view="strided"),
-    Case(
-        name="dropout",
-        group="random",
-        build=dropout,
-        sizes={"size": _MILLION},
-        tiny={"size": 37},
-        tolerance=4,
-        figure=2.0,
-    ).with_neighbours(odd={"size": 1_000_003}, dtype="bfloat16", view="strided"),
-    Case(
-        name="random_walk",
-        group="random",
-        build=random_walk,
-        sizes={"walkers": 1 << 14, "steps": 10},
-        tiny={"walkers": 37, "steps": 3},
-        tolerance=64,
-        figure=2.0,
-    ).with_neighbours(odd={"walkers": 16_381}, dtype="bfloat16", view="strided"),
+    _case("normal", normal, group="random", tolerance=64, figure=1.5)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
+    _case("uniform", uniform, group="random", tolerance=2, figure=2.0)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
+    _case("dropout", dropout, group="random", tolerance=4, figure=2.0)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
+    Case("random_walk", random_walk, {"walkers": 1 << 14, "steps": 10}, group="random",
+         tiny={"walkers": 37, "steps": 3}, tolerance=64, figure=2.0)
+    .with_neighbours(odd={"walkers": 16_381}, dtype="bfloat16", view="strided"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -53,6 +54,12 @@ def encoder_block(
         "down_bias": inputs.normal(width, scale=0.1),
     }
     return function, (inputs.normal(batch, length, width), parameters)
+
+
+def encoder_captured(inputs: Inputs, **sizes: int) -> Workload:
+    """The same for a few rows, by a function that has closed over its weights."""
+    function, (x, parameters) = encoder_block(inputs, **sizes)
+    return lambda x: function(x, parameters), (x,)
 
 
 def lstm_scan(inputs: Inputs, *, length: int, batch: int, hidden: int) -> Workload:
@@ -208,79 +215,32 @@ def selective_scan(
     )
 
 
+_case = functools.partial(Case, group="models")
+_SEQUENCE = {"length": 128, "batch": 1, "hidden": 256}
+_TINY_SEQUENCE = {"length": 3, "batch": 1, "hidden": 5}
+
+_BLOCK = {"batch": 1, "length": 128, "width": 768, "heads": 12, "hidden": 3072}
+_TINY_BLOCK = {"batch": 1, "length": 5, "width": 12, "heads": 3, "hidden": 14}
+
 CASES = (
-    Case(
-        name="encoder_block",
-        group="models",
-        build=encoder_block,
-        sizes={"batch": 1, "length": 128, "width": 768, "heads": 12, "hidden": 3072},
-        tiny={"batch": 1, "length": 5, "width": 12, "heads": 3, "hidden": 14},
-        tolerance=16,
-        figure=1.0,
-    ).with_neighbours(odd={"length": 127}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="lstm_scan",
-        group="models",
-        build=lstm_scan,
-        sizes={"length": 128, "batch": 1, "hidden": 256},
-        tiny={"length": 3, "batch": 1, "hidden": 5},
-        tolerance=32,
-        figure=2.5,
-    ).with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),
-    Case(
-        name="lstm_batch",
-        group="models",
-        build=lstm_scan,
-        sizes={"length": 128, "batch": 16, "hidden": 256},
-        tiny={"length": 3, "batch": 2, "hidden": 5},
-        tolerance=32,
-    ),
-    Case(
-        name="lstm_gradient",
-        group="models",
-        build=lstm_gradient,
-        sizes={"length": 128, "batch": 1, "hidden": 256},
-        tiny={"length": 3, "batch": 1, "hidden": 5},
-        tolerance=128,
-    ),
-    Case(
-        name="gru_scan",
-        group="models",
-        build=gru_scan,
-        sizes={"length": 128, "batch": 1, "hidden": 256},
-        tiny={"length": 3, "batch": 1, "hidden": 5},
-        tolerance=32,
-    ),
-    Case(
-        name="rnn_scan",
-        group="models",
-        build=rnn_scan,
-        sizes={"length": 128, "batch": 1, "hidden": 128},
-        tiny={"length": 3, "batch": 1, "hidden": 5},
-        tolerance=64,
-    ),
-    Case(
-        name="mlp_train_step",
-        group="models",
-        build=mlp_train_step,
-        sizes={"batch": 128, "features": 784, "hidden": 512, "classes": 10},
-        tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3},
-        tolerance=16,
-    ),
-    Case(
-        name="selective_scan",
-        group="models",
-        build=selective_scan,
-        sizes={"batch": 2, "length": 128, "width": 64, "states": 16},
-        tiny={"batch": 2, "length": 7, "width": 5, "states": 3},
-        tolerance=32,
-    ),
-    Case(
-        name="adam_update",
-        group="models",
-        build=adam_update,
-        sizes={"features": 784, "hidden": 512, "classes": 10},
-        tiny={"features": 7, "hidden": 5, "classes": 3},
-        tolerance=8,
-    ),
+    _case("encoder_block", encoder_block, _BLOCK, tiny=_TINY_BLOCK, tolerance=16, figure=1.0)
+    .with_neighbours(odd={"length": 127}, dtype="bfloat16", view="transposed"),
+    _case("encoder_captured", encoder_captured, {**_BLOCK, "length": 8}, tiny=_TINY_BLOCK,
+          tolerance=16, figure=1.3)
+    .with_neighbours(odd={"length": 7, "hidden": 3071}, dtype="bfloat16", view="transposed"),
+    _case("lstm_scan", lstm_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32, figure=2.5)
+    .with_neighbours(odd={"hidden": 255}, dtype="float64", view="strided"),
+    _case("lstm_batch", lstm_scan, {**_SEQUENCE, "batch": 16}, tiny={**_TINY_SEQUENCE, "batch": 2},
+          tolerance=32),
+    _case("lstm_gradient", lstm_gradient, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=128),
+    _case("gru_scan", gru_scan, _SEQUENCE, tiny=_TINY_SEQUENCE, tolerance=32),
+    _case("rnn_scan", rnn_scan, {**_SEQUENCE, "hidden": 128}, tiny=_TINY_SEQUENCE, tolerance=64),
+    _case("mlp_train_step", mlp_train_step,
+          {"batch": 128, "features": 784, "hidden": 512, "classes": 10},
+          tiny={"batch": 6, "features": 7, "hidden": 5, "classes": 3}, tolerance=16),
+    _case("selective_scan", selective_scan,
+          {"batch": 2, "length": 128, "width": 64, "states": 16},
+          tiny={"batch": 2, "length": 7, "width": 5, "states": 3}, tolerance=32),
+    _case("adam_update", adam_update, {"features": 784, "hidden": 512, "classes": 10},
+          tiny={"features": 7, "hidden": 5, "classes": 3}, tolerance=8),
 )

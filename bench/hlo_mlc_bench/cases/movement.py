@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from hlo_mlc_bench.case import NEIGHBOUR_FIGURE, Case, Inputs, Workload
+from hlo_mlc_bench.case import NEIGHBOUR_FIGURE, Case, Inputs, Workload, of_normals
 
 
-def cumsum(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.cumsum(x, axis=-1)
-
-    return function, (inputs.normal(rows, columns),)
-
-
-def cumsum_leading(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.cumsum(x, axis=0)
-
-    return function, (inputs.normal(rows, columns),)
-
-
-def cumsum_flat(inputs: Inputs, *, size: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.cumsum(x)
-
-    return function, (inputs.normal(size),)
-
-
-def cumsum_gradient(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def loss(x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.cumsum(x, axis=-1) ** 2)
-
-    return jax.grad(loss), (inputs.normal(rows, columns, scale=0.1),)
-
-
-def cummax(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jax.lax.cummax(x, axis=1)
-
-    return function, (inputs.normal(rows, columns),)
-
-
-def transpose(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return x.T
-
-    return function, (inputs.normal(rows, columns),)
-
-
-def channels_first(
-    inputs: Inputs, *, images: int, height: int, width: int, channels: int
-) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.transpose(x, (0, 3, 1, 2))
-
-    return function, (inputs.normal(images, height, width, channels),)
+def _sum_of_squares_of_sums(x: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.cumsum(x, axis=-1) ** 2)
 
 
 def take(inputs: Inputs, *, entries: int, width: int, tokens: int) -> Workload:
@@ -102,113 +57,45 @@ def histogram(inputs: Inputs, *, size: int, bins: int) -> Workload:
     return function, ((jnp.round(inputs.normal(size) * bins) + 0.5) / bins,)
 
 
+_case = functools.partial(Case, group="movement")
+_MATRIX = {"rows": 1024, "columns": 1024}
+_TINY = {"rows": 5, "columns": 19}
+_ODD = {"rows": 1021, "columns": 1019}
+_TABLE = {"entries": 50_000, "width": 256, "tokens": 4096}
+_TINY_TABLE = {"entries": 7, "width": 5, "tokens": 9}
+
 CASES = (
-    Case(
-        name="cumsum",
-        group="movement",
-        build=cumsum,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=8,
-        figure=6.0,
-    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="cumsum_leading",
-        group="movement",
-        build=cumsum_leading,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 19, "columns": 5},
-        tolerance=8,
-        figure=6.0,
-    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="float64", view="transposed"),
-    Case(
-        name="cumsum_flat",
-        group="movement",
-        build=cumsum_flat,
-        sizes={"size": 1_000_000},
-        tiny={"size": 37},
-        tolerance=16,
-        figure=6.0,
-    ).with_neighbours(odd={"size": 999_983}, dtype="float64", view="strided"),
-    Case(
-        name="cumsum_gradient",
-        group="movement",
-        build=cumsum_gradient,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=16,
-        figure=6.0,
-    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="float64", view="transposed"),
-    Case(
-        name="cummax",
-        group="movement",
-        build=cummax,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=0,
-        figure=6.0,
-    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="transpose",
-        group="movement",
-        build=transpose,
-        sizes={"rows": 2048, "columns": 2048},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=0,
-        figure=3.0,
-    ).with_neighbours(odd={"rows": 2047, "columns": 2045}, dtype="bfloat16", view="strided"),
-    Case(
-        name="channels_first",
-        group="movement",
-        build=channels_first,
-        sizes={"images": 16, "height": 56, "width": 56, "channels": 64},
-        tiny={"images": 2, "height": 3, "width": 5, "channels": 7},
-        tolerance=0,
-        figure=1.5,
-    ).with_neighbours(
-        odd={"height": 55, "width": 53, "channels": 63}, dtype="bfloat16", view="strided"
-    ),
-    Case(
-        name="take",
-        group="movement",
-        build=take,
-        sizes={"entries": 50_000, "width": 256, "tokens": 4096},
-        tiny={"entries": 7, "width": 5, "tokens": 9},
-        tolerance=0,
-        figure=NEIGHBOUR_FIGURE,
-    ).with_neighbours(
-        odd={"entries": 49_999, "width": 251, "tokens": 4093}, dtype="bfloat16", view="strided"
-    ),
-    Case(
-        name="one_hot",
-        group="movement",
-        build=one_hot,
-        sizes={"entries": 1024, "tokens": 1024},
-        tiny={"entries": 7, "tokens": 9},
-        tolerance=1,
-    ),
-    Case(
-        name="segment_sum",
-        group="movement",
-        build=segment_sum,
-        sizes={"segments": 1000, "rows": 100_000, "width": 64},
-        tiny={"segments": 4, "rows": 9, "width": 5},
-        tolerance=32,
-    ),
-    Case(
-        name="histogram",
-        group="movement",
-        build=histogram,
-        sizes={"size": 1 << 18, "bins": 64},
-        tiny={"size": 37, "bins": 8},
-        tolerance=0,
-    ),
-    Case(
-        name="embedding_gradient",
-        group="movement",
-        build=embedding_gradient,
-        sizes={"entries": 50_000, "width": 256, "tokens": 4096},
-        tiny={"entries": 7, "width": 5, "tokens": 9},
-        tolerance=16,
-    ),
+    _case("cumsum", of_normals(functools.partial(jnp.cumsum, axis=-1)), _MATRIX, tiny=_TINY,
+          tolerance=8, figure=6.0)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
+    _case("cumsum_leading", of_normals(functools.partial(jnp.cumsum, axis=0)), _MATRIX,
+          tiny={"rows": 19, "columns": 5}, tolerance=8, figure=6.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
+    _case("cumsum_flat", of_normals(jnp.cumsum), {"size": 1_000_000}, tiny={"size": 37},
+          tolerance=16, figure=6.0)
+    .with_neighbours(odd={"size": 999_983}, dtype="float64", view="strided"),
+    _case("cumsum_gradient", of_normals(jax.grad(_sum_of_squares_of_sums), scale=0.1), _MATRIX,
+          tiny=_TINY, tolerance=16, figure=6.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="transposed"),
+    _case("cummax", of_normals(functools.partial(jax.lax.cummax, axis=1)), _MATRIX, tiny=_TINY,
+          tolerance=0, figure=6.0)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="transposed"),
+    _case("transpose", of_normals(jnp.transpose), {"rows": 2048, "columns": 2048}, tiny=_TINY,
+          tolerance=0, figure=3.0)
+    .with_neighbours(odd={"rows": 2047, "columns": 2045}, dtype="bfloat16", view="strided"),
+    _case("channels_first", of_normals(functools.partial(jnp.transpose, axes=(0, 3, 1, 2))),
+          {"images": 16, "height": 56, "width": 56, "channels": 64},
+          tiny={"images": 2, "height": 3, "width": 5, "channels": 7}, tolerance=0, figure=1.5)
+    .with_neighbours(
+        odd={"height": 55, "width": 53, "channels": 63}, dtype="bfloat16", view="strided"),
+    _case("take", take, _TABLE, tiny=_TINY_TABLE, tolerance=0, figure=NEIGHBOUR_FIGURE)
+    .with_neighbours(
+        odd={"entries": 49_999, "width": 251, "tokens": 4093}, dtype="bfloat16", view="strided"),
+    _case("one_hot", one_hot, {"entries": 1024, "tokens": 1024}, tiny={"entries": 7, "tokens": 9},
+          tolerance=1),
+    _case("segment_sum", segment_sum, {"segments": 1000, "rows": 100_000, "width": 64},
+          tiny={"segments": 4, "rows": 9, "width": 5}, tolerance=32),
+    _case("histogram", histogram, {"size": 1 << 18, "bins": 64}, tiny={"size": 37, "bins": 8},
+          tolerance=0),
+    _case("embedding_gradient", embedding_gradient, _TABLE, tiny=_TINY_TABLE, tolerance=16),
 )

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
-from hlo_mlc_bench.case import Case, Inputs, Workload
-
-
-def softmax(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jax.nn.softmax(x, axis=-1)
-
-    return function, (inputs.normal(rows, columns, scale=3.0),)
-
-
-def argmax(inputs: Inputs, *, rows: int, columns: int) -> Workload:
-    def function(x: jax.Array) -> jax.Array:
-        return jnp.argmax(x, axis=-1)
-
-    return function, (inputs.normal(rows, columns),)
+from hlo_mlc_bench.case import Case, Inputs, Workload, of_normals
 
 
 def layernorm(inputs: Inputs, *, rows: int, columns: int) -> Workload:
@@ -47,47 +35,16 @@ def moments(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     return function, (inputs.uniform(rows, columns),)
 
 
+_case = functools.partial(Case, group="rows", tiny={"rows": 5, "columns": 19})
+_MATRIX = {"rows": 1024, "columns": 1024}
+
 CASES = (
-    Case(
-        name="softmax",
-        group="rows",
-        build=softmax,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=8,
-        figure=1.8,
-    ).with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="argmax",
-        group="rows",
-        build=argmax,
-        sizes={"rows": 4096, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=0,
-        figure=35.0,
-    ).with_neighbours(odd={"rows": 4093, "columns": 1021}, dtype="bfloat16", view="transposed"),
-    Case(
-        name="layernorm",
-        group="rows",
-        build=layernorm,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=8,
-    ),
-    Case(
-        name="moments",
-        group="rows",
-        build=moments,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=8,
-    ),
-    Case(
-        name="rmsnorm",
-        group="rows",
-        build=rmsnorm,
-        sizes={"rows": 1024, "columns": 1024},
-        tiny={"rows": 5, "columns": 19},
-        tolerance=8,
-    ),
+    _case("softmax", of_normals(jax.nn.softmax, scale=3.0), _MATRIX, tolerance=8, figure=1.8)
+    .with_neighbours(odd={"rows": 1021, "columns": 1019}, dtype="bfloat16", view="transposed"),
+    _case("argmax", of_normals(functools.partial(jnp.argmax, axis=-1)),
+          {"rows": 4096, "columns": 1024}, tolerance=0, figure=35.0)
+    .with_neighbours(odd={"rows": 4093, "columns": 1021}, dtype="bfloat16", view="transposed"),
+    _case("layernorm", layernorm, _MATRIX, tolerance=8),
+    _case("moments", moments, _MATRIX, tolerance=8),
+    _case("rmsnorm", rmsnorm, _MATRIX, tolerance=8),
 )
