@@ -33,7 +33,7 @@ MPMATH_BITS = 160
 EXACT = frozenset((
     "add", "sub", "mul", "div", "rem", "max", "min", "fma", "neg", "abs", "sign", "floor", "ceil",
     "round_even", "round_away", "trunc", "sqrt", "is_finite", "eq", "ne", "lt", "le", "gt", "ge",
-    "select", "select_unlikely", "convert", "bitcast", "convert_in_range", "ldexp"))
+    "select", "select_unlikely", "convert", "bitcast", "convert_in_range", "ldexp", "pick"))
 NO_FLOATS = frozenset((
     "and", "or", "xor", "not", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz", "mul_high",
     "floordiv", "floormod"))

@@ -23,8 +23,16 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.loops.core import Allocate, LoopKind, Stmt
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, bounded, epilogue_cost, lanes
-from hlo_mlc.templates.contraction import EPILOGUE_INLINE, PARALLEL_WORK
+from hlo_mlc.templates.base import (
+    Parameters,
+    Scheduled,
+    bounded,
+    decoded,
+    epilogue_cost,
+    lanes,
+)
+from hlo_mlc.templates.contraction import EPILOGUE_INLINE
+from hlo_mlc.templates.product import PARALLEL_WORK
 from hlo_mlc.templates.row_block import RowBlock, either_block
 from hlo_mlc.templates.row_passes import row_passes
 from hlo_mlc.templates.workspace import Workspace
@@ -155,11 +163,8 @@ class _Builder:
         return (loop(f"{self.name}_group", -(-self.tasks // each), LoopKind.PARALLEL, group),)
 
     def _task(self, t: Expr, slot: Expr) -> tuple[Stmt, ...]:
-        block, others = index.floormod(t, self.blocks), index.floordiv(t, self.blocks)
-        at: dict[Var, Expr] = {}
-        for var in reversed(self.chain.outer):
-            at[var] = index.floormod(others, var.extent)
-            others = index.floordiv(others, var.extent)
+        block = index.floormod(t, self.blocks)
+        at = decoded(self.chain.outer, index.floordiv(t, self.blocks))
         if self.plan.places.slot is not None:
             at[self.plan.places.slot] = slot
         start = index.multiply(block, index.constant(self.rows))

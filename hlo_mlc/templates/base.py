@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Expr, walk
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
 from hlo_mlc.loops.rewrite import loop
@@ -115,6 +115,39 @@ def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt,
         result += (loop(f"{name}r", rest, LoopKind.VECTORIZE, lambda lane: body(
             index.add(index.constant(whole * lanes), lane))),)
     return result
+
+
+def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tuple[Stmt, ...]]
+                   ) -> tuple[Stmt, ...]:
+    """`task(number)` for each of `tasks`: groups of so many in parallel, or all of them one after
+    the other if `group` is 0."""
+    if not group or tasks == 1:
+        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+
+    def run(g: Var) -> tuple[Stmt, ...]:
+        first = index.multiply(g, index.constant(group))
+        count = index.minimum(index.constant(group),
+                              index.subtract(index.constant(tasks), first))
+        return (loop(f"{name}_task", count, LoopKind.SERIAL,
+                     lambda t: task(bounded(index.add(first, t), tasks))),)
+
+    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+
+def shared_out(name: str, tasks: int, total: int, task: Callable[[Expr], tuple[Stmt, ...]]
+               ) -> tuple[Stmt, ...]:
+    """The same in groups that are worth a task of the pool, for tasks of `total` work in all."""
+    group = max(1, TASK_WORK * tasks // total) if total > SERIAL_WORK else 0
+    return parallel_tasks(name, tasks, group, task)
+
+
+def decoded(axes: Sequence[Var], number: Expr) -> dict[Var, Expr]:
+    """The point of some axes that has this number, counted along the last axis first."""
+    at: dict[Var, Expr] = {}
+    for axis in reversed(axes):
+        at[axis] = index.floormod(number, axis.extent)
+        number = index.floordiv(number, axis.extent)
+    return at
 
 
 def bounded(e: Expr, extent: int) -> Expr:

@@ -17,7 +17,6 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Prefetch, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
@@ -25,8 +24,9 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     across,
-    bounded,
+    decoded,
     lanes,
+    shared_out,
     work,
 )
 from hlo_mlc.tensor.access import masked
@@ -179,11 +179,8 @@ def fold_columns(stage: Stage, width: int, vectors: int, total: int, ahead: int 
         return body
 
     def task(t: Expr) -> tuple[Stmt, ...]:
-        number, mapping = index.floormod(t, count), {}
-        others = index.floordiv(t, count)
-        for var in reversed(outer):
-            mapping[var] = index.floormod(others, var.extent)
-            others = index.floordiv(others, var.extent)
+        number = index.floormod(t, count)
+        mapping = decoded(outer, index.floordiv(t, count))
         start = index.multiply(number, index.constant(block))
         if not rest:
             return columns(mapping, start, block)
@@ -194,15 +191,4 @@ def fold_columns(stage: Stage, width: int, vectors: int, total: int, ahead: int 
                    columns(mapping, start, block), short),)
 
     tasks = count * math.prod(v.extent for v in outer)
-    if total <= SERIAL_WORK or tasks == 1:
-        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-    group = max(1, TASK_WORK * tasks // total)
-
-    def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, index.constant(group))
-        size = index.minimum(index.constant(group),
-                             index.subtract(index.constant(tasks), first))
-        return (loop(f"{name}_task", size, LoopKind.SERIAL,
-                     lambda t: task(bounded(index.add(first, t), tasks))),)
-
-    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+    return shared_out(name, tasks, total, task)

@@ -21,14 +21,14 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import Allocate, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, epilogue_cost
+from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, epilogue_cost
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     Tile,
-    in_groups,
     in_squares,
     is_direct,
     is_plain,
+    share_products,
 )
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
@@ -149,14 +149,9 @@ class _Builder:
         self._reserve(min(width, n.extent), -(-tiles // blocks) * -(-m.extent // tiles))
 
         def task(t: Expr) -> tuple[Stmt, ...]:
-            rest, mapping = t, {}
-            block = index.floormod(rest, blocks)
-            rest = index.floordiv(rest, blocks)
+            block, rest = index.floormod(t, blocks), index.floordiv(t, blocks)
             panel = index.floormod(rest, all_panels)
-            rest = index.floordiv(rest, all_panels)
-            for var in reversed(outer):
-                mapping[var] = index.floormod(rest, var.extent)
-                rest = index.floordiv(rest, var.extent)
+            mapping = decoded(outer, index.floordiv(rest, all_panels))
             body: tuple[Stmt, ...] = ()
             if panels:
                 start = index.multiply(bounded(panel, panels), index.constant(width))
@@ -171,7 +166,7 @@ class _Builder:
                     body = (Allocate(buffer, body),)
             return body
 
-        return in_groups(prefix, tasks, work, self.cores, task)
+        return share_products(prefix, tasks, work, self.cores, task)
 
     def _panel(self, mapping: dict[Var, Expr], start: Expr, width: int, block: Expr, tiles: int,
                blocks: int) -> tuple[Stmt, ...]:

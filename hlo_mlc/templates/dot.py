@@ -20,8 +20,8 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, lanes
-from hlo_mlc.templates.product import in_groups, over
+from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, lanes
+from hlo_mlc.templates.product import over, share_products
 from hlo_mlc.tensor.classify import Contraction, contraction, is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -153,14 +153,11 @@ class _Builder:
         work = math.prod(v.extent for v in (*self.stage.axes, *roles.summed))
 
         def task(t: Expr) -> Body:
-            at: dict[Var, Expr] = {}
             right, t = index.floormod(t, columns.count), index.floordiv(t, columns.count)
             left, t = index.floormod(t, rows.count), index.floordiv(t, rows.count)
-            for var in reversed(outer):
-                at[var], t = index.floormod(t, var.extent), index.floordiv(t, var.extent)
-            return self._block(at, rows, left, columns, right)
+            return self._block(decoded(outer, t), rows, left, columns, right)
 
-        return in_groups(row.name, tasks, work, self.cores, task)
+        return share_products(row.name, tasks, work, self.cores, task)
 
     def _block(self, at: At, rows: _Blocks, left: Expr, columns: _Blocks, right: Expr) -> Body:
         """Sums of a block, then what becomes of them."""

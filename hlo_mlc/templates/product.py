@@ -12,7 +12,7 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import across, bounded
+from hlo_mlc.templates.base import across, bounded, parallel_tasks
 from hlo_mlc.tensor.classify import stride
 
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
@@ -151,18 +151,10 @@ def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, in
         bounded(index.add(done, t), most), 1)))
 
 
-def in_groups(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]) -> Body:
+def share_products(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]
+                   ) -> Body:
     """`task(number)` for each of `tasks`, which have `work` multiply-adds in all: groups of them in
     parallel, or one after the other where that is too little to share."""
-    if work <= PARALLEL_WORK or tasks == 1:
-        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-    size = max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work))))
-
-    def group(g: Var) -> Body:
-        first = index.multiply(g, index.constant(size))
-        count = index.minimum(index.constant(size),
-                              index.subtract(index.constant(tasks), first))
-        return (loop(f"{name}_task", count, LoopKind.SERIAL,
-                     lambda t: task(bounded(index.add(first, t), tasks))),)
-
-    return (loop(f"{name}_group", -(-tasks // size), LoopKind.PARALLEL, group),)
+    group = max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work)))) \
+        if work > PARALLEL_WORK else 0
+    return parallel_tasks(name, tasks, group, task)

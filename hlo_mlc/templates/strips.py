@@ -26,7 +26,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, bounded, lanes, work
+from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
 from hlo_mlc.tensor.classify import cost, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage
@@ -87,11 +87,8 @@ def strips(stage: Stage, target: CpuTarget, vectors: int,
     name = stage.scan.axis.name
 
     def task(t: Expr) -> tuple[Stmt, ...]:
-        number, others = index.floormod(t, each), index.floordiv(t, each)
-        at: dict[Var, Expr] = {}
-        for var in reversed(layout.outer):
-            at[var] = index.floormod(others, var.extent)
-            others = index.floordiv(others, var.extent)
+        number = index.floormod(t, each)
+        at = decoded(layout.outer, index.floordiv(t, each))
         short = _Strip(stage, last, layout, at, "rest", index.constant(whole), 1, 1, rest)
         if not whole:
             return short.loops()
@@ -105,19 +102,7 @@ def strips(stage: Stage, target: CpuTarget, vectors: int,
         return (If(index.compare("lt", number, index.constant(count)), full.loops(),
                    short.loops()),)
 
-    total = work(Nest((stage,), len(stage.axes)))
-    if total <= SERIAL_WORK or tasks == 1:
-        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-    group = max(1, TASK_WORK * tasks // total)
-
-    def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, index.constant(group))
-        size = index.minimum(index.constant(group),
-                             index.subtract(index.constant(tasks), first))
-        return (loop(f"{name}_task", size, LoopKind.SERIAL,
-                     lambda t: task(bounded(index.add(first, t), tasks))),)
-
-    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+    return shared_out(name, tasks, work(Nest((stage,), len(stage.axes))), task)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,9 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     bounded,
+    decoded,
     lanes,
+    parallel_tasks,
     work,
 )
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
@@ -142,7 +144,7 @@ class _Squares:
         tasks = others * tall * wide
 
         def run(t: Expr) -> tuple[Stmt, ...]:
-            at = self._decoded(outer, index.floordiv(t, tall * wide))
+            at = decoded(outer, index.floordiv(t, tall * wide))
             down, along = (t, index.floordiv(t, tall)) if self.streaming \
                 else (index.floordiv(t, wide), t)
             down = bounded(index.floormod(down, tall), tall)
@@ -155,17 +157,17 @@ class _Squares:
         if self.column.extent % self.side:
             body += self._shared(
                 f"{self.column.name}_end", others * rows, total // columns, lambda t: self._square(
-                    self._decoded(outer, index.floordiv(t, rows)),
+                    decoded(outer, index.floordiv(t, rows)),
                     self._top(bounded(index.floormod(t, rows), rows)), last_column))
         if self.row.extent % self.high:
             body += self._shared(
                 f"{self.row.name}_end", others * columns, total // rows, lambda t: self._square(
-                    self._decoded(outer, index.floordiv(t, columns)), last_row,
+                    decoded(outer, index.floordiv(t, columns)), last_row,
                     self._left(bounded(index.floormod(t, columns), columns))))
             if self.column.extent % self.side:
                 body += self._shared(
                     "corner", others, total // (rows * columns), lambda t: self._square(
-                        self._decoded(outer, t), last_row, last_column))
+                        decoded(outer, t), last_row, last_column))
         return body
 
     def _top(self, square: Expr) -> Expr:
@@ -174,28 +176,11 @@ class _Squares:
     def _left(self, square: Expr) -> Expr:
         return index.multiply(square, index.constant(self.side))
 
-    def _decoded(self, outer: list[Var], t: Expr) -> dict[Var, Expr]:
-        at: dict[Var, Expr] = {}
-        for var in reversed(outer):
-            at[var] = index.floormod(t, var.extent)
-            t = index.floordiv(t, var.extent)
-        return at
-
     def _shared(self, name: str, tasks: int, total: int,
                 body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         """`body` for each number below `tasks`, in groups that are worth a task of the pool."""
-        if total <= SERIAL_WORK or tasks == 1:
-            return (loop(name, tasks, LoopKind.SERIAL, body),)
-        group = max(1, min(tasks // 2, TASK_WORK * tasks // total))
-
-        def run(g: Var) -> tuple[Stmt, ...]:
-            first = index.multiply(g, index.constant(group))
-            size = index.minimum(index.constant(group),
-                                 index.subtract(index.constant(tasks), first))
-            return (loop(name, size, LoopKind.SERIAL,
-                         lambda t: body(bounded(index.add(first, t), tasks))),)
-
-        return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+        group = max(1, min(tasks // 2, TASK_WORK * tasks // total)) if total > SERIAL_WORK else 0
+        return parallel_tasks(name, tasks, group, body)
 
     def _panel(self, at: dict[Var, Expr], down: Expr, along: Expr, panel: int, rows: int,
                columns: int) -> tuple[Stmt, ...]:

@@ -12,14 +12,7 @@ from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import (
-    SERIAL_WORK,
-    TASK_WORK,
-    Parameters,
-    across,
-    bounded,
-    epilogue_cost,
-)
+from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, shared_out
 from hlo_mlc.templates.window_roles import Panel, Roles, is_batch, roles_of, windows_along
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
@@ -124,7 +117,7 @@ class WindowLoops:
                 return full
             return (If(index.compare("lt", panel, index.constant(whole)), full, short),)
 
-        return self._shared_out(math.prod(sizes), task)
+        return shared_out(self.roles.lane.name, math.prod(sizes), self.work, task)
 
     def _row(self, along: tuple[Var | None, int], base: Place, panel: Panel) -> tuple[Stmt, ...]:
         """All tiles along one axis."""
@@ -133,23 +126,6 @@ class WindowLoops:
             return self._tile(base, panel)
         return (loop(f"{axis.name}_tile", -(-axis.extent // count), LoopKind.SERIAL, lambda n:
             self._tile({**base, axis: index.multiply(n, index.constant(count))}, panel)),)
-
-    def _shared_out(self, tasks: int, task: Callable[[Expr], tuple[Stmt, ...]]
-                    ) -> tuple[Stmt, ...]:
-        """One loop over all tasks, in groups that are worth a task of the pool."""
-        name = self.roles.lane.name
-        if self.work <= SERIAL_WORK or tasks == 1:
-            return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-        group = max(1, TASK_WORK * tasks // self.work)
-
-        def run(g: Var) -> tuple[Stmt, ...]:
-            first = index.multiply(g, index.constant(group))
-            size = index.minimum(index.constant(group),
-                                 index.subtract(index.constant(tasks), first))
-            return (loop(f"{name}_task", size, LoopKind.SERIAL,
-                         lambda t: task(bounded(index.add(first, t), tasks))),)
-
-        return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
 
     def _tile(self, base: Place, panel: Panel) -> tuple[Stmt, ...]:
         """One tile of results at `base`: begin, fold, store."""
