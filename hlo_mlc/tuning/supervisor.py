@@ -9,6 +9,7 @@ import subprocess
 import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -80,8 +81,10 @@ class Supervisor:
 
     def _start(self) -> None:
         ours, theirs = Pipe()
-        # It finds what we find (a generator may come from anywhere), and gets no Ctrl-C: we do.
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        # It finds what we find (a generator may come from anywhere), this very package whatever the
+        # current folder has, and gets no Ctrl-C: we do.
+        folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hlo_mlc.tuning.worker", str(theirs.fileno())],

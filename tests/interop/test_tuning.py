@@ -57,6 +57,15 @@ def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record
                   Measured(9.0, 9.0, 1.0, 9.0 * ratio, ratio), choice)
 
 
+def test_a_folder_with_our_name_is_not_run_instead(tmp_path: Path, monkeypatch) -> None:
+    """A checkout, say, that a command has put in front of the path of an installed package."""
+    (tmp_path / "hlo_mlc").mkdir()
+    (tmp_path / "hlo_mlc" / "__init__.py").write_text("raise ImportError('another one')")
+    monkeypatch.syspath_prepend(tmp_path)
+    (kernel,) = mlc_jit(jnp.sin, choose="ours").tune(X, trials=1).kernels
+    assert (kernel.reason, kernel.tried) == ("", 1)
+
+
 def test_a_function_is_tuned() -> None:
     f = mlc_jit(lambda x: (jax.nn.softmax(x @ x.T), jnp.sort(x)), choose="ours")
     before = f(X)

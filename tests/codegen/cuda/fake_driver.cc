@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 namespace {
@@ -83,6 +84,9 @@ int cuLaunchKernel(void* function, unsigned blocks, unsigned, unsigned, unsigned
   const auto* kernel = static_cast<Function*>(function);
   if (kernel->device != current_device) return kInvalidHandle;
   if (static_cast<int>(shared_bytes) > kernel->shared_bytes) return kInvalidValue;
+  // One after the other, as on a stream: where XLA stands on CPUs it calls from several threads.
+  static std::mutex running;
+  const std::lock_guard<std::mutex> lock(running);
   const char* error = kernel->run(blocks, threads, shared_bytes, arguments, 0);
   return error == nullptr ? kSuccess : kLaunchFailed;
 }
