@@ -277,11 +277,12 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
     read = {b for s in steps for stage in stages(s) for b in stage.inputs}
     operands = (*(b for b in operands if b in read), *constants)
-    values = values | {b: node.results[0] for b, node in constants.items()}
     kernel = make_kernel(steps, operands, outputs, aliases)
-    border = [b for b in operands if values[b] in makers and _counts(makers[values[b]])]
+    border = [b for b in operands
+              if b not in constants and values[b] in makers and _counts(makers[values[b]])]
     border += [b for b in outputs if values[b] not in results]
-    sources, targets = (tuple(values[b] for b in group) for group in (operands, outputs))
+    sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
+    targets = tuple(values[b] for b in outputs)
     moved = dict(aliases)
     copied = [b for b in outputs if heirs.get(values[b]) in at and b not in moved]
     return Cluster(kernel, _between(sources, targets, makers), sources, targets,

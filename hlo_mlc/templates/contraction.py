@@ -28,10 +28,11 @@ from hlo_mlc.templates.product import (
     in_squares,
     is_direct,
     is_plain,
+    product_refusal,
     share_products,
 )
 from hlo_mlc.templates.register_tile import register_tile
-from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map, stride
+from hlo_mlc.tensor.classify import Contraction, contraction, cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -63,11 +64,7 @@ class ContractionTemplate:
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not a matrix product for this template; empty where it is."""
-        if len(nest.stages) != 1 or is_map(nest.stages[0]):
-            return "not a single reduction"
-        if any(v.extent == 0 for v in nest.stages[0].reduce_axes):
-            return "an axis without elements"
-        return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
+        return product_refusal(nest)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Tile heights and widths, depth of a block, packing, how finely rows are split, and steps

@@ -21,8 +21,8 @@ from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, lanes
-from hlo_mlc.templates.product import over, share_products
-from hlo_mlc.tensor.classify import Contraction, contraction, is_map, stride
+from hlo_mlc.templates.product import over, product_refusal, share_products
+from hlo_mlc.tensor.classify import Contraction, contraction, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -47,14 +47,10 @@ class DotTemplate:
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not a product of few rows along the depth; empty where it is."""
-        if len(nest.stages) != 1 or is_map(nest.stages[0]):
-            return "not a single reduction"
-        if any(v.extent == 0 for v in nest.stages[0].reduce_axes):
-            return "an axis without elements"
+        if reason := product_refusal(nest):
+            return reason
         stage = coalesce(nest.stages[0])
         roles = contraction(stage)
-        if roles is None:
-            return "not a sum of products of two tensors"
         m, n, depth = roles.rows[-1].extent, roles.columns[-1].extent, roles.summed[-1]
         if min(m, n) > FEW:
             return "neither few rows nor few columns"

@@ -13,7 +13,8 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.templates.base import across, bounded, parallel_tasks
-from hlo_mlc.tensor.classify import stride
+from hlo_mlc.tensor.classify import contraction, is_map, stride
+from hlo_mlc.tensor.core import Nest
 
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
 # 20-40 us when the worker sleeps; FACTS on thread costs).
@@ -61,6 +62,15 @@ class Tile:
     def at(self, r: Expr, c: Expr) -> Expr:
         """The sum of a row and a column."""
         return load(self.buffer, (r, c))
+
+
+def product_refusal(nest: Nest) -> str:
+    """Why a nest is not a sum of products with rows and columns; empty where it is."""
+    if len(nest.stages) != 1 or is_map(nest.stages[0]):
+        return "not a single reduction"
+    if any(v.extent == 0 for v in nest.stages[0].reduce_axes):
+        return "an axis without elements"
+    return "" if contraction(nest.stages[0]) else "not a sum of products of two tensors"
 
 
 def is_plain(factor: Expr) -> bool:
