@@ -13,11 +13,12 @@ A kernel is shared by all entries that call it.
 from __future__ import annotations
 
 import itertools
+import operator
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsIndex
 
 import jax
 import numpy as np
@@ -77,10 +78,10 @@ class ExportReport:
         return "\n".join(lines)
 
 
-def entry(function: Callable[..., Any], *args: Any, embed: Sequence[int] = (), vjp_order: int = 0,
-          **kwargs: Any) -> Entry:
+def entry(function: Callable[..., Any], *args: Any, embed: int | Sequence[int] = (),
+          vjp_order: int = 0, **kwargs: Any) -> Entry:
     """A function to export together with others; the arguments are those of `export`."""
-    return Entry(function, args, kwargs, tuple(embed), vjp_order)
+    return Entry(function, args, kwargs, embedded_positions(embed, len(args)), vjp_order)
 
 
 def export(
@@ -88,7 +89,7 @@ def export(
     *args: Any,
     path: str | os.PathLike[str],
     targets: Sequence[str] = ("host",),
-    embed: Sequence[int] = (),
+    embed: int | Sequence[int] = (),
     vjp_order: int = 0,
     **kwargs: Any,
 ) -> ExportReport:
@@ -102,22 +103,37 @@ def export(
     `targets` are what to generate code for: "host" (this machine and such as have all that it has)
     and levels ("x86-64-v2", "x86-64-v3", "x86-64-v4"), or instead architectures of NVIDIA GPUs
     ("sm_80", "sm_90"), which need not be here; the best that fits is taken when the file is loaded.
-    `embed` are positions of arguments whose values go into the file (weights): what is
-    loaded takes the others only. With `vjp_order=1` it can be differentiated once.
+    `embed` is the position of an argument whose value goes into the file (weights), or several,
+    from the end if negative: what is loaded takes the others only. With `vjp_order=1` it can be
+    differentiated once.
 
     Raises: UsageError for arguments that cannot be exported, UnknownTargetError for a target.
     """
     if isinstance(function, Mapping):
-        if args or kwargs or embed or vjp_order:
+        if args or kwargs or embed not in ((), []) or vjp_order:
             raise UsageError("Arguments of several functions are given with each: "
                              "hlo_mlc.entry(function, *args, **kwargs)")
         entries = dict(function)
     else:
         name = getattr(function, "__name__", type(function).__name__)
-        entries = {name: Entry(function, args, kwargs, tuple(embed), vjp_order)}
+        entries = {name: entry(function, *args, embed=embed, vjp_order=vjp_order, **kwargs)}
     if not entries or not targets:
         raise UsageError("There is nothing to export: it takes a function and a target")
     return _Writer(targets_named(targets)).write(Path(path), entries)
+
+
+def embedded_positions(embed: int | Sequence[int], count: int) -> tuple[int, ...]:
+    """Which of `count` arguments `embed` means, in their order.
+
+    Raises: UsageError for what are no positions of arguments.
+    """
+    given = list(embed) if isinstance(embed, Iterable) else [embed]
+    if all(isinstance(p, SupportsIndex) and -count <= operator.index(p) < count for p in given):
+        positions = sorted({operator.index(p) % count for p in given})
+        if len(positions) == len(given):
+            return tuple(positions)
+    raise UsageError(f"embed={embed!r}: expected different positions of arguments, "
+                     f"of which there are {count}")
 
 
 def targets_named(names: Sequence[str]) -> CpuTargets | GpuTargets:
@@ -209,17 +225,13 @@ def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
     if not given.embed:
         # Made anew, so that nothing of it is lowered yet and its latest report is this export's.
         return ours.choosing(ours.choose, target), ours.choosing("xla"), given.args
-    positions = sorted(set(given.embed))
-    if len(positions) != len(given.embed) or positions[0] < 0 or positions[-1] >= len(given.args):
-        raise UsageError(f"embed={given.embed}: expected positions of arguments, "
-                         f"of which there are {len(given.args)}")
-    leaves, tree = jax.tree.flatten([given.args[p] for p in positions])
+    leaves, tree = jax.tree.flatten([given.args[p] for p in given.embed])
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise UsageError("embed: the arguments that go into the file are given by value")
-    rest = tuple(arg for n, arg in enumerate(given.args) if n not in positions)
+    rest = tuple(arg for n, arg in enumerate(given.args) if n not in given.embed)
 
     def embedding(leaves: list[Any], *others: Any, **kwargs: Any) -> Any:
-        values = dict(zip(positions, jax.tree.unflatten(tree, leaves), strict=True))
+        values = dict(zip(given.embed, jax.tree.unflatten(tree, leaves), strict=True))
         remaining = iter(others)
         merged = [values[n] if n in values else next(remaining) for n in range(len(given.args))]
         return given.function(*merged, **kwargs)

@@ -19,6 +19,7 @@ from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.interop.export import embedded_positions
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
 from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
@@ -54,7 +55,8 @@ class LibraryReport:
 
 
 def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[str],
-             target: str = "host", embed: Sequence[int] = (), **kwargs: Any) -> LibraryReport:
+             target: str = "host", embed: int | Sequence[int] = (),
+             **kwargs: Any) -> LibraryReport:
     """Writes a function as a library with a header: plain C, for one thread, without Python, JAX
     or XLA.
 
@@ -72,10 +74,8 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     library, name = _library_and_name(Path(path))
     chosen = dataclasses.replace(cpu.named(target), cores=1)
     plain = function.choosing("xla") if hasattr(function, "choosing") else function
-    if any(n not in range(len(args)) for n in embed):
-        raise UsageError(f"embed={tuple(embed)}: expected positions of arguments, "
-                         f"of which there are {len(args)}")
-    given = [n for n in range(len(args)) if n not in embed]
+    inside = embedded_positions(embed, len(args))
+    given = [n for n in range(len(args)) if n not in inside]
 
     def called(taken: list[Any], keywords: dict[str, Any]) -> Any:
         values = dict(zip(given, taken, strict=True))

@@ -42,7 +42,6 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self.default_us = 0.0
-        self.deaths = 0
 
     def __enter__(self) -> Supervisor:
         self._start()
@@ -75,7 +74,6 @@ class Supervisor:
             reason = f"it hung: no answer within {seconds:.0f} s"
         except (EOFError, OSError):
             reason = f"it crashed: {self._cause()}"
-        self.deaths += 1
         self._end()
         return Failed(reason)
 

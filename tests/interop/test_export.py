@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,6 +102,13 @@ def test_weights_inside(path: Path, fresh) -> None:
     assert not re.search(r"constant .*48x32xf32", program), "weights are no part of the program"
     assert load(path).__name__ == "layer"
     fresh("assert f(jnp.ones((16, 48)))['hidden'].shape == (16, 32)")
+
+
+@pytest.mark.parametrize("embed", [1, -2, (-2,), np.int64(1), [1]])
+def test_ways_to_say_what_is_embedded(path: Path, embed: int | Sequence[int]) -> None:
+    x, w, b = (np.full((4,), value, np.float32) for value in (1, 2, 3))
+    hlo_mlc.export(lambda x, w, b: x * w - b, x, w, b, path=path, embed=embed)
+    np.testing.assert_array_equal(hlo_mlc.load(path)(x, 5 * b), x * w - 5 * b)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "float32"])
@@ -273,8 +281,9 @@ def test_what_cannot_be_exported(path: Path, tmp_path: Path) -> None:
         hlo_mlc.export(lambda x: Pair(x, x), X, path=path)
     with pytest.raises(UnknownTargetError):
         hlo_mlc.export(jnp.tanh, X, path=path, targets=("x86-64-v9",))
-    with pytest.raises(UsageError, match="expected positions of arguments"):
-        hlo_mlc.export(jnp.tanh, X, path=path, embed=(1,))
+    for embed in (1, (1,), (-2,), (0, -1), ("x",), 0.5):
+        with pytest.raises(UsageError, match="expected different positions of arguments"):
+            hlo_mlc.export(jnp.tanh, X, path=path, embed=embed)
     with pytest.raises(UsageError, match="given by value"):
         hlo_mlc.export(jnp.tanh, jax.ShapeDtypeStruct((2,), jnp.float32), path=path, embed=(0,))
     with pytest.raises(UsageError, match="nothing to export"):

@@ -140,7 +140,7 @@ def test_no_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_weights_in_the_library(tmp_path: Path) -> None:
     function, (parameters, x) = CASES["mlp"]
-    export_c(function, parameters, x, path=tmp_path / "inside", embed=(0,))
+    export_c(function, parameters, x, path=tmp_path / "inside", embed=0)
     check(tmp_path, "inside", function, (parameters, x), [x])
 
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         export_c(jnp.tanh, x, path=tmp_path / "my-function")
     with pytest.raises(UsageError, match=r"ends in .a \(static\) or .so \(shared\)"):
         export_c(jnp.tanh, x, path=tmp_path / "f.mlc")
-    with pytest.raises(UsageError, match="expected positions"):
+    with pytest.raises(UsageError, match="expected different positions"):
         export_c(jnp.tanh, x, path=tmp_path / "f", embed=(1,))
     with pytest.raises(UsageError, match="Cannot write"):
         export_c(jnp.tanh, x, path=tmp_path / "no" / "f")
