@@ -105,67 +105,93 @@ def _width(stage: Stage) -> int:
 
 def _columns(stage: Stage, merged: Combiner, warps: int, outer: LoopKind) -> tuple[Stmt, ...]:
     """The loops of one reduction, whose partial results `merged` combines."""
-    name, width, last = stage.name, _width(stage), stage.axes[-1]
-    groups = -(-last.extent // (WARP * width))
-    others = product(stage.axes[:-1])
-    rows = product(stage.reduce_axes)
-    group = Var(f"{name}_b", INDEX, groups * others)
-    warp, lane = thread_var(f"{name}_w", warps), thread_var(f"{name}_l", WARP)
-    here = at(index.floordiv(group, groups), stage.axes[:-1])
-    first = index.multiply(flat((index.floormod(group, groups), groups), (lane, WARP)),
-                           index.constant(width))
-    registers = tuple(Buffer(f"{name}_{n}_part", v.dtype, (warps, WARP, width), "thread")
-                      for n, v in enumerate(stage.accumulators))
-    shared = tuple(Buffer(f"{name}_{n}_all", v.dtype, (warps, WARP, width), "shared")
-                   for n, v in enumerate(stage.accumulators))
+    groups = -(-stage.axes[-1].extent // (WARP * _width(stage))) * product(stage.axes[:-1])
+    block = _Block(stage, merged, warps, Var(f"{stage.name}_b", INDEX, groups))
+    return (For(block.number, index.constant(groups), outer, block.body()),)
 
-    def threads(body: Callable[[Expr], tuple[Stmt, ...]], count: int = warps) -> For:
-        """`body(lane of the vector)` for the columns there are, by the first so many warps."""
-        inside = where(below(first, last.extent), lanes(f"{name}_v", width, body))
-        return thread_loop(warp, (thread_loop(lane, inside),), count)
 
-    def begin(v: Expr) -> tuple[Stmt, ...]:
+class _Block:
+    """What one block does: fold the rows of a group of columns, warp by warp, and combine them."""
+
+    def __init__(self, stage: Stage, merged: Combiner, warps: int, number: Var) -> None:
+        self.number = number
+        self._stage, self._merged, self._width = stage, merged, _width(stage)
+        self._warp = thread_var(f"{stage.name}_w", warps)
+        self._lane = thread_var(f"{stage.name}_l", WARP)
+        self._registers = self._partial_results("part", "thread")
+        self._shared = self._partial_results("all", "shared")
+        groups = -(-stage.axes[-1].extent // (WARP * self._width))
+        self._here = at(index.floordiv(number, groups), stage.axes[:-1])
+        self._first = index.multiply(
+            flat((index.floormod(number, groups), groups), (self._lane, WARP)),
+            index.constant(self._width))
+
+    def _partial_results(self, kind: str, scope: str) -> tuple[Buffer, ...]:
+        shape = (self._warp.extent, WARP, self._width)
+        return tuple(Buffer(f"{self._stage.name}_{n}_{kind}", v.dtype, shape, scope)
+                     for n, v in enumerate(self._stage.accumulators))
+
+    def body(self) -> tuple[Stmt, ...]:
+        warps = self._warp.extent
+        rows = -(-product(self._stage.reduce_axes) // warps)
+        fold = loop(f"{self._stage.name}_o", rows, LoopKind.SERIAL, self._row)
+        whole_warps = thread_loop(self._warp, (thread_loop(self._lane, (
+            *self._vector(self._begin), fold, *self._vector(self._keep))),))
+        halves = [warps >> n for n in range(1, warps.bit_length())]
+        body: tuple[Stmt, ...] = (
+            whole_warps, *map(self._join, halves), self._within(self._finish, 1))
+        for buffer in (*self._registers, *self._shared):
+            body = (Allocate(buffer, body),)
+        return body
+
+    def _vector(self, each: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        return lanes(f"{self._stage.name}_v", self._width, each)
+
+    def _within(self, each: Callable[[Expr], tuple[Stmt, ...]], warps: int) -> For:
+        """`each(lane of the vector)` for the columns there are, by the first so many warps."""
+        inside = where(below(self._first, self._stage.axes[-1].extent), self._vector(each))
+        return thread_loop(self._warp, (thread_loop(self._lane, inside),), warps)
+
+    def _places(self, v: Expr) -> tuple[Expr, ...]:
+        return self._warp, self._lane, v
+
+    def _column(self, v: Expr) -> dict[Var, Expr]:
+        return {**self._here, self._stage.axes[-1]: index.add(self._first, v)}
+
+    def _begin(self, v: Expr) -> tuple[Stmt, ...]:
+        """The first warp starts from the initial values, the others from the combiner's."""
+        stage = self._stage
         return tuple(
-            Store(b, (warp, lane, v), build.apply(
-                "select", equals(warp, 0), build.substitute(e, mapping(v)), neutral))
-            for b, e, neutral in zip(registers, stage.initial, stage.combiner.identity,
+            Store(b, self._places(v), build.apply(
+                "select", equals(self._warp, 0), build.substitute(e, self._column(v)), neutral))
+            for b, e, neutral in zip(self._registers, stage.initial, stage.combiner.identity,
                                      strict=True))
 
-    def mapping(v: Expr) -> dict[Var, Expr]:
-        return {**here, last: index.add(first, v)}
-
-    def row(o: Expr) -> tuple[Stmt, ...]:
-        position = flat((o, 1), (warp, warps))
+    def _row(self, o: Expr) -> tuple[Stmt, ...]:
+        stage = self._stage
+        row = flat((o, 1), (self._warp, self._warp.extent))
 
         def step(v: Expr) -> tuple[Stmt, ...]:
-            place = {**mapping(v), **at(position, stage.reduce_axes)}
+            place = {**self._column(v), **at(row, stage.reduce_axes)}
             terms = tuple(build.substitute(t, place) for t in stage.terms)
-            return (Accumulate(registers, (warp, lane, v), stage.combiner, terms),)
+            return (Accumulate(self._registers, self._places(v), stage.combiner, terms),)
 
-        inside = build.all_of(below(position, rows), below(first, last.extent))
-        return where(inside, lanes(f"{name}_v", width, step))
+        inside = build.all_of(below(row, product(stage.reduce_axes)),
+                              below(self._first, stage.axes[-1].extent))
+        return where(inside, self._vector(step))
 
-    def keep(v: Expr) -> tuple[Stmt, ...]:
-        return tuple(Store(s, (warp, lane, v), Load(r, (warp, lane, v)))
-                     for s, r in zip(shared, registers, strict=True))
+    def _keep(self, v: Expr) -> tuple[Stmt, ...]:
+        return tuple(Store(s, self._places(v), Load(r, self._places(v)))
+                     for s, r in zip(self._shared, self._registers, strict=True))
 
-    def join(half: int) -> For:
-        partner = index.add(warp, index.constant(half))
-        return threads(lambda v: (Accumulate(
-            shared, (warp, lane, v), merged, tuple(Load(s, (partner, lane, v)) for s in shared)),),
-            half)
+    def _join(self, half: int) -> For:
+        """The first half of the warps adds what the second one has."""
+        partner = index.add(self._warp, index.constant(half))
+        return self._within(lambda v: (Accumulate(
+            self._shared, self._places(v), self._merged,
+            tuple(Load(s, (partner, self._lane, v)) for s in self._shared)),), half)
 
-    def finish(v: Expr) -> tuple[Stmt, ...]:
-        values = {a: Load(s, (warp, lane, v))
-                  for a, s in zip(stage.accumulators, shared, strict=True)}
-        return tuple(store(assign, {**mapping(v), **values}) for assign in stage.assigns)
-
-    fold = loop(f"{name}_o", -(-rows // warps), LoopKind.SERIAL, row)
-    all_columns = thread_loop(warp, (thread_loop(lane, (
-        *lanes(f"{name}_v", width, begin), fold, *lanes(f"{name}_v", width, keep))),))
-    halves = [warps >> n for n in range(1, warps.bit_length())]
-    body: tuple[Stmt, ...] = (all_columns, *map(join, halves), threads(finish, 1))
-    for buffer in (*registers, *shared):
-        body = (Allocate(buffer, body),)
-    return (For(group, index.constant(groups * others), outer, body),)
-
+    def _finish(self, v: Expr) -> tuple[Stmt, ...]:
+        values = {a: Load(s, self._places(v))
+                  for a, s in zip(self._stage.accumulators, self._shared, strict=True)}
+        return tuple(store(assign, {**self._column(v), **values}) for assign in self._stage.assigns)

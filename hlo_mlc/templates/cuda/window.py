@@ -115,65 +115,85 @@ def _vector(stage: Stage) -> int:
 
 
 def _windows(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:
-    name, axis, last = stage.name, _axis(stage), stage.axes[-1]
-    along = math.gcd(parameters["along"], axis.extent) if axis is not None else 1
-    vector = math.gcd(parameters["vector"], _vector(stage))
-    # What a thread has of each axis.
-    share = {v: along if v is axis else vector if v is last else 1 for v in stage.axes}
-    parts = tuple(Var(v.name, INDEX, v.extent // share[v]) for v in stage.axes)
-    total = product(parts)
-    t = thread_var(f"{name}_t", min(parameters["threads"], power_of_two(total)))
-    sums = tuple(Buffer(f"{name}_{n}_sum", a.dtype, (t.extent, along, vector), "thread")
-                 for n, a in enumerate(stage.accumulators))
+    thread = _Thread(stage, parameters)
+    number, name = thread.number, stage.name
+    blocks = -(-thread.threads // number.extent)
+    if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
+        rounds = loop(f"{name}_o", blocks, LoopKind.SERIAL,
+                      lambda o: thread.body(flat((o, 1), (number, number.extent))))
+        body: tuple[Stmt, ...] = (thread_loop(number, (rounds,)),)
+    else:
+        body = (loop(f"{name}_b", blocks, LoopKind.BLOCK,
+                     lambda b: _allocated(thread.sums, (thread_loop(number, thread.body(flat(
+                         (b, 1), (number, number.extent)))),))),)
+    return body if outer is LoopKind.BLOCK else _allocated(thread.sums, body)
 
-    def one(position: Expr) -> tuple[Stmt, ...]:
-        here = at(position, parts)
+
+class _Thread:
+    """What one thread does: some outputs along an axis of the windows, as vectors.
+
+    `threads` are how many there are to be, `number` is this one's in its block, `sums` what its
+    outputs are folded in.
+    """
+
+    def __init__(self, stage: Stage, parameters: Parameters) -> None:
+        self._stage, self._axis = stage, _axis(stage)
+        self._along = (math.gcd(parameters["along"], self._axis.extent)
+                       if self._axis is not None else 1)
+        self._vector = math.gcd(parameters["vector"], _vector(stage))
+        self._share = {v: self._along if v is self._axis else
+                       self._vector if v is stage.axes[-1] else 1 for v in stage.axes}
+        self._parts = tuple(Var(v.name, INDEX, v.extent // self._share[v]) for v in stage.axes)
+        self.threads = product(self._parts)
+        self.number = thread_var(f"{stage.name}_t",
+                                 min(parameters["threads"], power_of_two(self.threads)))
+        shape = (self.number.extent, self._along, self._vector)
+        self.sums = tuple(Buffer(f"{stage.name}_{n}_sum", a.dtype, shape, "thread")
+                          for n, a in enumerate(stage.accumulators))
+
+    def body(self, position: Expr) -> tuple[Stmt, ...]:
+        """The thread of that number among all."""
+        stage, here = self._stage, at(position, self._parts)
 
         def place(u: Expr, v: Expr) -> dict[Var, Expr]:
-            inner = {axis: u, last: v}
-            return {x: index.add(index.multiply(here[part], index.constant(share[x])),
-                                 inner[x] if share[x] > 1 else index.constant(0))
-                    for x, part in zip(stage.axes, parts, strict=True)}
-
-        def each(body: Callable[[Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-            def row(u: Expr) -> tuple[Stmt, ...]:
-                return lanes(f"{name}_v", vector, lambda v: body(u, v))
-
-            if along == 1:
-                return row(index.constant(0))
-            return (loop(f"{name}_u", along, LoopKind.UNROLL, row),)
+            inner = {self._axis: u, stage.axes[-1]: v}
+            return {x: index.add(index.multiply(here[part], index.constant(share)),
+                                 inner[x] if share > 1 else index.constant(0))
+                    for (x, share), part in zip(self._share.items(), self._parts, strict=True)}
 
         def begin(u: Expr, v: Expr) -> tuple[Stmt, ...]:
-            return tuple(Store(b, (t, u, v), substitute(e, place(u, v)))
-                         for b, e in zip(sums, stage.initial, strict=True))
+            return tuple(Store(b, (self.number, u, v), substitute(e, place(u, v)))
+                         for b, e in zip(self.sums, stage.initial, strict=True))
 
         def step(u: Expr, v: Expr) -> tuple[Stmt, ...]:
             terms = tuple(substitute(e, place(u, v)) for e in stage.terms)
-            return (Accumulate(sums, (t, u, v), stage.combiner, terms),)
+            return (Accumulate(self.sums, (self.number, u, v), stage.combiner, terms),)
 
         def finish(u: Expr, v: Expr) -> tuple[Stmt, ...]:
-            mapping = {**place(u, v), **{a: Load(b, (t, u, v)) for a, b in
-                                         zip(stage.accumulators, sums, strict=True)}}
+            mapping = {**place(u, v), **{a: Load(b, (self.number, u, v)) for a, b in
+                                         zip(stage.accumulators, self.sums, strict=True)}}
             return tuple(store(a, mapping) for a in stage.assigns)
 
-        fold = each(step)
-        written = along * vector * max(1, cost(*stage.terms))
-        for window in reversed(stage.reduce_axes):
+        return where(below(position, self.threads), (
+            *self._each(begin), *self._over_window(self._each(step)), *self._each(finish)))
+
+    def _each(self, body: Callable[[Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        """`body(along the axis, along the vector)` for each output of the thread."""
+        def row(u: Expr) -> tuple[Stmt, ...]:
+            return lanes(f"{self._stage.name}_v", self._vector, lambda v: body(u, v))
+
+        if self._along == 1:
+            return row(index.constant(0))
+        return (loop(f"{self._stage.name}_u", self._along, LoopKind.UNROLL, row),)
+
+    def _over_window(self, step: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """`step` for each place of the window: the inner loops are written out."""
+        written = self._along * self._vector * max(1, cost(*self._stage.terms))
+        for window in reversed(self._stage.reduce_axes):
             written *= window.extent
             kind = LoopKind.UNROLL if written <= WRITTEN_OUT else LoopKind.SERIAL
-            fold = (For(window, index.constant(window.extent), kind, fold),)
-        return where(below(position, total), (*each(begin), *fold, *each(finish)))
-
-    blocks = -(-total // t.extent)
-    if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
-        rounds = loop(f"{name}_o", blocks, LoopKind.SERIAL,
-                      lambda o: one(flat((o, 1), (t, t.extent))))
-        body: tuple[Stmt, ...] = (thread_loop(t, (rounds,)),)
-    else:
-        body = (loop(f"{name}_b", blocks, LoopKind.BLOCK,
-                     lambda b: _allocated(sums, (thread_loop(t, one(
-                         flat((b, 1), (t, t.extent)))),))),)
-    return body if outer is LoopKind.BLOCK else _allocated(sums, body)
+            step = (For(window, index.constant(window.extent), kind, step),)
+        return step
 
 
 def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
