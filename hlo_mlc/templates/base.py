@@ -76,6 +76,11 @@ def epilogue_cost(stage: Stage) -> int:
     return sum(cost(a.value) for a in stage.assigns) + ROUNDING * rounded
 
 
+def may_repeat(stage: Stage) -> bool:
+    """Whether results may be computed and stored twice: nothing is read that is written here."""
+    return set(stage.inputs).isdisjoint(stage.outputs)
+
+
 def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:
     """Elements of one vector register, of the widest type that the stages compute with."""
     return max(1, target.vector_bytes // max(map(_widest, stages), default=1))

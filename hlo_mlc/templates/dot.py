@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, lanes
-from hlo_mlc.templates.product import over, product_refusal, share_products
-from hlo_mlc.tensor.classify import Contraction, contraction, stride
+from hlo_mlc.templates.product import lies_along, over, product_refusal, share_products
+from hlo_mlc.tensor.classify import Contraction, contraction
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -56,7 +56,7 @@ class DotTemplate:
             return "neither few rows nor few columns"
         if depth.extent < SHORTEST * lanes((stage,), target):
             return "a short depth"
-        if not all(_lies_along(factor, depth) for factor in (roles.lhs, roles.rhs)):
+        if not all(lies_along(factor, depth) for factor in (roles.lhs, roles.rhs)):
             return "a factor does not lie along the depth"
         return ""
 
@@ -75,11 +75,6 @@ class DotTemplate:
         stage = coalesce(nest.stages[0])
         return Scheduled(_Builder(stage, contraction(stage), parameters, lanes((stage,), target),
                                   target.cores).build(), ())
-
-
-def _lies_along(factor: Expr, depth: Var) -> bool:
-    return all(read.guard is None and (stride(read, depth) == 1 or not any(
-        depth in i.free for i in read.indices)) for read in loads(factor))
 
 
 def _tile(m: int, n: int, target: CpuTarget) -> tuple[int, int]:

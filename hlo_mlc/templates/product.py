@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, load
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import DType
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import BF16, F32, DType
+from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.templates.base import across, bounded, parallel_tasks
 from hlo_mlc.tensor.classify import contraction, is_map, stride
@@ -64,6 +64,49 @@ class Tile:
         return load(self.buffer, (r, c))
 
 
+@dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Rows in `blocks` of nearly the same size, each in `tiles` of `height` rows.
+
+    Where rows may be computed twice, the last tile of a block begins where it ends with the block;
+    else some tiles have a row less, and code of their own.
+    """
+
+    extent: int
+    blocks: int
+    tiles: int
+    height: int
+    repeat: bool
+
+    @staticmethod
+    def of(extent: int, most_rows: int, blocks: int, repeat: bool) -> RowTiles:
+        blocks = min(blocks, -(-extent // most_rows))
+        longest = -(-extent // blocks)
+        tiles = -(-longest // most_rows)
+        height = -(-longest // tiles)
+        return RowTiles(extent, blocks, tiles, height, repeat and extent // blocks >= height)
+
+    def tile(self, block: Expr, number: Expr, body: Callable[[int, Expr], Body]) -> Body:
+        """`body(height, first row)` of the numbered tile of a block."""
+        begin, end = self._edge(block), self._edge(index.add(block, index.constant(1)))
+        before = index.multiply(number, index.constant(self.height))
+        if self.repeat or self.blocks * self.tiles * self.height == self.extent:
+            last = index.subtract(end, index.constant(self.height))
+            return body(self.height, index.minimum(index.add(begin, before), last))
+        low = self.height - 1
+        tall = index.subtract(index.subtract(end, begin), index.constant(self.tiles * low))
+        row = index.add(begin, index.add(index.multiply(number, index.constant(low)),
+                                         index.minimum(number, tall)))
+
+        def of_height(height: int) -> Body:
+            return body(height, bounded(row, self.extent - height + 1)) if height else ()
+
+        return (If(index.compare("lt", number, tall), of_height(self.height), of_height(low)),)
+
+    def _edge(self, block: Expr) -> Expr:
+        return index.floordiv(index.multiply(block, index.constant(self.extent)), self.blocks)
+
+
 def product_refusal(nest: Nest) -> str:
     """Why a nest is not a sum of products with rows and columns; empty where it is."""
     if len(nest.stages) != 1 or is_map(nest.stages[0]):
@@ -79,9 +122,21 @@ def is_plain(factor: Expr) -> bool:
         and all(isinstance(i, Var | Const) or not loads(i) for i in factor.indices)
 
 
+def is_widened(factor: Expr) -> bool:
+    """A plain load of bf16 as f32, which is a shift."""
+    return isinstance(factor, Apply) and factor.op == "convert" and factor.dtype is F32 \
+        and factor.args[0].dtype is BF16 and is_plain(factor.args[0])
+
+
 def is_direct(factor: Expr, along: Var) -> bool:
     """A plain load that walks through memory one by one along the columns."""
     return is_plain(factor) and stride(factor, along) == 1
+
+
+def lies_along(factor: Expr, axis: Var) -> bool:
+    """All that it reads lies side by side along an axis, or is the same all along it."""
+    return all(read.guard is None and (stride(read, axis) == 1 or not any(
+        axis in i.free for i in read.indices)) for read in loads(factor))
 
 
 def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: Statements

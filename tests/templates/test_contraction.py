@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.core import Prefetch, walk
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.contraction import AHEAD
@@ -81,18 +84,91 @@ def test_shared_out_and_packed(check, arrays, shape):
     check(lambda a, b, c: (a @ b, a @ c.T), a, b, c, magnitude=k)
 
 
+def _asked(parts) -> list[str]:
+    """What is asked for of the right factor."""
+    loops, _ = schedule_program(parts.programs[0], named("x86-64-v3"))
+    return [line for line in program_text(loops).splitlines() if "prefetch a1" in line]
+
+
 @pytest.mark.parametrize(("m", "n", "k", "ahead"), [
-    (9, 1100, 251, AHEAD * 1100), (9, 64, 251, None), (300, 1100, 251, None)])
+    (9, 1100, 251, AHEAD * 1100), (9, 64, 251, None)])
 def test_rows_that_lie_far_apart_are_fetched(machine_code, take_apart, arrays, m, n, k, ahead):
-    """Those of large right factors, unless they are packed."""
+    """Those of large right factors, where they are not packed."""
     a, b = arrays("float32", (m, k), (k, n))
     parts = take_apart(jnp.matmul, a, b)
-    loops, _ = schedule_program(parts.programs[0], named("x86-64-v3"))
-    asked = {int(line.rpartition("+ ")[2]) for line in program_text(loops).splitlines()
-             if "prefetch a1" in line}
-    assert asked == (set() if ahead is None else {ahead})
+    assert {int(line.rpartition("+ ")[2]) for line in _asked(parts)} == \
+        (set() if ahead is None else {ahead})
     result, = parts.run((a, b), machine_code.executing(fence_at="end"))
     np.testing.assert_allclose(result, a.astype(np.float64) @ b, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("m", "n", "k", "count"), [
+    (300, 1100, 251, 2), (300, 1100, 2100, 2), (300, 64, 251, 0), (9, 1100, 251, 0)])
+def test_the_panel_after_this_one_is_fetched(machine_code, take_apart, arrays, m, n, k, count,
+                                             transposed):
+    """By all tiles of large right factors that are packed: the first one packs and multiplies."""
+    a, b = arrays("float32", (m, k), (n, k) if transposed else (k, n))
+    parts = take_apart(lambda a, b: a @ (b.T if transposed else b), a, b)
+    asked = [line for line in _asked(parts) if line.endswith("+ 0")]
+    assert len(asked) == (count // 2 if transposed else count)
+    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    expected = a.astype(np.float64) @ (b.T if transposed else b)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("layout", ["kn", "nk"])
+def test_packed_beside_multiplying(machine_code, take_apart, arrays, dtype, layout):
+    """The first tile of every panel packs it; whole numbers make every order exact."""
+    a, b = (np.round(x * 2) for x in arrays(dtype, (47, 131), (131, 75)))
+    given = b if layout == "kn" else np.ascontiguousarray(b.T)
+    parts = take_apart(lambda a, b: lax.dot_general(
+        a, b, (((1,), (layout.index("k"),)), ((), ())), preferred_element_type=jnp.float32) + 1,
+        a, given)
+    for blocks in (1, 2):
+        tuned = {0: ("contraction", {"pack": 1, "next_panel": 1, "ahead": 4, "rows": 6,
+                                     "vectors": 2, "row_blocks": blocks, "depth": 256})}
+        for level in ("x86-64", "x86-64-v3", "x86-64-v4"):
+            result, = parts.run((a, given), machine_code.executing(
+                tuned=tuned, target=named(level), threads=2, fence_at="end"))
+            np.testing.assert_array_equal(
+                result, a.astype(np.float64) @ b.astype(np.float64) + 1)
+
+
+def test_the_matrix_is_fetched_and_nothing_else(machine_code, take_apart, arrays):
+    """Not the scales of its columns; nor rows whose places stand in memory themselves."""
+    a, b, scales = (np.round(x * 2) for x in arrays("float32", (47, 131), (140, 75), (75,)))
+    order = np.random.default_rng(0).permutation(140)[:131].astype(np.int32)
+    tuned = {0: ("contraction", {"pack": 1, "next_panel": 1, "rows": 6, "vectors": 2})}
+    for function, args, expected, count in (
+            (lambda a, s, b: a @ (s * b), (a, scales, b[:131]), a @ (scales * b[:131]), 2),
+            (lambda a, o, b: a @ b[o], (a, order, b), a @ b[order], 0)):
+        parts = take_apart(function, *args)
+        asked = [stmt.buffer.shape for program in parts.programs
+                 for stmt in walk(schedule_program(program, named("x86-64-v3"), tuned)[0].body)
+                 if isinstance(stmt, Prefetch)]
+        assert asked == [(131, 75)] * count
+        result, = parts.run(args, machine_code.executing(tuned=tuned, fence_at="end"))
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize(("dtype", "cpu", "computed"), [
+    ("bfloat16", "znver4", 0), ("bfloat16", "sapphirerapids", 1), ("float16", "znver4", 1),
+    ("float32", "sapphirerapids", 0)])
+def test_rows_are_computed_beforehand_unless_that_costs_nothing(take_apart, arrays, dtype, cpu,
+                                                                computed):
+    parts = take_apart(jnp.matmul, *arrays(dtype, (33, 70), (70, 90)))
+    target = replace(named("x86-64-v4"), cpu=cpu)
+    _, (decision,) = schedule_program(parts.programs[0], target)
+    assert decision.parameters["pack_rows"] == computed
+
+
+@pytest.mark.parametrize("m", [1, 5, 17, 33])
+def test_sums_on_top_of_what_is_there(check, arrays, m):
+    """Rows are computed once where what they are added to is overwritten."""
+    a, b, c = arrays("float32", (m, 20), (20, 33), (m, 33))
+    check(lambda a, b, c: lax.fori_loop(0, 3, lambda _, c: c + a @ b, c), a, b, c)
 
 
 def test_prologues_and_epilogues(check, arrays):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from jax import lax
 
 from hlo_mlc.loops.core import For, LoopKind, Store, walk
 from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.columns import FAR, ROWS
 from hlo_mlc.templates.program import schedule_program
 
 SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 7), (2, 129))
@@ -59,6 +62,27 @@ def test_cut_into_chunks(check, arrays, shape):
         return x.sum(1), x.sum(0), x.sum(), x.max(1), jnp.argmax(x, 1), jnp.argmin(x, 0)
 
     check(function, x, ulps=0)
+
+
+@pytest.mark.parametrize("shape", [(301, 1500), (1100, 301), (3, 130, 1027)])
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_large_arrays_are_read_some_rows_at_a_time(machine_code, take_apart, arrays, shape, level):
+    """Sums wait in L1 while other columns are added up; whole numbers make every order exact."""
+    x, y = (np.round(a * 4) for a in arrays("float32", shape, shape[:-1]))
+
+    def function(x, y):
+        return x.sum(-2) + 1, x.max(-2), jnp.argmax(x, -2), jnp.einsum("...k,...kn->...n", y, x)
+
+    parts, target = take_apart(function, x, y), named(level)
+    target = replace(target, l2_bytes=x.nbytes // (FAR + 1))
+    chosen = [d for p in parts.programs for d in schedule_program(p, target)[1]]
+    assert {d.parameters["rows"] for d in chosen if d.template.name == "columns"} == {ROWS}
+    for rows in (ROWS, 7):
+        tuned = {n: ("columns", {"rows": rows}) for n in range(len(chosen))}
+        results = parts.run((x, y), machine_code.executing(
+            tuned=tuned, target=target, threads=2, fence_at="end"))
+        for result, expected in zip(results, function(x, y), strict=True):
+            np.testing.assert_array_equal(result, expected)
 
 
 def test_nothing_to_fold(check, arrays):
