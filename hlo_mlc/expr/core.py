@@ -186,8 +186,9 @@ def children(node: Expr) -> tuple[Expr, ...]:
     return ()
 
 
-def walk(*roots: Expr) -> Iterator[Expr]:
-    """Every distinct node below `roots`, operands before users."""
+def walk(*roots: Expr, into: Callable[[Expr], bool] | None = None) -> Iterator[Expr]:
+    """Every distinct node below `roots`, operands before users; without the operands, and what is
+    below them, that `into` refuses."""
     seen: set[Expr] = set()
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
@@ -197,7 +198,8 @@ def walk(*roots: Expr) -> Iterator[Expr]:
         elif node not in seen:
             seen.add(node)
             stack.append((node, True))
-            stack.extend((child, False) for child in reversed(children(node)))
+            stack.extend((child, False) for child in reversed(children(node))
+                         if into is None or into(child))
 
 
 def loads(node: Expr) -> tuple[Load, ...]:

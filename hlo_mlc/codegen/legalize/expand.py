@@ -7,7 +7,7 @@ clz, mul_high, rem of integers, and ldexp and pick where the target has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from hlo_mlc.codegen.legalize import (
@@ -24,8 +24,8 @@ from hlo_mlc.codegen.legalize import (
     trigonometric,
 )
 from hlo_mlc.expr.build import apply, transform
-from hlo_mlc.expr.core import Apply, Expr
-from hlo_mlc.expr.dtypes import F32, DType
+from hlo_mlc.expr.core import Apply, Expr, loads, walk
+from hlo_mlc.expr.dtypes import F32, INDEX, DType
 
 Expansion = Callable[..., Expr]
 
@@ -77,7 +77,26 @@ def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
     def rule(node: Expr) -> Expr | None:
         return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
 
+    memo = {} if memo is None else memo
+    for sine, cosine in _sines_with_cosines(expr):
+        x = transform(sine.args[0], rule, memo)
+        memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, has_fma)
     return transform(expr, rule, memo)
+
+
+def _sines_with_cosines(expr: Expr) -> Iterator[tuple[Apply, Apply]]:
+    """Each pair in f32 of one argument, inner ones first."""
+    found: dict[tuple[str, Expr], Apply] = {}
+    for node in walk(expr, into=_is_data):
+        if isinstance(node, Apply) and node.op in ("sin", "cos") and node.dtype is F32:
+            found[node.op, node.args[0]] = node
+            if ("sin", node.args[0]) in found and ("cos", node.args[0]) in found:
+                yield found["sin", node.args[0]], found["cos", node.args[0]]
+
+
+def _is_data(node: Expr) -> bool:
+    """Whether a value is more than index arithmetic, which needs no expansion."""
+    return node.dtype is not INDEX or bool(loads(node))
 
 
 def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Expr | None:

@@ -1,16 +1,18 @@
-"""Reduction of huge arguments by pi/2 in integer arithmetic (Payne and Hanek).
+"""Reduction by multiples of pi/2, and that of huge arguments in integer arithmetic (Payne, Hanek).
 
 With magnitude = m 2**e, m an integer, the digits of 2/pi of weight above 2**(1-e) contribute
 multiples of 4 to magnitude / (pi/2), so they do not matter.  The product of m with the digits that
-follow, modulo 4, has n in its upper two bits and the fraction below; it is cut off so far down
-that the fraction is right however near to a multiple of pi/2 the argument is: the nearest f32 is
-2**-30 away, the nearest f64 2**-61 (both known from the continued fraction of pi).
+follow, modulo 4, has n in its upper bits (two, or one of half turns) and the fraction below; it is
+cut off so far down that the fraction is right however near to a multiple of pi/2 the argument is:
+the nearest f32 is 2**-30 away, the nearest f64 2**-61 (both known from the continued fraction of
+pi).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
     add,
@@ -39,19 +41,38 @@ _TWO_OVER_PI = int(
     "56033046fc7b6bab", 16)
 _DIGITS = 1216
 _WORD = 64
-_QUARTER_TURN = math.pi / 2 * 2.0**-64  # pi/2, of a fraction in units of 2**-64
 
 
-def by_digits(magnitude: Expr) -> tuple[Expr, Expr]:
-    """(n, r) with magnitude = n pi/2 + r, n modulo 4 and as wide as r, for magnitude >= 2**10;
-    r is NaN for infinity."""
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """What to subtract from arguments: (n + shift) * spacing * pi/2."""
+
+    bits: int  # of n in a whole turn
+    shift: float = 0.0
+
+    @property
+    def spacing(self) -> int:
+        return 4 >> self.bits
+
+    @property
+    def per_radian(self) -> float:
+        return 2 / math.pi / self.spacing
+
+
+QUARTER_TURNS, HALF_TURNS, BETWEEN_HALF_TURNS = Grid(2), Grid(1), Grid(1, 0.5)
+
+
+def by_digits(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
+    """(n, r) with magnitude = (n + shift) spacing pi/2 + r, n modulo a whole turn and as wide as r,
+    for magnitude >= 2**10; r is NaN for infinity."""
     form = format_of(magnitude)
     raw = unsigned(magnitude)
     field = shift_right(raw, form.fraction_bits)
     mantissa = either(both(raw, form.hidden_bit - 1), form.hidden_bit)
     # The first digit that matters has weight 2**(1-e) with e = field - bias - fraction_bits.
     place = sub(field, form.bias + form.fraction_bits + 2 - _WORD)
-    n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(convert(mantissa, U64), place)
+    n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(
+        convert(mantissa, U64), place, grid)
     infinite = sub(magnitude, magnitude)  # NaN for infinity, else 0
     return convert(n, form.signed), add(convert(r, magnitude.dtype), infinite)
 
@@ -75,29 +96,40 @@ def _word(number: int) -> Expr:
     return const(digits % (1 << _WORD), U64)
 
 
-def _quarter_turns(product: Expr) -> Expr:
+def _counted_from_shift(product: Expr, grid: Grid) -> Expr:
+    """Of a product whose 2**64 are a whole turn: how far it is above what n = 0 stands for."""
+    return sub(product, int(grid.shift * 2.0 ** (_WORD - grid.bits))) if grid.shift else product
+
+
+def _rounded(product: Expr, grid: Grid) -> Expr:
     """n, the fraction being rounded to the nearest integer."""
-    return shift_right(add(product, 1 << 61), 62)
+    return shift_right(add(product, 1 << (_WORD - 1 - grid.bits)), _WORD - grid.bits)
 
 
-def _from_f32(mantissa: Expr, place: Expr) -> tuple[Expr, Expr]:
+def _radians(fraction: Expr, grid: Grid) -> Expr:
+    """Of a fraction of the spacing in units of 2**-64."""
+    return mul(fraction, 2.0**-_WORD / grid.per_radian)
+
+
+def _from_f32(mantissa: Expr, place: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """96 digits times 24: the upper 64 bits of the product modulo 2**96."""
     first, second = _window(place, 254 - 88, count=2)
     below = shift_right(mul(mantissa, shift_right(second, 32)), 32)
-    product = add(mul(mantissa, first), below)
-    fraction = apply("bitcast", shift_left(product, 2), dtype=I64)
-    return _quarter_turns(product), mul(convert(fraction, F64), _QUARTER_TURN)
+    product = _counted_from_shift(add(mul(mantissa, first), below), grid)
+    fraction = apply("bitcast", shift_left(product, grid.bits), dtype=I64)
+    return _rounded(product, grid), _radians(convert(fraction, F64), grid)
 
 
-def _from_f64(mantissa: Expr, place: Expr) -> tuple[Expr, Expr]:
+def _from_f64(mantissa: Expr, place: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """192 digits times 53: the upper 128 bits of the product modulo 2**192."""
     first, second, third = _window(place, 2046 - 1013, count=3)
     carried = apply("mul_high", mantissa, third)
     low = add(mul(mantissa, second), carried)
     carry = convert(compare("lt", low, carried), U64)
     high = add(add(mul(mantissa, first), apply("mul_high", mantissa, second)), carry)
-    # Both words are shifted to the left by the two bits of n.
-    upper = convert(apply("bitcast", either(shift_left(high, 2), shift_right(low, 62)), dtype=I64),
-                    F64)
-    lower = mul(convert(shift_left(low, 2), F64), 2.0**-64)
-    return _quarter_turns(high), mul(add(upper, lower), _QUARTER_TURN)
+    high = _counted_from_shift(high, grid)
+    # Both words are shifted to the left by the bits of n.
+    upper = either(shift_left(high, grid.bits), shift_right(low, _WORD - grid.bits))
+    upper = convert(apply("bitcast", upper, dtype=I64), F64)
+    lower = mul(convert(shift_left(low, grid.bits), F64), 2.0**-64)
+    return _rounded(high, grid), _radians(add(upper, lower), grid)

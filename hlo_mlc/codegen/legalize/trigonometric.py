@@ -1,13 +1,17 @@
-"""sin, cos and tan: reduction by pi/2, then polynomials on [-pi/4, pi/4].
+"""sin, cos and tan: reduction by multiples of pi, then polynomials.
 
-Up to a limit the reduction subtracts n times pi/2 in three parts (Cody and Waite).  Larger
-arguments multiply by the digits of 2/pi that matter (reduction.py); they are rare, so that path
-stands under `unlikely`.
+In f32, sin and cos alone subtract the multiple of pi, or the odd one of pi/2, that is nearest: what
+is left of both is a sine on [-pi/2, pi/2].  Where one argument has both, for tan, and in f64, whose
+roundings would lead beyond 1, the nearest multiple of pi/2 leaves a sine and a cosine on
+[-pi/4, pi/4].
+
+Up to a limit the reduction subtracts n times pi in three parts (Cody and Waite).  Larger arguments
+multiply by the digits of 2/pi that matter (reduction.py); they are rare, so that path stands under
+`unlikely`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -24,6 +28,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     from_bits,
     mul,
     neg,
+    negation,
     polynomial,
     select,
     shift_left,
@@ -33,6 +38,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     xor,
 )
 from hlo_mlc.codegen.legalize.formats import format_of
+from hlo_mlc.codegen.legalize.reduction import BETWEEN_HALF_TURNS, HALF_TURNS, QUARTER_TURNS, Grid
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I32
@@ -63,6 +69,9 @@ _CONSTANTS = {
         cos=(1.0, -0.5, 0.041666666666666595, -0.0013888888888873342, 2.4801587289002103e-05,
              -2.755731421705314e-07, 2.0875705398861324e-09, -1.1358749424646485e-11)),
 }
+# (sin(r) - r) / r**3 in r**2 for f32 on [0, pi/2] and a little beyond; error 1.8e-8.  Chosen among
+# their neighbours: with them, no f32 has a sine above 1, with fma and without.
+_WIDE_SIN = (-0.16666657, 0.008333025, -0.00019806885, 2.5995046e-06)
 # pi/2 for targets without fma: 33 bits twice, whose products with an integer of 20 bits are
 # exact in f64, and the rest.
 _SHORT_HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
@@ -71,19 +80,38 @@ Finish = Callable[[Expr, Expr], Expr]
 
 
 def sin(x: Expr, has_fma: bool) -> Expr:
-    def finish(n: Expr, r: Expr) -> Expr:
-        sine, cosine = sine_and_cosine(r)
-        return _with_sign(select(_is_odd(n), cosine, sine), xor(_to_sign(n, bit=1), bits(x)))
+    if x.dtype is F64:
+        return sin_and_cos(x, has_fma)[0]
 
-    return _reduced(absolute(x), finish, has_fma)
+    def finish(n: Expr, r: Expr) -> Expr:
+        return _with_sign(_wide_sine(r), xor(_to_sign(n, bit=0), bits(x)))
+
+    return _reduced(absolute(x), HALF_TURNS, finish, has_fma)
 
 
 def cos(x: Expr, has_fma: bool) -> Expr:
+    if x.dtype is F64:
+        return sin_and_cos(x, has_fma)[1]
+
     def finish(n: Expr, r: Expr) -> Expr:
+        """-sin(r) for n = 0, as x is r more than an odd multiple of pi/2."""
+        return _with_sign(_wide_sine(r), negation(_to_sign(n, bit=0)))
+
+    return _reduced(absolute(x), BETWEEN_HALF_TURNS, finish, has_fma)
+
+
+def sin_and_cos(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
+    """Both of one argument: they share its reduction and the polynomials."""
+    def finish_sin(n: Expr, r: Expr) -> Expr:
+        sine, cosine = sine_and_cosine(r)
+        return _with_sign(select(_is_odd(n), cosine, sine), xor(_to_sign(n, bit=1), bits(x)))
+
+    def finish_cos(n: Expr, r: Expr) -> Expr:
         sine, cosine = sine_and_cosine(r)
         return _with_sign(select(_is_odd(n), sine, cosine), _to_sign(add(n, 1), bit=1))
 
-    return _reduced(absolute(x), finish, has_fma)
+    return (_reduced(absolute(x), QUARTER_TURNS, finish_sin, has_fma),
+            _reduced(absolute(x), QUARTER_TURNS, finish_cos, has_fma))
 
 
 def tan(x: Expr, has_fma: bool) -> Expr:
@@ -94,7 +122,7 @@ def tan(x: Expr, has_fma: bool) -> Expr:
         quotient = div(select(odd, cosine, sine), select(odd, sine, cosine))
         return _with_sign(quotient, xor(_to_sign(n, bit=0), bits(x)))
 
-    return _reduced(absolute(x), finish, has_fma)
+    return _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)
 
 
 def _to_sign(n: Expr, bit: int) -> Expr:
@@ -109,6 +137,12 @@ def _with_sign(value: Expr, sign: Expr) -> Expr:
 
 def _is_odd(n: Expr) -> Expr:
     return compare("ne", both(n, 1), 0)
+
+
+def _wide_sine(r: Expr) -> Expr:
+    """In f32, for |r| at most a little over pi/2."""
+    square = mul(r, r)
+    return fma(mul(r, square), polynomial(square, _WIDE_SIN), r)
 
 
 def sine_and_cosine(r: Expr) -> tuple[Expr, Expr]:
@@ -128,35 +162,39 @@ def sine_and_cosine_in_parts(r: Expr, rest: Expr) -> tuple[tuple[Expr, Expr], tu
     return (sine, fma(rest, cosine, sine_low)), (cosine, fma(neg(rest), sine, cosine_low))
 
 
-def _reduced(magnitude: Expr, finish: Finish, has_fma: bool) -> Expr:
-    """finish(n, r) with magnitude = n pi/2 + r; n an integer as wide as r, right modulo 4, and
-    |r| at most a little over pi/4.
+def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> Expr:
+    """finish(n, r) with magnitude = (n + shift) spacing pi/2 + r; n an integer as wide as r, right
+    modulo a whole turn, and |r| at most a little over half of the spacing.
 
     `finish` is expanded in both branches, so that one branch is all the usual case pays for.
     """
-    fast = finish(*(_cody_waite if has_fma else _cody_waite_in_f64)(magnitude))
-    slow = finish(*reduction.by_digits(magnitude))
+    fast = finish(*(_cody_waite if has_fma else _cody_waite_in_f64)(magnitude, grid))
+    slow = finish(*reduction.by_digits(magnitude, grid))
     return unlikely(compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit), slow, fast)
 
 
-def _cody_waite(magnitude: Expr) -> tuple[Expr, Expr]:
-    """The first fma is exact: its terms are multiples of the format's epsilon / 2, their sum is
-    below 1."""
+def _cody_waite(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
+    """The first fma of r cancels without an error where n is not 0: its terms are multiples of the
+    last place that the difference has."""
     rounding = format_of(magnitude).rounding
-    shifted = fma(magnitude, 2 / math.pi, rounding)
-    n = sub(shifted, rounding)
+    if grid.shift:
+        shifted = add(fma(magnitude, grid.per_radian, -grid.shift), rounding)
+        n = add(sub(shifted, rounding), grid.shift)
+    else:
+        shifted = fma(magnitude, grid.per_radian, rounding)
+        n = sub(shifted, rounding)
     r = magnitude
     for part in _CONSTANTS[magnitude.dtype].half_pi:
-        r = fma(n, -part, r)
+        r = fma(n, -part * grid.spacing, r)
     return bits(shifted), r
 
 
-def _cody_waite_in_f64(magnitude: Expr) -> tuple[Expr, Expr]:
+def _cody_waite_in_f64(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """Without fma: products that f64 holds exactly."""
     wide = convert(magnitude, F64)
-    n = apply("round_even", mul(wide, 2 / math.pi))
+    n = apply("round_even", sub(mul(wide, grid.per_radian), grid.shift))
     r = wide
     for part in _SHORT_HALF_PI:
-        r = sub(r, mul(n, part))
+        r = sub(r, mul(add(n, grid.shift), part * grid.spacing))
     whole = apply("convert_in_range", n, dtype=I32)
     return convert(whole, format_of(magnitude).signed), convert(r, magnitude.dtype)
