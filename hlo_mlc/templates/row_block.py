@@ -313,6 +313,8 @@ class RowBlock:
         """The second product of one chunk, added to the sums, in tiles of rows by columns."""
         chain, last = self.chain, self.chain.last
         tall, vectors = register_tile(self.height, chain.column.extent, self.lanes, self.target)
+        # Tiles of one height share their code; four rows keep the multiply-adds as busy as six.
+        tall = next((n for n in range(tall, tall // 2, -1) if self.height % n == 0), tall)
         name = f"{self.name}_m"
 
         def tile(row: Expr, rows: int, start: Expr, columns: int) -> Body:

@@ -7,9 +7,12 @@ are read by rows and transposed in registers, panels of squares stay within few 
       for each square: result[16 rows, 16 columns] = f(source[16 columns, 16 rows])
     the last columns, the last rows: squares moved back to the edge
 
+Where elements along the row lie apart, they are put side by side first, square by square.
+
 Results larger than the caches are stored past them: nothing is read that is about to be
-overwritten, and nothing is driven out.  Panels then follow each other along the source, whose
-pages are read to their ends; the order in which whole lines are stored hardly matters.
+overwritten, and nothing is driven out.  Panels and their squares then follow each other along the
+source, whose pages are read to their ends; the order in which whole lines are stored hardly
+matters.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Expr, Var, loads
-from hlo_mlc.loops.core import LoopKind, Stmt, Store
+from hlo_mlc.expr.build import load, substitute, transform
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.loops.core import Allocate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -46,9 +49,11 @@ WRITTEN_OUT = 1500
 # Source: mallopt(3), M_MMAP_THRESHOLD.
 LARGEST_REUSED = 32 << 20
 # Elements along a side of a panel.  On Zen 4, 2048 x 2048 f32 from memory to memory took half of
-# the time with panels along the source, and 0.95 of that with larger ones; 512 x 512 in the caches
-# would take twice the time with such an order.
-PANEL, STREAMED_PANEL = 64, 128
+# the time with panels along the source, and 0.8 of that with squares along it, too, in larger ones
+# (of every other element half); 512 x 512 in the caches would take twice the time with such an
+# order.
+PANEL, STREAMED_PANEL = 64, 256
+LINE_BYTES = 64
 # Smaller squares gain nothing over element by element.
 SMALLEST = 4
 LARGEST = 16
@@ -70,7 +75,7 @@ class TransposeTemplate:
         if any(a.guard is not None for a in stage.assigns) \
                 or not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "not every point writes one element of its own"
-        if {load.source for e in stage.expressions for load in loads(e)} & set(stage.outputs):
+        if {node.source for e in stage.expressions for node in loads(e)} & set(stage.outputs):
             return "it reads what it overwrites"
         return ""
 
@@ -111,17 +116,25 @@ def _streams(stage: Stage, side: int, target: CpuTarget) -> bool:
 
 
 def _axes(stage: Stage) -> tuple[Var, Var] | None:
-    """An axis along which a load walks one by one, and the one along which all stores do."""
+    """An axis along which a load walks through lines of memory, one by one if any does, and the one
+    along which all stores walk one by one."""
     for column in reversed(stage.axes):
         if column.extent < SMALLEST or any(stride(a, column) != 1 for a in stage.assigns):
             continue
-        found = {load for e in stage.expressions for load in loads(e)}
-        against = [load for load in found if stride(load, column) not in (0, 1, -1, None)]
-        for row in reversed(stage.axes):
-            if row is not column and any(
-                    stride(load, row) == 1 for load in against):
-                return row, column
+        found = {node for e in stage.expressions for node in loads(e)}
+        against = [node for node in found if stride(node, column) not in (0, 1, -1, None)]
+        rows = [row for row in reversed(stage.axes) if row is not column]
+        for most in (1, None):
+            for row in rows:
+                if any(_stays_in_line(node, row, most) for node in against):
+                    return row, column
     return None
+
+
+def _stays_in_line(node: Load, row: Var, most: int | None) -> bool:
+    """Whether neighbours along an axis share lines of memory, and are at most `most` apart."""
+    step = abs(stride(node, row) or 0)
+    return 0 < step <= (most or LINE_BYTES // 2 // node.dtype.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,21 +202,55 @@ class _Squares:
                                  index.subtract(index.constant(count), start))
 
         top, left = (index.multiply(e, index.constant(panel)) for e in (down, along))
-        return (loop(f"{self.row.name}_square", within(top, rows), LoopKind.SERIAL, lambda r: (
-            loop(f"{self.column.name}_square", within(left, columns), LoopKind.SERIAL,
-                 lambda c: self._square(at, self._top(bounded(index.add(top, r), rows)),
-                                        self._left(bounded(index.add(left, c), columns)))),)),)
+        high, wide = within(top, rows), within(left, columns)
+
+        def square(r: Expr, c: Expr) -> tuple[Stmt, ...]:
+            return self._square(at, self._top(bounded(index.add(top, r), rows)),
+                                self._left(bounded(index.add(left, c), columns)))
+
+        down_square, along_square = f"{self.row.name}_square", f"{self.column.name}_square"
+        if self.streaming:
+            return (loop(along_square, wide, LoopKind.SERIAL, lambda c: (
+                loop(down_square, high, LoopKind.SERIAL, lambda r: square(r, c)),)),)
+        return (loop(down_square, high, LoopKind.SERIAL, lambda r: (
+            loop(along_square, wide, LoopKind.SERIAL, lambda c: square(r, c)),)),)
 
     def _square(self, at: dict[Var, Expr], top: Expr, left: Expr) -> tuple[Stmt, ...]:
         each = self.high * sum(cost(a.value) for a in self.stage.assigns)
         kind = LoopKind.UNROLL if each <= WRITTEN_OUT else LoopKind.SERIAL
+        apart = self._apart()
+
+        def place(r: Expr, c: Expr) -> dict[Var, Expr]:
+            return {**at, self.row: index.add(top, r), self.column: index.add(left, c)}
 
         def element(r: Expr, c: Expr) -> tuple[Stmt, ...]:
-            where = {**at, self.row: index.add(top, r), self.column: index.add(left, c)}
+            where = place(r, c)
+            beside = {node: load(square, (c, r)) for node, square in apart.items()}
             return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
-                               substitute(a.value, where), None, self.streaming)
+                               substitute(transform(a.value, beside.get), where), None,
+                               self.streaming)
                          for a in self.stage.assigns)
 
-        return (loop(f"{self.row.name}_r", self.high, kind, lambda r: (
+        body: tuple[Stmt, ...] = (loop(f"{self.row.name}_r", self.high, kind, lambda r: (
             loop(f"{self.column.name}_c", self.side, LoopKind.VECTORIZE,
                  lambda c: element(r, c)),)),)
+        for node, square in apart.items():
+            def collected(c: Expr, node: Load = node, square: Buffer = square) -> tuple[Stmt, ...]:
+                return (loop(f"{square.name}_r", self.high, LoopKind.VECTORIZE, lambda r: (
+                    Store(square, (c, r), substitute(node, place(r, c))),)),)
+
+            body = (Allocate(square, (loop(f"{square.name}_c", self.side, kind, collected),
+                                      *body)),)
+        return body
+
+    def _apart(self) -> dict[Load, Buffer]:
+        """What is read against the grain in steps of more than one element, and the squares to put
+        it side by side in: columns by rows."""
+        found = dict.fromkeys(node for a in self.stage.assigns for node in loads(a.value)
+                              if node.guard is None
+                              and stride(node, self.column) not in (0, 1, -1, None)
+                              and stride(node, self.row) not in (0, 1, -1, None)
+                              and not any(loads(i) for i in node.indices))
+        return {node: Buffer(f"{self.stage.name}_square{number}", node.dtype,
+                             (self.side, self.high), "stack")
+                for number, node in enumerate(found)}

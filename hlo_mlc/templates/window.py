@@ -48,6 +48,9 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage
 # multiply-add (4 cycles, 2 per cycle), and three quarters of the registers.
 TILE = 9
 VECTORS = 4
+# Vectors of each result where lanes are channels: memory is then read in longer pieces.  What the
+# caches had lost, depthwise of 56 x 56 x 128 found again in 0.75 of the time with 8 than with 2.
+CHANNEL_VECTORS = 8
 # Vectors of terms that may be written out for one tile: code size.
 WRITTEN_OUT = 216
 # Windows up to this long are written out along one axis, others in pieces of SLIDES_INSIDE.
@@ -99,10 +102,14 @@ class WindowTemplate:
         if product_roles(stage, width) is not None:
             return _product_parameters(stage, width, target)
         budget = target.registers * 3 // 4
-        tile = min(TILE, budget)
+        lane = lane_of(stage, width)
+        needed, tile, most = -(-lane.extent // width), min(TILE, budget), VECTORS
+        if lane in stage.axes and not windows_along(stage, lane):
+            most = CHANNEL_VECTORS
+            tile = max(1, min(tile, budget // even(needed, most)))
         roles = roles_of(stage, width, tile)
         results = math.prod(count for _, count in roles.tile)
-        vectors = even(-(-roles.lane.extent // width), min(VECTORS, max(1, budget // results)))
+        vectors = even(needed, min(most, max(1, budget // results)))
         unroll = 1
         if roles.unrolled is not None:
             extent, most = roles.unrolled.extent, max(1, WRITTEN_OUT // (results * vectors))
@@ -145,7 +152,7 @@ def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
         template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
         before = template.apply(nest, target, template.default(nest, target)).body
         scratch = (packed,)
-    builder = WindowLoops.of(stage, width, parameters, work(Nest((stage,), 0)))
+    builder = WindowLoops.of(stage, target, parameters, work(Nest((stage,), 0)))
     return Scheduled((*before, *builder.build()), scratch)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -12,15 +11,14 @@ from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, shared_out
-from hlo_mlc.templates.window_roles import Panel, Roles, is_batch, roles_of, windows_along
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, lanes, shared_out
+from hlo_mlc.templates.window_roles import Order, Panel, Roles, order_of, roles_of
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
 
 # Positions of a window that are written out inside of the results, not around them.
 SLIDES_INSIDE = 4
-# With fewer rows of tiles than this, each tile is a task of its own.
-MANY_TASKS = 64
 # With at least this many tiles along each axis, those at its ends are few enough for short code:
 # the benchmarks' depthwise and single_channel run no slower with it.
 FEW_EDGES = 5
@@ -41,7 +39,9 @@ class WindowLoops:
     """
 
     stage: Stage
+    target: CpuTarget
     roles: Roles
+    order: Order
     lanes: int
     vectors: int
     unroll: int
@@ -51,8 +51,9 @@ class WindowLoops:
     free_terms: tuple[Expr, ...]
 
     @staticmethod
-    def of(stage: Stage, width: int, parameters: Parameters, total: int) -> WindowLoops:
+    def of(stage: Stage, target: CpuTarget, parameters: Parameters, total: int) -> WindowLoops:
         """The builder for given parameters; one task where `total` is not worth more."""
+        width = lanes((stage,), target)
         roles = roles_of(stage, width, parameters["tile"])
         unroll = parameters["unroll"]
         if roles.unrolled is not None:
@@ -62,9 +63,11 @@ class WindowLoops:
         if all(vanishes_outside(t, stage.combiner.name, neutral)
                for t, neutral in zip(stage.terms, stage.combiner.identity, strict=True)):
             asked = tuple(c for c in conditions if roles.lane not in c.free)
-        return WindowLoops(stage, roles, width, parameters["vectors"], unroll, total, asked,
-                        tuple(where_true(t, set(asked)) for t in stage.terms),
-                        tuple(where_true(t, conditions.keys()) for t in stage.terms))
+        panels = -(-roles.lane.extent // (width * parameters["vectors"]))
+        order = order_of(stage, roles, panels, target.cores)
+        return WindowLoops(stage, target, roles, order, width, parameters["vectors"], unroll, total,
+                           asked, tuple(where_true(t, set(asked)) for t in stage.terms),
+                           tuple(where_true(t, conditions.keys()) for t in stage.terms))
 
     @property
     def edges_are_rare(self) -> bool:
@@ -72,7 +75,7 @@ class WindowLoops:
         asked = {v for t in self.stage.terms for g in guards(t) for v in g.free}
         return self.roles.unrolled is not None and self.unroll > 1 and all(
             -(-v.extent // count) >= FEW_EDGES for v, count in self.roles.tile
-            if v in asked or v.extent % count)
+            if v in asked or self._is_ragged(v, count))
 
     @property
     def _reduces_lanes(self) -> bool:
@@ -80,52 +83,40 @@ class WindowLoops:
 
     def build(self) -> tuple[Stmt, ...]:
         """Rows of tiles in the order of memory, panel by panel, shared out."""
-        roles, lane = self.roles, self.roles.lane
-        width = self.lanes * self.vectors
+        lane, width = self.roles.lane, self.lanes * self.vectors
         whole, rest = (0, 0) if self._reduces_lanes else divmod(lane.extent, width)
-        panels = max(1, whole + (rest > 0))
-        row, *others = roles.tile or ((None, 1),)
-        # Rows of an image come after its panels: what windows share stays in a small cache.
-        early = [v for v in roles.outer
-                 if is_batch(self.stage, v) or not windows_along(self.stage, v)]
-        order = [*((v, 1) for v in early), (None, 1),
-                 *((v, 1) for v in roles.outer if v not in early), *reversed(others)]
-        sizes = [panels if v is None else -(-v.extent // count) for v, count in order]
-        if math.prod(sizes) < MANY_TASKS and row[0] is not None:
-            order, sizes, row = [*order, row], [*sizes, -(-row[0].extent // row[1])], (None, 1)
 
         def task(t: Expr) -> tuple[Stmt, ...]:
-            base, panel = {}, index.constant(0)
-            for (axis, count), size in zip(reversed(order), reversed(sizes), strict=True):
-                number = index.floormod(t, size)
-                t = index.floordiv(t, size)
-                if axis is None:
-                    panel = number
-                else:
-                    base[axis] = index.multiply(number, index.constant(count))
+            panel, base = self.order.at(t)
             if self._reduces_lanes:
-                return self._row(row, base, Panel(index.constant(0), width))
+                return self._row(base, Panel(index.constant(0), width))
             start = index.multiply(panel, index.constant(width))
             if rest and whole and rest > width - self.lanes:  # as many vectors
                 start = index.minimum(start, index.constant(lane.extent - width))
-                return self._row(row, base, Panel(start, width, panel))
-            short = self._row(row, base, Panel(index.constant(whole * width), rest)) if rest else ()
+                return self._row(base, Panel(start, width, panel))
+            short = self._row(base, Panel(index.constant(whole * width), rest)) if rest else ()
             if not whole:
                 return short
-            full = self._row(row, base, Panel(start, width))
+            full = self._row(base, Panel(start, width))
             if not rest:
                 return full
             return (If(index.compare("lt", panel, index.constant(whole)), full, short),)
 
-        return shared_out(self.roles.lane.name, math.prod(sizes), self.work, task)
+        return shared_out(lane.name, self.order.tasks, self.work, task)
 
-    def _row(self, along: tuple[Var | None, int], base: Place, panel: Panel) -> tuple[Stmt, ...]:
-        """All tiles along one axis."""
-        axis, count = along
-        if axis is None:
+    def _row(self, base: Place, panel: Panel) -> tuple[Stmt, ...]:
+        """All tiles of a task."""
+        if self.order.row is None:
             return self._tile(base, panel)
-        return (loop(f"{axis.name}_tile", -(-axis.extent // count), LoopKind.SERIAL, lambda n:
-            self._tile({**base, axis: index.multiply(n, index.constant(count))}, panel)),)
+        axis, count = self.order.row
+
+        def tile(n: Expr) -> tuple[Stmt, ...]:
+            start = index.multiply(n, index.constant(count))
+            if axis is self.order.repeated:
+                start = index.minimum(start, index.constant(axis.extent - count))
+            return self._tile({**base, axis: start}, panel)
+
+        return (loop(f"{axis.name}_tile", -(-axis.extent // count), LoopKind.SERIAL, tile),)
 
     def _tile(self, base: Place, panel: Panel) -> tuple[Stmt, ...]:
         """One tile of results at `base`: begin, fold, store."""
@@ -144,31 +135,44 @@ class WindowLoops:
         body = (*self._each("z", {**base, **lane}, width, begin),
                 *self._fold(sums, {**base, **lane}, width))
         finish = self._finish(sums, {**base, **lane}, width) if panel.number is None \
-            else self._finish_either(sums, base, panel)
+            else self._finish_own(sums, base, panel)
         return _allocated(sums, (*body, *finish))
 
-    def _finish_either(self, sums: tuple[Buffer, ...], base: Place, panel: Panel
-                       ) -> tuple[Stmt, ...]:
+    def _finish_own(self, sums: tuple[Buffer, ...], base: Place, panel: Panel
+                    ) -> tuple[Stmt, ...]:
         """Store what a panel stores alone: all lanes, or the last ones of the last panel."""
         lane, width = self.roles.lane, panel.width
+        nominal = index.multiply(panel.number, index.constant(width))
+        if self.target.has_masked_bytes:  # AVX-512, where masks cost nothing
+            return self._finish(sums, {**base, lane: panel.start}, width, nominal)
         end = lane.extent // width * width
-        start = bounded(index.multiply(panel.number, index.constant(width)), end - width + 1)
+        start = bounded(nominal, end - width + 1)
         last = index.constant(lane.extent - width)
         return (If(index.compare("lt", panel.number, index.constant(end // width)),
                    self._finish(sums, {**base, lane: start}, width),
-                   self._finish(sums, {**base, lane: last}, width, end)),)
+                   self._finish(sums, {**base, lane: last}, width, index.constant(end))),)
 
     def _each(self, prefix: str, base: Place, width: int, body: Body,
               kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
         """`body(place in the tile, axes)` for every element of the tile, lane by lane."""
+        return self._along_lanes(prefix, (), base, width, lambda c, there: self._over_tile(
+            prefix, there, lambda at, where: body((*at, *c), where)), kind)
+
+    def _along_lanes(self, prefix: str, at: tuple[Expr, ...], base: Place, width: int, body: Body,
+                     kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
+        """`body` for the lanes of the result number `at`."""
         lane = self.roles.lane
 
         def within(c: Expr) -> tuple[Stmt, ...]:
             start = {lane: index.add(base[lane], c)} if lane in base else {}
-            return self._over_tile(prefix, {**base, **start}, lambda at, where: body(
-                (*at, c), where))
+            return body((*at, c), {**base, **start})
 
         return across(f"{lane.name}_{prefix}", width, self.lanes, within, kind)
+
+    def _where_it_exists(self, where: Place, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        """`body` for a result, if it is one."""
+        exists = all_of(*self._ragged(where))
+        return body if exists is TRUE else (If(exists, body),)
 
     def _over_tile(self, prefix: str, base: Place, body: Body) -> tuple[Stmt, ...]:
         """`body(numbers, axes)` for the results of a tile, written out."""
@@ -231,6 +235,7 @@ class WindowLoops:
             parts = self._checked(sums, groups, width, common) if rest is FALSE \
                 or not self.edges_are_rare else self._checked_in_turn(sums, base, width, common)
         if rest is not FALSE:
+            # By groups: in the order of positions, more sums wait in registers.
             points = [point for group in groups.values() for point in group]
             free = self._add(sums, points, width, self.free_terms)
             parts = free if rest is TRUE else (If(rest, free, parts),)
@@ -289,7 +294,11 @@ class WindowLoops:
         if self.roles.unrolled in where:
             pieces.append((self.roles.unrolled, self.unroll))
         return tuple(index.compare("lt", where[v], index.constant(v.extent))
-                     for v, count in pieces if v.extent % count)
+                     for v, count in pieces if self._is_ragged(v, count))
+
+    def _is_ragged(self, axis: Var, count: int) -> bool:
+        """Whether the last `count` along an axis are fewer."""
+        return axis.extent % count > 0 and axis is not self.order.repeated
 
     def _inside(self, base: Place, width: int) -> Expr | None:
         """When no guard fails in the whole tile; None where that cannot be told."""
@@ -320,19 +329,19 @@ class WindowLoops:
             body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
         return body
 
-    def _finish(self, sums: tuple[Buffer, ...], base: Place, width: int, first: int = 0
+    def _finish(self, sums: tuple[Buffer, ...], base: Place, width: int, first: Expr | None = None
                 ) -> tuple[Stmt, ...]:
         """Store the results of lanes from `first` on: straight from the registers, or in a loop if
         the epilogue is long."""
         stage = self.stage
 
-        def store(source: tuple[Buffer, ...]) -> Body:
+        def store(source: tuple[Buffer, ...], asked: bool = True) -> Body:
             def one(at: tuple[Expr, ...], where: Place) -> tuple[Stmt, ...]:
                 values = {**where, **{v: load(b, at) for v, b in
                                       zip(stage.accumulators, source, strict=True)}}
-                exists = all_of(*self._ragged(where))
-                if first:
-                    own = index.compare("ge", where[self.roles.lane], index.constant(first))
+                exists = all_of(*self._ragged(where)) if asked else TRUE
+                if first is not None:
+                    own = index.compare("ge", where[self.roles.lane], first)
                     exists = all_of(exists, own)
                 return tuple(Store(a.buffer, tuple(substitute(i, values) for i in a.indices),
                                    substitute(a.value, values),
@@ -350,7 +359,8 @@ class WindowLoops:
             return _allocated(totals, (*begin, *combine,
                                        *self._over_tile("s", base, store(totals))))
         if epilogue_cost(stage) <= EPILOGUE_INLINE:
-            return self._each("s", base, width, store(sums))
+            return self._over_tile("s", base, lambda at, where: self._where_it_exists(
+                where, self._along_lanes("s", at, where, width, store(sums, asked=False))))
         spilled = tuple(Buffer(f"{b.name}_out", b.dtype, b.shape, "stack") for b in sums)
         spill = self._each("o", base, width, lambda at, where: tuple(
             Store(new, at, load(old, at)) for new, old in zip(spilled, sums, strict=True)))

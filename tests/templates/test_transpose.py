@@ -52,6 +52,21 @@ def test_three_axes(check, arrays):
     check(lambda x: [x.transpose(p) * 2 for p in itertools.permutations(range(3))], x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("step", [2, 3, -1, -2])
+def test_elements_that_lie_apart(check, arrays, templates, dtype, step):
+    """They share lines of memory, which are read once."""
+    x, = arrays(dtype, (83, 90))
+    assert templates(lambda x: x[:, ::step].T, x) == ["transpose"]
+    check(lambda x: (x[:, ::step].T, x[::2, ::step].T + x[:42, ::step].T), x)
+
+
+def test_elements_on_lines_of_their_own(arrays, templates):
+    x, = arrays("float32", (40, 320))
+    assert templates(lambda x: x[:, ::8].T, x) == ["transpose"]
+    assert templates(lambda x: x[:, ::16].T, x) == ["elementwise"]
+
+
 def test_images(check, arrays, templates):
     """Between channels first and channels last, many and few of them."""
     x, y = arrays("float32", (2, 7, 9, 20), (2, 3, 9, 20))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.expr.build import apply, load
 from hlo_mlc.loops.core import Allocate, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.rewrite import loop_names
@@ -17,7 +19,8 @@ from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import host, named
 from hlo_mlc.templates.base import lanes
 from hlo_mlc.templates.program import schedule_program
-from hlo_mlc.templates.window_roles import in_groups, roles_of
+from hlo_mlc.templates.window_loops import WindowLoops
+from hlo_mlc.templates.window_roles import in_groups, order_of, roles_of
 from hlo_mlc.tensor.coalesce import coalesce
 
 NHWC, NCHW = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -182,19 +185,70 @@ def test_positions_of_windows_take_turns_where_edges_are_rare(take_apart, arrays
     assert any(name.endswith("_e") for name in names) == in_turn
 
 
+@pytest.mark.skipif(not host().is_x86, reason="names targets of x86")
+@pytest.mark.parametrize("channels, tile", [(32, (9, 32)), (64, (6, 64)), (128, (3, 128)),
+                                            (256, (3, 128)), (1, (5, 48))])
+def test_channels_are_read_in_long_pieces(take_apart, arrays, channels, tile):
+    """Fewer results side by side leave room for more of their channels; lanes along the image
+    stay as they are."""
+    x, k = arrays("float32", (1, 20, 90, channels), (3, 3, 1, channels))
+    program, = take_apart(depthwise, x, k).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    shapes = [s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)]
+    assert shapes == [tile]
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shape", [(1, 2, 4, 95), (1, 40, 40, 95), (1, 70, 239, 1)])
-def test_all_panels_share_their_code(take_apart, machine_code, arrays, shape):
-    """The last one begins earlier, and stores only what the one before it does not."""
+def test_all_panels_share_their_code(take_apart, machine_code, arrays, shape, level):
+    """The last one begins earlier, and stores only what the one before it does not: under a mask,
+    or in code of its own where masks cost time."""
     x, k = (np.round(a * 2) for a in arrays("float32", shape, (3, 3, 1, shape[-1])))
     parts = take_apart(depthwise, x, k)
     program, = parts.programs
-    loops, (decision,) = schedule_program(program, named("host"))
+    target = named(level)
+    loops, (decision,) = schedule_program(program, target)
     sums = [s for s in walk(loops.body) if isinstance(s, Allocate)]
     assert decision.template.name == "window" and len(sums) == 1
     verify(loops)
-    for ours in (parts.run([x, k], machine_code.executing(threads=2)),
+    for ours in (parts.run([x, k], machine_code.executing(target=target, threads=2)),
                  parts.run([x, k], lambda program, operands: interpret(loops, operands))):
         np.testing.assert_array_equal(ours[0], depthwise(x, k))
+
+
+@pytest.mark.parametrize("shape, kernel, options", [
+    ((1, 40, 37, 17), (3, 3, 1, 17), {}), ((1, 21, 43, 5), (3, 2, 1, 5), {}),
+    ((2, 3, 17, 67), (3, 1, 3, 5), {"layout": NCHW}),
+    ((1, 35, 37, 16), (3, 3, 1, 16), {"window_strides": (1, 2)})])
+def test_the_last_tile_of_a_row_is_whole(take_apart, machine_code, arrays, shape, kernel, options):
+    """It begins early enough, with results that the tile before it has stored."""
+    x, k = (np.round(a * 2) for a in arrays("float32", shape, kernel))
+    parts = take_apart(lambda x, k: jnp.maximum(depthwise(x, k, **options), 0), x, k)
+    program, = parts.programs
+    target = replace(host(), cores=1)
+    loops, (decision,) = schedule_program(program, target)
+    stage = coalesce(decision.nest.stages[0])
+    builder = WindowLoops.of(stage, target, decision.parameters, 1)
+    axis, count = builder.roles.tile[0]
+    assert axis.extent % count and builder.order.repeated is axis
+    verify(loops)
+    expected = jnp.maximum(depthwise(x, k, **options), 0)
+    for ours in (parts.run([x, k], machine_code.executing(target=target, threads=2)),
+                 parts.run([x, k], lambda program, operands: interpret(loops, operands))):
+        np.testing.assert_array_equal(ours[0], expected)
+
+
+def test_results_that_are_read_are_not_computed_twice(take_apart, arrays):
+    """A result added to what was in its place would be added once more."""
+    x, k = arrays("float32", (1, 40, 37, 17), (3, 3, 1, 17))
+    program, = take_apart(depthwise, x, k).programs
+    (decision,) = schedule_program(program, replace(host(), cores=1))[1]
+    stage = coalesce(decision.nest.stages[0])
+    roles = roles_of(stage, lanes((stage,), host()), 8)
+    assign, = stage.assigns
+    added = replace(assign, value=apply("add", assign.value, load(assign.buffer, assign.indices)))
+    assert order_of(stage, roles, 1, 1).repeated is not None
+    assert order_of(replace(stage, assigns=(added,)), roles, 1, 1).repeated is None
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 40, 48), (2, 70, 90, 1)])
