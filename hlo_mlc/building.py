@@ -43,7 +43,7 @@ from hlo_mlc.tuning.replay import replay
 _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
 # Seconds after which the printing thread lets the assembling one go on, which asks for the
 # interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain.
-_SWITCH_INTERVAL = 2e-4
+_SWITCH_INTERVAL = 1e-4
 _LENGTH = struct.Struct("<Q")  # of the description in front of an object
 
 

@@ -149,25 +149,22 @@ def transform(root: Expr, rule: Callable[[Expr], Expr | None],
 def substitute(root: Expr, mapping: Mapping[Var, Expr],
                memo: dict[Expr, Expr] | None = None) -> Expr:
     """Replace variables; subtrees without them are left as they are."""
-    if root.free.isdisjoint(mapping):
+    replaced = frozenset(mapping)
+    if root.free.isdisjoint(replaced):
         return root
     done: dict[Expr, Expr] = {} if memo is None else memo
+    done.update(mapping)
     stack = [root]
     while stack:
         node = stack[-1]
         if node in done:
             stack.pop()
             continue
-        if node.free.isdisjoint(mapping):
-            done[node] = node
-        elif isinstance(node, Var):
-            done[node] = mapping[node]
-        else:
-            parts = children(node)
-            pending = [p for p in parts if p not in done]
-            if pending:
-                stack.extend(reversed(pending))
-                continue
-            done[node] = rebuild(node, tuple(done[p] for p in parts))
+        parts = children(node)
+        pending = [p for p in parts if p not in done and not p.free.isdisjoint(replaced)]
+        if pending:
+            stack.extend(reversed(pending))
+            continue
         stack.pop()
+        done[node] = rebuild(node, tuple([done.get(p, p) for p in parts]))
     return done[root]

@@ -49,12 +49,9 @@ def _optimized(ir: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     except RuntimeError as error:
         raise CodegenError(f"LLVM rejects the generated code: {str(error).strip()}",
                            context=_offending_line(ir, str(error))) from error
-    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options())
-    passes = llvm.create_new_function_pass_manager()
+    passes = llvm.create_new_module_pass_manager()
     passes.add_sroa_pass()
-    for function in module.functions:
-        if not function.is_declaration:
-            passes.run(function, builder)
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module
 
 

@@ -67,7 +67,7 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
         folded = _FOLDS[node.op](*(int(a.text) for a in args))
         return Value(types.literal(folded, node.dtype), types.register_type(node.dtype))
     if node.op in _COMPARISONS:
-        left, right, element = _same_width(function, args)
+        left, right, element = _same_width(function, args, node.args if lanes else ())
         whole = types.vector(element, lanes)
         text = block.define(f"icmp {_COMPARISONS[node.op]} {whole} "
                             f"{function.widen(left, lanes)}, {function.widen(right, lanes)}")
@@ -98,9 +98,12 @@ def stepping(function: Function, base: Value, offset: int, step: int, lanes: int
     return Value(text, element, lanes, base.depth, base.reads)
 
 
-def _same_width(function: Function, args: Sequence[Value]) -> tuple[Value, Value, str]:
+def _same_width(function: Function, args: Sequence[Value], nodes: Sequence[Expr] = ()
+                ) -> tuple[Value, Value, str]:
+    """Two values in one width: the smaller one if both have it, or are `nodes` that fit in it."""
     small = all(a.element == _SMALL or (types.is_literal(a.text) and not a.lanes
-                                        and -(1 << 31) <= int(a.text) < 1 << 31) for a in args)
+                                        and -(1 << 31) <= int(a.text) < 1 << 31) for a in args) \
+        or (nodes and all(map(fits_small, nodes)))
     element = _SMALL if small else _WIDE
     left, right = (resize(function, a, element) for a in args)
     return left, right, element

@@ -83,9 +83,8 @@ class Module:
         self._offsets = dict(program.scratch)
         self._classes = _alias_classes(program)
         self._class_count = max(self._classes.values(), default=0) + 1
-        self._unrolled_variables = frozenset(
-            s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s))
-        self._unrolled: dict[Expr, tuple[Var, ...]] = {}
+        self.unrolled = _Unrolled(frozenset(
+            s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s)))
         self._legal: dict[Expr, Expr] = {}
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}
@@ -100,13 +99,6 @@ class Module:
             known = legalize(node, has_fma=target.has_fma, has_ldexp=target.has_ldexp,
                              has_fast_division=target.has_fast_division, has_pick=target.has_pick,
                              memo=self._legal)
-        return known
-
-    def unrolled(self, node: Expr) -> tuple[Var, ...]:
-        """The variables of unrolled loops in `node`, in a fixed order."""
-        known = self._unrolled.get(node)
-        if known is None:
-            known = self._unrolled[node] = tuple(node.free & self._unrolled_variables)
         return known
 
     def table(self, element: str, text: str, count: int) -> str:
@@ -193,6 +185,18 @@ class Module:
             yield f"!{number} = distinct !{{!{number}, !3}}"
             yield f"!{number + 1} = !{{!{number}}}"
             yield f"!{number + 2} = !{{{others}}}"
+
+
+class _Unrolled(dict[Expr, tuple[Var, ...]]):
+    """The variables of unrolled loops in an expression, in a fixed order."""
+
+    def __init__(self, variables: frozenset[Var]) -> None:
+        super().__init__()
+        self._variables = variables
+
+    def __missing__(self, node: Expr) -> tuple[Var, ...]:
+        found = self[node] = tuple(node.free & self._variables)
+        return found
 
 
 _FIRST_CLASS = 4

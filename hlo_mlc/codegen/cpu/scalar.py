@@ -6,6 +6,7 @@ codegen/legalize into those that are.  Operands arrive as text of the result's n
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -30,6 +31,7 @@ _UNSIGNED_COMPARISONS = {"eq": "eq", "ne": "ne", "lt": "ult", "le": "ule", "gt":
 _FLOAT_INTRINSICS = {"abs": "fabs", "sqrt": "sqrt"}
 
 
+@functools.cache
 def _instruction(op: str, dtype: DType) -> str | None:
     """The LLVM instruction that an op is, where it is one."""
     if dtype.kind is Kind.BOOL:
@@ -127,9 +129,9 @@ def _extremum(op: str) -> Spelling:
     def spelled(site: Site, x: str, y: str) -> str:
         if not site.dtype.is_float:
             return site.call(("s" if site.dtype.is_signed else "u") + op, x, y)
-        if y == site.literal(math.nan):
-            return y
         if types.is_literal(y):
+            if y == site.literal(math.nan):
+                return y
             # One comparison and one choice, which keep x where that is NaN; on x86 together one
             # instruction unless y is the zero that wins against the other one.
             winning_zero = site.literal(0.0 if op == "max" else -0.0)

@@ -21,7 +21,7 @@ class Site(NamedTuple):
 
     @property
     def type(self) -> str:
-        return types.vector(types.register_type(self.dtype), self.lanes)
+        return types.registers(self.dtype, self.lanes)
 
     @property
     def suffix(self) -> str:

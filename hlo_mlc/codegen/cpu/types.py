@@ -46,6 +46,12 @@ def vector(element: str, lanes: int) -> str:
 
 
 @functools.cache
+def registers(dtype: DType, lanes: int) -> str:
+    """The LLVM type of `lanes` values in a register."""
+    return vector(register_type(dtype), lanes)
+
+
+@functools.cache
 def suffix(element: str, lanes: int = 0) -> str:
     """The mangled type at the end of an intrinsic's name."""
     name = {"float": "f32", "double": "f64", "ptr": "p0"}.get(element, element)

@@ -50,16 +50,20 @@ class Writer:
             return known
         function, stack = self.function, [root]
         while True:
-            node = stack[-1]
-            pending = [c for c in _eager(node) if self.known(c) is None]
-            if pending:
-                stack += pending
+            node, operands, depth = stack[-1], [], len(stack)
+            for operand in _eager(node):
+                known = self.known(operand)
+                if known is None:
+                    stack.append(operand)
+                else:
+                    operands.append(known)
+            if len(stack) > depth:
                 continue
             stack.pop()
             key = self.key(node)
             known = function.memo.get(key)
             if known is None:
-                known = function.remember(key, self._write(node))
+                known = function.remember(key, self._write(node, operands))
             if not stack:
                 return known
 
@@ -78,7 +82,7 @@ class Writer:
 
     def key(self, node: Expr) -> object:
         """What identifies the value of `node`: itself, with the unrolled numbers it depends on."""
-        unrolled = self.module.unrolled(node)
+        unrolled = self.module.unrolled[node]
         if not unrolled:
             return node
         return (node, *map(self.function.constants.get, unrolled))
@@ -139,15 +143,15 @@ class Writer:
         base = self.value(index.from_affine(shared, 0))
         return indices.stepping(function, base, offset, step, lane.width, indices.fits_small(node))
 
-    def _write(self, node: Expr) -> Value:
+    def _write(self, node: Expr, args: list[Value]) -> Value:
+        """Code for `node`, whose operands are `args` if they are computed in any case."""
         if isinstance(node, Load):
             return self._read_load(self, node)
         if node.op == "select_unlikely" and not _is_cheap(node.args[1]):
             return self._branch_around(node)
         if node.op == "pick":
-            return self._pick(node)
+            return self._pick(node, args[0])
         function, module = self.function, self.module
-        args = [self.value(a) for a in node.args]
         if node.dtype is INDEX or any(a.dtype is INDEX for a in node.args):
             return indices.apply(function, module.target, node, args)
         if node.op in _LOGIC and (folded := _fold_logic(node.op, args)) is not None:
@@ -157,9 +161,9 @@ class Writer:
         text = scalar.spell(node.op, site, [function.widen(a, lanes) for a in args])
         return Value(text, types.register_type(node.dtype), lanes, depth, reads)
 
-    def _pick(self, node: Apply) -> Value:
+    def _pick(self, node: Apply, x: Value) -> Value:
         """An entry of a table of constants."""
-        function, x = self.function, self.value(node.args[0])
+        function = self.function
         lanes, depth, reads = _together((x,), function.scopes[-1].floor)
         site = scalar.Site(function.at(depth), self.module.target, node.dtype, node.dtype, lanes)
         text = scalar.pick(site, x.text, [types.constant(entry) for entry in node.args[1:]])
