@@ -23,12 +23,12 @@ from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.cost import (
     choose_all,
     choose_predicted,
-    completes,
+    completion,
     is_small,
     predict,
     worth_it,
 )
-from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_all_taken
+from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
@@ -38,6 +38,7 @@ from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.stack import on_one_stack
 from hlo_mlc.target import cpu as targets
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import Nest, Step
@@ -51,6 +52,7 @@ class CompiledModule:
     report: Report
 
 
+@on_one_stack
 def compile_module(module: ir.Module, options: Options, *, entry: str = "main") -> CompiledModule:
     """Compile what is worth it of the function `entry`.
 
@@ -96,9 +98,9 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         plan = partition(graph, choose, lambda unit: is_small_unit(unit, target), donated)
         if options.choose != "ours":
             plan = worth_it(plan, target)
-            if completes(plan, target):
-                plan = with_all_taken(plan, graph, "but nothing else is left to XLA then, which "
-                                      "would start a thread for it", failed)
+            if more := completion(plan, target, failed):
+                plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
+                                  "starts no thread for it")
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
         if not result.failed:

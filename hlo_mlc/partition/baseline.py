@@ -7,12 +7,15 @@ that differ most between machines are measured on each (target/rates.py).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, loads, walk
 from hlo_mlc.expr.dtypes import I8, I32
-from hlo_mlc.partition.work import Work, multiplies, window
+from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.nodes import is_written_out
+from hlo_mlc.partition.work import Work, multiplies, rotates, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import points
@@ -37,8 +40,12 @@ _EXTRA_OF_OP = {
     "exp": 9, "log": 17, "logistic": 10, "tanh": 4, "erf": 2, "expm1": 15, "log1p": 15, "sin": 250,
     "cos": 250, "tan": 600, "sinh": 60, "cosh": 40, "rsqrt": 45, "pow": 110, "rem": 370,
     "atan": 180, "atan2": 500, "asin": 300, "acos": 400, "asinh": 100, "acosh": 80, "atanh": 65,
-    "cbrt": 550, "erfc": 50, "erf_inv": 67, "lgamma": 235, "digamma": 340,
+    "cbrt": 550, "erfc": 40, "erf_inv": 67, "lgamma": 235, "digamma": 340,
 }
+
+# The same for a rotation of an integer, of which random numbers are made: a million took XLA 2.5 to
+# 7 times as long as us.
+_EXTRA_OF_ROTATION = 6
 
 # XLA's time / ours, where nobody measures it on the machine itself.
 # Integers divided one by one, by bytes: 16k to 1M took 3 to 8, 3.5 to 17, 2.4 to 4, and 2.4 to 4.5.
@@ -48,6 +55,10 @@ _ACROSS = 1.5  # transposes: 1.3 for those in a cache, 2 to 4 for 12 to 32 MB
 _FAR = 8  # elements between what neighbours read, so that it counts as one
 _LOOKED_UP = 1.2  # rows of 64 and 251 elements 2 to 3.9, of 256 and single elements 1.0 to 1.2
 _LOOKED_UP_NARROW = 0.65  # of less than 4 bytes
+# Reductions of few terms, which we write out: nanoseconds of XLA per element on all threads, over
+# leading axes (2.6 to 7.7, of 2 to 4 rows of 300,000), last ones (0.36 to 3.9) and others (0.12 to
+# 1.0); sums, sums of what is computed, maxima.
+_FEW_ROWS_NS, _FEW_COLUMNS_NS, _FEW_BETWEEN_NS = 2.5, 0.4, 0.12
 _FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
 # Scatters: both sides go element by element, or add vectors, one row after the other.  Sums, maxima
 # and counts of 1,000 to 200,000 elements took XLA 0.76 to 1.3 times as long as us where they were
@@ -75,8 +86,8 @@ _CONVOLUTION, _DEPTHWISE_NS = 1.5, 2.5
 # both layouts: 0.5 to 0.75) and where they lie side by side, and then at most per result.
 _OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
 # Scans: nanoseconds of XLA per result and operation of the combiner, at least.  It took 5 to 15 for
-# sums and maxima of any layout, 480 for cumulative logsumexp.
-_SCAN_NS = 5.0
+# sums and maxima of any layout, 480 for cumulative logsumexp; twice as long where each is widened.
+_SCAN_NS, _SCAN_NARROW_NS = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +114,8 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
     rates = target.rates
     work, memory = ours.computing_us, rates.pass_us(ours.work.moved_bytes)
     if stage.scan is not None:
-        each = _SCAN_NS * max(1, cost(*stage.combiner.results))
+        narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
+        each = (_SCAN_NARROW_NS if narrow else _SCAN_NS) * max(1, cost(*stage.combiner.results))
         return "scan", max(points(stage) * each / 1e3, memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
@@ -130,6 +142,17 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
     return "reduction", max(work * _computing_ratio(stage, rates) * _FOLD,
                             memory * rates.xla_reduction)
+
+
+def written_out_us(nodes: Iterable[Node]) -> float:
+    """What XLA needs for the reductions among them that stages have no trace of."""
+    return sum(_few_terms_ns(node) * node.operands[0].type.size for node in nodes
+               if node.op == "stablehlo.reduce" and is_written_out(node)) / 1e3
+
+
+def _few_terms_ns(node: Node) -> float:
+    axes, rank = node.attributes["dimensions"], len(node.operands[0].type.shape)
+    return _FEW_COLUMNS_NS if rank - 1 in axes else _FEW_ROWS_NS if 0 in axes else _FEW_BETWEEN_NS
 
 
 def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
@@ -183,13 +206,15 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
     """XLA's time / ours for what a stage computes."""
     each = cost(*stage.expressions)
     ours = theirs = 0  # for functions that XLA computes in another way
-    division = division_there = 0.0
+    division = division_there = rotated = 0.0
     for node in walk(*stage.expressions):
         if not isinstance(node, Apply):
             continue
         if node.dtype.is_float and node.op in _EXTRA_OF_OP:
             ours += cost_of(node.op)
             theirs += cost_of(node.op) + _EXTRA_OF_OP[node.op]
+        elif rotates(node):
+            rotated += _EXTRA_OF_ROTATION
         elif divides_integers(node):
             division += cost_of_node(node)
             division_there += cost_of_node(node) * _INTEGER_DIVISION[node.dtype.bytes]
@@ -198,7 +223,7 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
     exp = cost_of("exp") + _EXTRA_OF_OP["exp"]
     special = theirs * rates.xla_exp * cost_of("exp") / exp
     plain = (each - ours - division) * rates.xla_arithmetic
-    return (plain + special + division_there) / each
+    return (plain + special + division_there + rotated) / each
 
 
 def _convolution_us(stage: Stage, work: float, memory: float) -> float:

@@ -33,73 +33,96 @@ def loop_refusal(node: Node) -> str:
 
 def lower_while(node: Node, outer: StageLowering) -> list[Step]:
     """The steps of a while loop; its results get buffers in `outer`."""
-    condition, body = node.regions
-    found = counting(node, lambda value: _literal(value, outer))
-    trip_count = None if found is None else found.trips
-    counters = {} if found is None else found.carried(body)
-    iteration = Var(outer.fresh("n"), INDEX, trip_count)
-    invariant = {k for k, v in enumerate(body.results) if v is body.parameters[k]}
-    if trip_count == 0:
-        invariant = set(range(len(body.results)))
-    carried: dict[int, Buffer] = {}
-    first = len(outer.items)
-    for k, result in enumerate(node.results):
-        if k in invariant:
-            outer.alias(node, result, node.operands[k])
-        elif k in counters:
-            end = counters[k].at(trip_count)
-            outer.compute(node, result, lambda _, t=result.type.dtype, v=end: const(v, t))
-        else:
-            carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
-    initial = outer.items[first:]
-    del outer.items[first:]
-    steps = fuse_items(initial, _all_written(initial))
-    if trip_count == 0:
+    loop = _WhileLoop(node, outer)
+    steps = loop.initialized()
+    if loop.trip_count == 0:
         return steps
+    body, twins = loop.body_steps()
+    if twins:
+        return [*steps, *alternating(body, loop.iteration, loop.trip_count, twins, outer)]
+    if loop.trip_count is not None:
+        return [*steps, Loop(tuple(body), loop.iteration, loop.trip_count)]
+    test, verdict = loop.test_steps()
+    return [*steps, Loop(tuple(body), loop.iteration, None, tuple(test), load(verdict, ()))]
 
-    def inner_lowering(region: Graph, wanted: frozenset[Value]) -> StageLowering:
+
+class _WhileLoop:
+    """A loop on its way to steps: what it carries stays as it is, is counted, or has a buffer."""
+
+    def __init__(self, node: Node, outer: StageLowering) -> None:
+        self.node, self.outer = node, outer
+        self.condition, self.body = node.regions
+        found = counting(node, lambda value: _literal(value, outer))
+        self.trip_count = None if found is None else found.trips
+        self.counters = {} if found is None else found.carried(self.body)
+        self.progressions = {} if found is None else found.progressions
+        self.iteration = Var(outer.fresh("n"), INDEX, self.trip_count)
+        self.invariant = {k for k, v in enumerate(self.body.results)
+                          if v is self.body.parameters[k] or self.trip_count == 0}
+        self.carried: dict[int, Buffer] = {}
+
+    def initialized(self) -> list[Step]:
+        """The steps before the first iteration; from here on the results are known in `outer`."""
+        node, outer = self.node, self.outer
+        first = len(outer.items)
+        for k, result in enumerate(node.results):
+            if k in self.invariant:
+                outer.alias(node, result, node.operands[k])
+            elif k in self.counters:
+                end = self.counters[k].at(self.trip_count)
+                outer.compute(node, result, lambda _, t=result.type.dtype, v=end: const(v, t))
+            else:
+                self.carried[k] = outer.store(node, result, outer.reader(node.operands[k]))
+        initial = outer.items[first:]
+        del outer.items[first:]
+        return fuse_items(initial, _all_written(initial))
+
+    def body_steps(self) -> tuple[list[Step], dict[Buffer, Buffer]]:
+        """The steps of an iteration, and the buffers that take turns with others in it."""
+        inner = self._inside(self.body)
+        segments = _lower_body(self.body, inner, self._known())
+        state = Carried(self.node, inner, self.carried)
+        if self.trip_count is not None and self.trip_count >= 2:
+            segments = take_turns(state, segments)
+        segments = write_back(state, segments)
+        needed = frozenset((*self.carried.values(), *state.twins.values()))
+        return _steps(segments, needed), state.twins
+
+    def test_steps(self) -> tuple[list[Step], Buffer]:
+        """The steps that decide whether there is another iteration, and where they say so."""
+        test = self._inside(self.condition)
+        segments = _lower_body(self.condition, test, {})
+        predicate = self.condition.results[0]
+        if predicate not in test.buffers:
+            test.store(self.node, predicate, test.reader(predicate))
+            segments.append(list(test.items))
+            test.items.clear()
+        verdict = test.buffers[predicate]
+        return _steps(segments, frozenset((verdict,))), verdict
+
+    def _inside(self, region: Graph) -> StageLowering:
+        """The lowering of a region, which reads what is carried and what lies around the loop."""
         positions = {value: k for k, value in enumerate(region.parameters)}
 
         def outside(value: Value, indices: Indices) -> Expr:
             k = positions.get(value)
-            if k is not None:
-                if k in invariant:
-                    return outer.read(node.operands[k], indices)
-                return _counted(counters[k], iteration, value)
-            return outer.read(value, indices)
+            if k is None:
+                return self.outer.read(value, indices)
+            if k in self.invariant:
+                return self.outer.read(self.node.operands[k], indices)
+            return _counted(self.counters[k], self.iteration, value)
 
-        lowering = StageLowering(region, wanted, outside, outer.fresh, around=outer)
-        for k, buffer in carried.items():
+        lowering = StageLowering(region, frozenset(region.results), outside, self.outer.fresh,
+                                 around=self.outer)
+        for k, buffer in self.carried.items():
             lowering.buffers[region.parameters[k]] = buffer
         return lowering
 
-    inner = inner_lowering(body, frozenset(body.results))
-    parameters = set(body.parameters)
-    known = {} if found is None else {
-        value: _counted(progression, iteration, value)
-        for value, progression in found.progressions.items() if value not in parameters}
-    segments = _lower_body(body, inner, known)
-    state = Carried(node, inner, carried)
-    if trip_count is not None and trip_count >= 2:
-        segments = take_turns(state, segments)
-    segments = write_back(state, segments)
-    needed = frozenset((*carried.values(), *state.twins.values()))
-    body_steps = _steps(segments, needed)
-    if state.twins:
-        turns = alternating(body_steps, iteration, trip_count, state.twins, outer)
-        return [*steps, *turns]
-    if trip_count is not None:
-        return [*steps, Loop(tuple(body_steps), iteration, trip_count)]
-    test = inner_lowering(condition, frozenset(condition.results))
-    predicate = condition.results[0]
-    test_segments = _lower_body(condition, test, {})
-    if predicate not in test.buffers:
-        test.store(node, predicate, test.reader(predicate))
-        test_segments.append(list(test.items))
-        test.items.clear()
-    verdict = test.buffers[predicate]
-    test_steps = _steps(test_segments, frozenset((verdict,)))
-    return [*steps, Loop(tuple(body_steps), iteration, None, tuple(test_steps), load(verdict, ()))]
+    def _known(self) -> dict[Value, Expr]:
+        """What is computed in the body from the number of the iteration alone."""
+        parameters = set(self.body.parameters)
+        return {value: _counted(progression, self.iteration, value)
+                for value, progression in self.progressions.items() if value not in parameters}
 
 
 def _counted(progression: Progression, iteration: Var, value: Value) -> Expr:

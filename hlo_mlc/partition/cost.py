@@ -7,18 +7,20 @@ are rough; the ratios between both sides decide.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container, Set
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.partition.baseline import OurTime, xla_us
+from hlo_mlc.partition.baseline import OurTime, written_out_us, xla_us
 from hlo_mlc.partition.estimate import Estimate, Prediction
+from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Plan, Verdict
+from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
+from hlo_mlc.templates.pointwise_loop import pointwise_stages
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import Loop, Stage, Step, TensorProgram
@@ -32,10 +34,7 @@ _SCALAR_OPERATIONS = 4
 _APART = 16
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
 
-# XLA hands a program of so many operations to another thread; one that is all ours it runs at once.
-# Source: 64 x 64 and 1,000 elements of anything: 12 to 30 us against 6.
-START_OPERATIONS = 1_000
-# It uses several threads from so many operations on, a byte counting as ten.
+# XLA uses several threads from so many operations on, a byte counting as ten.
 # Source: xla/service/cpu/parallel_task_assignment.cc, two threads' worth.
 PARALLEL_OPERATIONS = 200_000
 BYTE_OPERATIONS = 10
@@ -73,14 +72,18 @@ class _Part:
     contraction_flops: int
 
 
-def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool) -> list[_Part]:
+def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
+           cached: Set[Buffer] = frozenset()) -> list[_Part]:
+    """`cached`: what our code finds in the first cache from the trip before."""
     if isinstance(step, Loop):
         inner = trips * _trips(step)
+        in_blocks = pointwise_stages(step, target) or ()
+        cached = {b for stage in in_blocks for b in (*stage.inputs, *stage.outputs)}
         return [part for s in (*step.body, *step.test)
-                for part in _parts(s, target, inner, True)]
+                for part in _parts(s, target, inner, True, cached)]
     template = choose_template(step, target)[0].name
     parts = []
-    near = set(step.private)  # and what an earlier stage of the nest has touched
+    near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
     for stage in step.stages:
         parts.append(_part(stage, template, target, trips, in_loop, near))
         near |= {*stage.inputs, *stage.outputs}
@@ -104,17 +107,16 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
     else:
         amount = work.operations + work.products + work.apart
         threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))
+        if template == "reduction" and not is_map(stage):  # lanes that stay empty
+            vector = min(vector, stage.reduce_axes[-1].extent)
         ours = OurTime(work, False, _vector_us(work, rates) / vector, threads, scalar_us)
     kind, xla = xla_us(stage, ours, target)
-    computing = ours.computing_us
     memory = rates.pass_us(sum(size for b, size in work.moved.items() if b not in near))
     if not in_loop:
         xla += rates.thunk_us
     elif points(stage) > 1:  # for scalars XLA has no thunks there
         xla += rates.loop_thunk_us
-    if template == "reduction" and not is_map(stage):
-        computing *= max(1.0, vector / stage.reduce_axes[-1].extent)  # lanes that stay empty
-    return _Part(kind, trips * max(computing, memory), trips * xla, trips * work.operations,
+    return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
                  trips * contraction_flops(stage))
 
 
@@ -150,10 +152,11 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
     predicted = estimate(cluster.kernel, target, cluster.in_loop)
-    ours, xla = predicted.ours_us, predicted.xla_us
+    ours, xla = predicted.ours_us, predicted.xla_us + written_out_us(cluster.nodes)
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
-        alone_ours, alone_xla = _alone(predicted, target)
+        starts = counted_operations(cluster.nodes) >= START_OPERATIONS
+        alone_ours, alone_xla = _alone(predicted, starts, target)
         ours, xla = ours + alone_ours, xla + alone_xla
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
@@ -165,13 +168,16 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     return Verdict(take, reason, predicted, ours, xla)
 
 
-def _alone(predicted: Estimate, target: CpuTarget) -> tuple[float, float]:
-    """What both sides pay for a program that is nothing else: for threads that sleep till then."""
+def _alone(predicted: Estimate, starts: bool, target: CpuTarget) -> tuple[float, float]:
+    """What both sides pay for a program that is nothing else: for threads that sleep till then.
+
+    `starts`: XLA runs all of it in another thread.
+    """
     rates = target.rates
     work = predicted.operations + predicted.contraction_flops
     several = target.cores > 1
     ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
-    xla = rates.start_us if work >= START_OPERATIONS else 0.0
+    xla = rates.start_us if starts else 0.0
     if several and work + BYTE_OPERATIONS * predicted.bytes >= PARALLEL_OPERATIONS:
         xla += rates.xla_fork_us
     return ours, xla
@@ -206,16 +212,30 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
 
 
-def completes(plan: Plan, target: CpuTarget) -> bool:
-    """Whether the rest of a program should be taken as well, though XLA is faster at it.
+def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:
+    """What should be taken as well, though XLA is faster at it, so that it starts no thread.
 
-    It hands its part to another thread, which one that is all ours does not need.
+    Clusters whose kernels `failed` stay with it.
     """
-    if plan.left or not plan.taken or not plan.rejected or any(
-            verdict.recorded for _, verdict in plan.rejected):
-        return False
-    more = sum(v.ours_us - v.xla_us for _, v in plan.rejected)
-    return more < target.rates.start_us
+    outside = [node for node in plan.left if node.op not in CONTROL_FLOW]
+    spare, more, clusters = START_OPERATIONS - counted_operations(outside), 0.0, []
+    if not plan.taken or any(verdict.recorded for _, verdict in plan.rejected):
+        return ()
+    for cluster, verdict in sorted(plan.rejected, key=lambda found: -_lost_us(*found)):
+        operations = counted_operations(cluster.nodes)
+        if operations < spare:
+            spare -= operations
+        elif cluster.kernel.fingerprint not in failed:
+            clusters.append(cluster)
+            more += _lost_us(cluster, verdict)
+        else:
+            return ()
+    return tuple(clusters) if spare > 0 and more < target.rates.start_us else ()
+
+
+def _lost_us(cluster: Cluster, verdict: Verdict) -> float:
+    trips = UNKNOWN_TRIPS if cluster.in_loop else 1
+    return trips * (verdict.ours_us - verdict.xla_us)
 
 
 def is_small(step: Step, target: CpuTarget) -> bool:

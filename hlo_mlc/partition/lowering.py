@@ -19,6 +19,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
+from hlo_mlc.partition.nodes import most_terms, moves, operation_cost, times_read
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.extremum import in_one_pass
@@ -36,32 +37,12 @@ REUSED, JOINED_LIMIT = 4, 256 * 1024
 # lie one behind the other and are as long: finding the part of each element costs more.  50 parts
 # of 1,000 took 330 us so, and 10 one by one.
 MANY_PARTS, LONG_PART = 4, 64
+# So do those whose parts are computed, if computing all of them for each element takes so many
+# operations more, for an element and for a part in all: a nest takes 50 ns to begin, and vectors of
+# f32 are at most so long.
+WASTED, WASTED_FOR_PART, SHORTEST_PART = 4, 2_000, 16
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter.
 DEPTH_LIMIT = 64
-# Terms of a reduction that is written out: lanes along so short a row would stay empty, while
-# those along its results are full.
-SHORT_FOLD = 4
-
-_COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
-_TRANSCENDENTAL = 12
-_SIMPLE = frozenset((
-    "add", "subtract", "multiply", "maximum", "minimum", "and", "or", "xor", "not", "negate", "abs",
-    "compare", "select", "clamp", "convert", "shift_left", "shift_right_logical",
-    "shift_right_arithmetic", "sign", "floor", "ceil", "is_finite", "round_nearest_even",
-    "round_nearest_afz", "bitcast_convert", "popcnt", "count_leading_zeros"))
-_MOVEMENT = frozenset((
-    "broadcast_in_dim", "reshape", "transpose", "slice", "pad", "concatenate", "reverse", "iota",
-    "constant", "dynamic_slice", "gather", "optimization_barrier"))
-
-
-def operation_cost(node: Node) -> int:
-    """Rough cost of one result element of a pointwise op, in simple operations."""
-    name = node.op.partition(".")[2]
-    if name in _MOVEMENT:
-        return 0
-    if name in _SIMPLE:
-        return 1
-    return _COSTLY.get(name, _TRANSCENDENTAL)
 
 
 @dataclass(slots=True)
@@ -170,7 +151,7 @@ class StageLowering:
             self._producers[value] = (node, position)
         lowered = self.lowered(node)
         terms = 1
-        if isinstance(lowered, Fold) and 0 < math.prod(lowered.extents) <= _most_terms(node):
+        if isinstance(lowered, Fold) and 0 < math.prod(lowered.extents) <= most_terms(node):
             terms = math.prod(lowered.extents)
             lowered = self._lowered[node] = written_out(lowered)
         if isinstance(lowered, Pointwise):
@@ -180,7 +161,7 @@ class StageLowering:
                 cost = terms * sum(self._costs.get(v, 0) for v in node.operands)
                 cost += operation_cost(node) if terms == 1 else terms
                 depth = 1 + max((self._depths.get(v, 0) for v in node.operands), default=0)
-                if _has_many_parts(node):
+                if _has_many_parts(node) or self._has_costly_parts(node):
                     self._store_parts(node, value)
                 elif depth > DEPTH_LIMIT or self._needs_buffer(node, value, cost, uses):
                     self.store(node, value, lowered.elements[position])
@@ -209,18 +190,27 @@ class StageLowering:
             return self._is_multiplied(value, uses)
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
-        if cost == 0 or node.op.partition(".")[2] in _MOVEMENT:
+        if cost == 0 or moves(node):
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
+
+    def _has_costly_parts(self, node: Node) -> bool:
+        """Parts of a joined array that one loop would compute for each element, to pick one."""
+        if node.op != "stablehlo.concatenate" or _row_of_parts(node) < SHORTEST_PART:
+            return False
+        whole = node.results[0].type
+        costs = [(self._costs.get(part, 0), part.type.size) for part in node.operands]
+        wasted = sum(cost * (whole.size - size) for cost, size in costs)
+        return wasted >= max(WASTED * whole.size, WASTED_FOR_PART * len(costs))
 
     def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where a product, looking through data movement, reads each element several times,
         or little is to be copied."""
         for user in uses.get(value, ()):
             if user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
-                    value.type.bytes <= JOINED_LIMIT or _times_read(user, value) >= REUSED)):
+                    value.type.bytes <= JOINED_LIMIT or times_read(user, value) >= REUSED)):
                 return True
-            moved = user.op.partition(".")[2] in _MOVEMENT and user.op != "stablehlo.concatenate"
+            moved = moves(user) and user.op != "stablehlo.concatenate"
             if moved and self._is_multiplied(user.results[0], uses):
                 return True  # what is joined again is for the next one to decide
         return False
@@ -238,8 +228,7 @@ class StageLowering:
             is_factor = user.op == "stablehlo.dot_general" and cost <= self.prologue
             if not is_factor and _rereads(user, value, cost):
                 return True
-            if user.op.partition(".")[2] in _MOVEMENT and \
-                    self._is_reread(user.results[0], cost, uses):
+            if moves(user) and self._is_reread(user.results[0], cost, uses):
                 return True
         return False
 
@@ -367,16 +356,10 @@ def _has_many_parts(node: Node) -> bool:
         and whole.size >= LONG_PART * len(node.operands)
 
 
-def _most_terms(node: Node) -> int:
-    """How many terms a fold may have to be computed wherever it is read."""
-    return SHORT_FOLD if node.op == "stablehlo.reduce" else 1
-
-
-def _times_read(product: Node, value: Value) -> float:
-    """How often a product of two tensors reads each element of one of them."""
-    lhs = product.operands[0].type.shape
-    depth = math.prod(lhs[d] for d in product.attributes["lhs_contracting_dimensions"])
-    return product.results[0].type.size * depth / max(1, value.type.size)
+def _row_of_parts(node: Node) -> int:
+    """The elements of the shortest part of a joined array that lie side by side."""
+    dimension = node.attributes["dimension"]
+    return min(math.prod(part.type.shape[dimension:]) for part in node.operands)
 
 
 def _rereads(user: Node, value: Value, cost: int) -> bool:

@@ -96,18 +96,40 @@ class Plan:
 
 
 def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-              donated: Sequence[tuple[int, int]] = (), around: frozenset[str] = frozenset(),
-              limits: Limits = LIMITS) -> Plan:
+              donated: Sequence[tuple[int, int]] = (), limits: Limits = LIMITS) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
     become one kernel.  `donated` are the numbers of parameters and of the results that their
-    memory is for; `around` are the ops that `graph` is a region of;
-    `limits` are those of the target.
+    memory is for; `limits` are those of the target.
     """
-    plan = Plan(graph)
+    return _rewritten(_planned(graph, choose, small, donated, frozenset(), limits), graph)
+
+
+def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str) -> Plan:
+    """The plan for `graph` that takes `more` of what it rejects."""
+    taken, rejected = list(plan.taken), []
+    for cluster, verdict in plan.rejected:
+        if cluster in more:
+            taken.append((cluster, replace(verdict, take=True,
+                                           reason=f"{verdict.reason}, {reason}")))
+        else:
+            rejected.append((cluster, verdict))
+    return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
+
+
+def _rewritten(plan: Plan, graph: Graph) -> Plan:
+    """The plan with what it makes of `graph` and of the loops and branches in it."""
+    produced = {value: cluster for cluster, _ in plan.taken for value in cluster.results}
+    rebuilt = _rebuild(graph, produced)
+    return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt))
+
+
+def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
+             donated: Sequence[tuple[int, int]], around: frozenset[str], limits: Limits) -> Plan:
+    """What is to become of the nodes; `around` are the ops that `graph` is a region of."""
     reasons = {node: _refusal(node) for node in graph.nodes}
-    graph = _rewrite_regions(graph, reasons, choose, small, plan, around, limits)
+    plan = _planned_regions(graph, reasons, choose, small, around, limits)
     fuser, values = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     fuser.join_chains(frozenset(b for b, v in values.items() if v in results))
@@ -117,7 +139,6 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
     read_by = readers(fuser.units)
-    produced: dict[Value, Cluster] = {}
     makers = {v: n for n in graph.nodes for v in n.results}
     heirs = {graph.results[r]: graph.parameters[p] for p, r in donated
              if graph.parameters[p] not in results
@@ -130,35 +151,35 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
                            _LOOP in around, limits)
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
-        if verdict.take:
-            produced.update(dict.fromkeys(cluster.results, cluster))
     plan.left.update({n: r for n, r in reasons.items() if r})
     plan.nodes += sum(_counts(n) for n in graph.nodes)
-    plan.graph = _rebuild(graph, produced)
-    plan.remaining += sum(_counts(n) for n in plan.graph.nodes)
     return plan
 
 
-def with_all_taken(plan: Plan, graph: Graph, reason: str, left: Collection[str]) -> Plan:
-    """The plan for `graph` that takes what it rejects, too, but for these kernels.
+def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
+                     small: Callable[[Unit], bool], around: frozenset[str], limits: Limits
+                     ) -> Plan:
+    """What is to become of the bodies of control flow that stays with XLA."""
+    plan = Plan(graph)
+    for node in graph.nodes:
+        if not reasons[node] or node.op not in CONTROL_FLOW:
+            continue
+        for region in node.regions:
+            inner = _planned(region, choose, small, _carried(node, region), around | {node.op},
+                             limits)
+            plan.taken += inner.taken
+            plan.rejected += inner.rejected
+            plan.left.update(inner.left)
+            plan.apart.update(inner.apart)
+            plan.nodes += inner.nodes
+    return plan
 
-    Requires: nothing is left to XLA but clusters, so that no region of `graph` has clusters.
-    """
-    taken, rejected = list(plan.taken), []
-    for cluster, verdict in plan.rejected:
-        if cluster.kernel.fingerprint in left:
-            rejected.append((cluster, verdict))
-        else:
-            taken.append((cluster, replace(verdict, take=True,
-                                           reason=f"{verdict.reason}, {reason}")))
-    produced = {value: cluster for cluster, _ in taken for value in cluster.results}
-    rebuilt = _rebuild(graph, produced)
-    return replace(plan, graph=rebuilt, taken=taken, rejected=rejected,
-                   remaining=sum(_counts(n) for n in rebuilt.nodes))
 
-
-def _counts(node: Node) -> bool:
-    return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"
+def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
+    """The parameters of the body of a loop whose memory is for what takes their place."""
+    if node.op != "stablehlo.while" or region is not node.regions[1]:
+        return []
+    return [(k, k) for k in range(len(region.results))]
 
 
 def _refusal(node: Node) -> str:
@@ -167,38 +188,15 @@ def _refusal(node: Node) -> str:
     return supports(node)
 
 
-def _rewrite_regions(graph: Graph, reasons: dict[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], plan: Plan, around: frozenset[str],
-                     limits: Limits) -> Graph:
-    """Partition the bodies of control flow that stays with XLA."""
-    nodes, changed = [], False
-    for node in graph.nodes:
-        if reasons[node] and node.op in CONTROL_FLOW:
-            inner = [partition(region, choose, small, _carried(node, region), around | {node.op},
-                               limits)
-                     for region in node.regions]
-            if any(p.taken for p in inner):
-                new = Node(node.op, node.operands, node.results, node.attributes,
-                           tuple(p.graph for p in inner), node.literal, node.location,
-                           node.origin, node.opaque)
-                reasons[new] = reasons.pop(node)
-                node, changed = new, True
-            for p in inner:
-                plan.taken += p.taken
-                plan.rejected += p.rejected
-                plan.left.update(p.left)
-                plan.apart.update(p.apart)
-                plan.nodes += p.nodes
-                plan.remaining += p.remaining
-        nodes.append(node)
-    return Graph(graph.parameters, tuple(nodes), graph.results) if changed else graph
+def _remaining(graph: Graph) -> int:
+    """Its non-trivial operations that are not in kernels, and those of the loops left to XLA."""
+    inner = sum(_remaining(region) for node in graph.nodes
+                if node.op in CONTROL_FLOW and _refusal(node) for region in node.regions)
+    return inner + sum(_counts(node) for node in graph.nodes)
 
 
-def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
-    """The parameters of the body of a loop whose memory is for what takes their place."""
-    if node.op != "stablehlo.while" or region is not node.regions[1]:
-        return []
-    return [(k, k) for k in range(len(region.results))]
+def _counts(node: Node) -> bool:
+    return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"
 
 
 _LOOP = "stablehlo.while"
@@ -315,21 +313,20 @@ def _ordered_writes(step: Step) -> list[Buffer]:
     return sorted(step_writes(step), key=lambda b: int(b.name[1:]))
 
 
-def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
+def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     """The graph in which the values of `produced` come from kernels, in dependency order."""
-    maker = {v: n for n in graph.nodes for v in n.results}
-    call_of: dict[int, Node] = {}
-    for cluster in produced.values():
-        if id(cluster) not in call_of:
-            maker.update((n.results[0], n) for n in cluster.constants)
-            call_of[id(cluster)] = Node(
-                "hlo_mlc.kernel", cluster.operands, cluster.results,
-                {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
-                location=cluster.nodes[-1].location)
+    nodes = [_with_kernels(node, produced) for node in graph.nodes]
+    maker = {v: n for n in nodes for v in n.results}
+    call_of: dict[Cluster, Node] = {}
+    for cluster in dict.fromkeys(produced[value] for value in tuple(maker) if value in produced):
+        maker.update((n.results[0], n) for n in cluster.constants)
+        call_of[cluster] = Node(
+            "hlo_mlc.kernel", cluster.operands, cluster.results,
+            {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
+            location=cluster.nodes[-1].location)
 
     def producer(value: Value) -> Node | None:
-        cluster = produced.get(value)
-        return call_of[id(cluster)] if cluster is not None else maker.get(value)
+        return call_of.get(produced.get(value)) or maker.get(value)
 
     placed: set[Node] = set()
     ordered: list[Node] = []
@@ -351,7 +348,7 @@ def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
                 if before is not None and before not in placed:
                     stack.append((before, False))
 
-    for node in graph.nodes:  # operations with effects stay, in their order
+    for node in nodes:  # operations with effects stay, in their order
         if node.opaque:
             place(node)
     for value in graph.results:
@@ -359,3 +356,13 @@ def _rebuild(graph: Graph, produced: dict[Value, Cluster]) -> Graph:
         if node is not None:
             place(node)
     return Graph(graph.parameters, tuple(ordered), graph.results)
+
+
+def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:
+    """Control flow with the kernels in its regions; any other node as it is."""
+    if node.op not in CONTROL_FLOW or not any(
+            v in produced for region in node.regions for n in region.walk() for v in n.results):
+        return node
+    return Node(node.op, node.operands, node.results, node.attributes,
+                tuple(_rebuild(region, produced) for region in node.regions), node.literal,
+                node.location, node.origin, node.opaque)

@@ -34,7 +34,7 @@ _TEMPLATE = ElementwiseTemplate()
 def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
     """The loops of a pointwise loop, block by block; None for other loops, and for those that one
     block holds."""
-    stages = _pointwise_stages(loop, target)
+    stages = pointwise_stages(loop, target)
     if stages is None:
         return None
     points = stages[0].axes[0].extent
@@ -58,7 +58,7 @@ def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
     return body
 
 
-def _pointwise_stages(loop: Loop, target: CpuTarget) -> list[Stage] | None:
+def pointwise_stages(loop: Loop, target: CpuTarget) -> list[Stage] | None:
     """The stages of the body over one axis of points, if no point reads what another one wrote."""
     if loop.trip_count is None or loop.trip_count < 2:
         return None

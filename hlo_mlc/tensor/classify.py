@@ -124,12 +124,12 @@ def stride(access: Load | Assign, variable: Var) -> int | None:
 
 
 _COSTS = {"div": 4, "div_common": 2, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30,
-          "atan2": 30, "erf": 14, "erf_inv": 25, "lgamma": 200, "digamma": 170}
+          "atan2": 30, "erf": 14, "erfc": 45, "erf_inv": 25, "lgamma": 200, "digamma": 170}
 # A vector of quotients, or of remainders, of integers where the divisor is known at run time only:
 # 26 to 33 ns for any number of bits, which is so many times what a simple operation takes.
 _INTEGER_DIVISION = 75
 _TRANSCENDENTAL = frozenset((
-    "exp", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "tanh", "erfc", "asin", "acos",
+    "exp", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "tanh", "asin", "acos",
     "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt"))
 
 

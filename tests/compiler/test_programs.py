@@ -134,6 +134,16 @@ def k_means(points, centres):
     return lax.fori_loop(0, 5, step, centres)
 
 
+@program(lambda: (normal(6, 6), normal(6, seed=2)), coverage=0.5, ulps=1024)
+def solved_in_a_loop(a, b):
+    """What a kernel computes before a loop of XLA's is read by those inside it."""
+    matrix = jnp.tanh(a @ a.T) + 6 * jnp.eye(6)
+
+    def step(_, x):
+        return x + jnp.linalg.solve(matrix + jnp.diag(x * x), b - jnp.sin(matrix) @ x)
+    return lax.fori_loop(0, 5, step, b), matrix
+
+
 def tokens() -> tuple[jax.Array, ...]:
     return normal(4, 32, 16), normal(16, 48, seed=2) * 0.25, normal(16, 16, seed=3) * 0.25
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -16,13 +17,14 @@ from hlo_mlc.ops.registry import references
 from hlo_mlc.partition import cost
 from hlo_mlc.partition.cost import (
     choose_predicted,
-    completes,
+    completion,
     estimate,
     is_small,
     predict,
     worth_it,
 )
 from hlo_mlc.partition.estimate import Estimate
+from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, partition
 from hlo_mlc.passes.simplify import simplify
@@ -203,6 +205,49 @@ def test_a_program_of_its_own_pays_for_waking_threads() -> None:
         choose_predicted(inside, alone).xla_us + TARGET.rates.start_us)
 
 
+@pytest.mark.parametrize(("shape", "axis"), [((512, 2, 8, 160), 1), ((3, 200_000), 0),
+                                             ((200_000, 4), 1)], ids=str)
+def test_reductions_of_few_terms_are_xlas_to_compute(shape: tuple[int, ...], axis: int) -> None:
+    """We write them out into what reads their sum, so that no stage of ours is one."""
+    summed = cluster_of(lambda x: jnp.tanh(x.sum(axis)), shape)
+    parts = [lax.index_in_dim(jnp.ones(shape), k, axis, False).shape for k in range(shape[axis])]
+    added = cluster_of(lambda *parts: jnp.tanh(sum(parts[1:], parts[0])), *parts)
+    assert choose_predicted(summed, TARGET).xla_us > 1.5 * choose_predicted(added, TARGET).xla_us
+
+
+def test_lanes_that_stay_empty_are_empty_on_both_sides() -> None:
+    short, long = (times(lambda x: jnp.sum(jnp.exp(x) * x, -1), shape)
+                   for shape in ((65536, 5), (1280, 256)))
+    assert short.ours_us > 1.5 * long.ours_us
+    assert short.xla_us > 1.5 * long.xla_us
+
+
+def test_a_pointwise_loop_stays_in_the_first_cache() -> None:
+    def repeated(step: Callable) -> Callable:
+        return lambda x: lax.fori_loop(0, 50, lambda _, v: step(v), x)
+
+    apart = times(repeated(lambda v: v * 0.5 + v[::-1]), (1 << 18,))
+    pointwise = times(repeated(lambda v: v * 0.5 + 1), (1 << 18,))
+    assert apart.ours_us > 1.5 * pointwise.ours_us
+
+
+def test_xla_starts_a_thread_for_what_it_counts() -> None:
+    """Not for transcendental functions and moves; loops are as long as their bodies."""
+    def counted(function: Callable, *shapes: tuple[int, ...]) -> int:
+        args = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+        graph, _ = simplify(import_function(jax.jit(function).trace(*args).lower().compiler_ir()),
+                            references)
+        return counted_operations(graph.nodes)
+
+    assert counted(lambda x: jnp.exp(x), (2000,)) == 0
+    assert counted(lambda x: x[::-1], (2000,)) == 0
+    assert counted(lambda x: jnp.exp(x) + 1, (2000,)) == 2000
+    assert counted(lambda x, y: x @ y, (20, 30), (30, 40)) == 2 * 20 * 30 * 40
+    assert counted(lambda x: x.sum(), (2000,)) == 2000
+    once = counted(lambda x: lax.while_loop(lambda v: v[0] < 9, lambda v: v + 1, x), (2000,))
+    assert 2000 <= once < 4000
+
+
 def test_rates_decide() -> None:
     cluster = cluster_of(jnp.exp, (MILLION,))
     for xla_exp, take in ((4.0, True), (0.5, False)):
@@ -272,17 +317,39 @@ def test_the_rest_is_taken_where_nothing_else_is_left() -> None:
     def planned(count: int, other: Callable = function) -> Plan:
         return plan_of(other, (1 << 16,), (count,), indices(count))
 
-    few, many = planned(1 << 9), planned(MILLION)
+    least, few, many = planned(1 << 8), planned(1 << 10), planned(MILLION)
     for plan in (few, many):
         assert plan.taken
         assert plan.rejected
-    assert completes(few, TARGET)
+    ((cluster, _),) = few.rejected
+    assert completion(few, TARGET, ()) == (cluster,)
+    assert not completion(few, TARGET, (cluster.kernel.fingerprint,))
     tuned = replace(few, rejected=[(c, replace(v, recorded=True)) for c, v in few.rejected])
-    assert not completes(tuned, TARGET)
-    assert not completes(many, TARGET)
-    assert not completes(planned(1 << 9, lambda x, y, i: (*function(x, y, i), jnp.sort(y))), TARGET)
-    arguments = jnp.ones(1 << 16), jnp.ones(1 << 9), jnp.ones(1 << 9, jnp.int32)
+    assert not completion(tuned, TARGET, ())
+    assert not completion(many, TARGET, ())
+    assert not completion(least, TARGET, ()), "XLA runs so little at once"
+    sorts = planned(1 << 10, lambda x, y, i: (*function(x, y, i), jnp.sort(y)))
+    assert not completion(sorts, TARGET, ())
+    arguments = jnp.ones(1 << 16), jnp.ones(1 << 10), jnp.ones(1 << 10, jnp.int32)
     assert mlc_jit(function, choose="auto").report(*arguments).coverage == 1
+
+
+def test_the_rest_is_taken_around_calls_of_libraries() -> None:
+    """XLA counts no operations in them; of the rest it may keep what it runs at once."""
+
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+        return jnp.sin(x), jnp.linalg.cholesky(y @ y.T + 4 * jnp.eye(32)), x[:20] + 1
+
+    plan = plan_of(function, (1 << 12,), (32, 32))
+    assert any(node.op == "stablehlo.custom_call" for node in plan.left)
+    more = completion(plan, TARGET, ())
+    assert len(more) < len(plan.rejected)
+    left = [node for c, _ in plan.rejected if c not in more for node in c.nodes]
+    assert counted_operations(left) < START_OPERATIONS
+    compiled = mlc_jit(function, choose="auto")
+    x, y = jax.random.normal(jax.random.key(0), (1 << 12,)), jnp.eye(32)
+    for actual, expected in zip(compiled(x, y), jax.jit(function)(x, y), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,8 @@ def test_guards_of_folded_elements_do_not_count(stage_of):
 
 @pytest.mark.parametrize(("function", "apart", "read"), [
     (lambda x: x + 1, 0, X.nbytes),
-    (lambda x: x[:, ::2] + 1, X.size // 2, X.nbytes),  # every other element, but every line
+    (lambda x: x[:, ::2] + 1, X.size // 8, X.nbytes),  # every other element, but every line
+    (lambda x: x[:, ::5] + 1, X.size // 5, X.nbytes),
     (lambda x: x[::2] + 1, 0, X.nbytes // 2),
     (lambda x: x.T + 1, X.size, X.nbytes),
     (lambda x: x[:, ::2].T + 1, X.size // 2, X.size // 2 * 64),  # a line for each element
@@ -72,6 +73,9 @@ def test_what_waits_and_what_divides_takes_longer(stage_of):
     plain = Work.of(stage_of(lambda x: x.sum(1), X)).operations
     scan = Work.of(stage_of(lambda x: jnp.cumsum(x, 1), X)).operations
     assert scan > 4 * plain
+    products = stage_of(lambda x: jnp.cumsum(x * x, 1), X)
+    assert Work.of(products).operations > scan  # each sum waits for the one before it, too
+    assert not Work.of(products).products
     product = Work.of(stage_of(lambda x: x * (x + 1), X)).operations
     quotient = Work.of(stage_of(lambda x: x / (x + 1), X)).operations
     assert quotient > 4 * product
