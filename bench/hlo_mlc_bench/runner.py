@@ -20,6 +20,7 @@ from hlo_mlc_bench.results import Row
 
 DEFAULT_ROUNDS = 15
 _PROFILED_CALLS = 20
+_WARM_UP_S = 1.0
 _LAPACK_THREADS = "OPENBLAS_NUM_THREADS"
 
 Compile = Callable[[Function], Any]
@@ -140,9 +141,15 @@ def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
 
 
 def _warm_up(compile_ours: Compile) -> None:
+    """Both compilers begin, and so do the cores: virtual machines may run all threads of a process
+    that has just begun on one of them."""
     x = jnp.linspace(0.0, 1.0, 4096)
     for compile_function in (jax.jit, compile_ours):
         jax.block_until_ready(compile_function(lambda x: jnp.cbrt(x) + jnp.flip(x))(x))
+    product, square = jax.jit(jnp.dot), jnp.ones((1024, 1024))
+    begun = time.monotonic()
+    while time.monotonic() - begun < _WARM_UP_S:
+        jax.block_until_ready(product(square, square))
 
 
 def _row(case: Case, **measured: Any) -> Row:
