@@ -75,7 +75,7 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "other.mlir"], 1, "no function @main; its functions are: @other"),
         (["export", "mistaken:f", "--arg", "f32[4]", "-o", "no/f.mlc"], 2, "Cannot write no/f.mlc"),
         (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--embed", "1"], 2,
-         "expected positions of arguments"),
+         "expected different positions of arguments"),
         (["export", "mistaken:f", "--arg", "f32[4]", "-o", "f.mlc", "--target", "vax"], 1,
          "There is no CPU target 'vax'"),
         (["export", "mistaken:f", "--arg", "f32[b]", "-o", "f", "--format", "c"], 1,

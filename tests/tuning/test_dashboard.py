@@ -151,7 +151,10 @@ def test_on_the_command_line(journal: Path) -> None:
     command = [sys.executable, "-c", "from hlo_mlc.cli import main; main()", "dashboard", "--port",
                "0"]
     environment = os.environ | {"HLO_MLC_CACHE": str(journal.parents[1]), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    # What a shell starts in the background ignores interrupts, and so do its children.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment,
+                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
+                          ) as process:
         try:
             address = process.stdout.readline().split()[0]
             assert address.startswith("http://127.0.0.1:")
