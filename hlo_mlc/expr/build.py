@@ -101,7 +101,10 @@ def all_of(*conditions: Expr) -> Expr:
     """Conjunction of any number of conditions."""
     result: Expr = TRUE
     for condition in conditions:
-        result = apply("and", result, condition)
+        if condition is FALSE:
+            return FALSE
+        if condition is not TRUE:
+            result = condition if result is TRUE else apply("and", result, condition)
     return result
 
 
@@ -122,10 +125,12 @@ def rebuild(node: Expr, parts: tuple[Expr, ...]) -> Expr:
 
 
 def transform(root: Expr, rule: Callable[[Expr], Expr | None],
-              memo: dict[Expr, Expr] | None = None) -> Expr:
+              memo: dict[Expr, Expr] | None = None,
+              into: Callable[[Expr], bool] | None = None) -> Expr:
     """Rewrite bottom-up: `rule(node with new children)` gives a replacement or None.
 
-    Pass one `memo` to several calls with the same rule to share the work between roots.
+    Operands that `into` refuses stay as they are.  Pass one `memo` to several calls with the same
+    rule to share the work between roots.
     """
     done = {} if memo is None else memo
     stack = [root]
@@ -135,12 +140,12 @@ def transform(root: Expr, rule: Callable[[Expr], Expr | None],
             stack.pop()
             continue
         parts = children(node)
-        pending = [p for p in parts if p not in done]
+        pending = [p for p in parts if p not in done and (into is None or into(p))]
         if pending:
             stack.extend(reversed(pending))
             continue
         stack.pop()
-        new = rebuild(node, tuple(done[p] for p in parts)) if parts else node
+        new = rebuild(node, tuple([done.get(p, p) for p in parts])) if parts else node
         replacement = rule(new)
         done[node] = new if replacement is None else replacement
     return done[root]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, text
 from hlo_mlc.expr.dtypes import BOOL, INDEX
@@ -72,6 +73,14 @@ def from_affine(terms: Terms, offset: int) -> Expr:
     return result if offset == 0 else Apply("add", (result, constant(offset)), INDEX)
 
 
+def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> tuple[Terms, int]:
+    """The normal form of sum(coefficient * expression)."""
+    total: tuple[Terms, int] = {}, 0
+    for part, coefficient in parts:
+        total = _sum(total, affine(part), coefficient)
+    return _rejoin(*total)
+
+
 def _rejoin(terms: Terms, offset: int) -> tuple[Terms, int]:
     """k*c*(x // c) + k*(x % c)  ->  k*x"""
     for atom, coefficient in terms.items():
@@ -83,9 +92,12 @@ def _rejoin(terms: Terms, offset: int) -> tuple[Terms, int]:
             k, inexact = divmod(coefficient, c)
             if inexact:
                 continue
-        # Either part may itself be a sum, or have become simpler.
-        parts, shift = _sum(_sum(({}, 0), affine(floordiv(x, c)), k * c),
-                            affine(floormod(x, c)), k)
+        # Either part may itself be a sum, or have become simpler; mostly, one of them is missing.
+        quotient, remainder = floordiv(x, c), floormod(x, c)
+        other = remainder if atom is quotient else quotient if atom is remainder else None
+        if other is not None and any(a is not atom and a not in terms for a in affine(other)[0]):
+            continue
+        parts, shift = _sum(_sum(({}, 0), affine(quotient), k * c), affine(remainder), k)
         if all(terms.get(a) == v for a, v in parts.items()):
             rest = {a: v for a, v in terms.items() if a not in parts}
             return _rejoin(*_sum((rest, offset - shift), affine(x), k))

@@ -216,6 +216,17 @@ def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, in
         bounded(index.add(done, t), most), 1)))
 
 
+def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int], Body]) -> Body:
+    """The same for what may be computed twice: the last strip begins early enough to be whole.
+
+    There are at least `tall` elements.
+    """
+    last = index.subtract(size, index.constant(tall))
+    count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
+    return (loop(name, count, LoopKind.SERIAL, lambda t: body(
+        index.minimum(index.multiply(t, index.constant(tall)), last), tall)),)
+
+
 def share_products(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]
                    ) -> Body:
     """`task(number)` for each of `tasks`, which have `work` multiply-adds in all: groups of them in

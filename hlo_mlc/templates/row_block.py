@@ -12,8 +12,8 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import across, bounded
-from hlo_mlc.templates.product import Tile, in_squares, over, panels, strips
+from hlo_mlc.templates.base import across, bounded, may_repeat
+from hlo_mlc.templates.product import Tile, covering_strips, in_squares, over, panels, strips
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.templates.row_passes import Pass, RowPasses, Stored
 from hlo_mlc.templates.workspace import Workspace, lies_along
@@ -183,14 +183,16 @@ class RowBlock:
         chain, plan, first = self.chain, self.plan, self.chain.first
         (accumulator,) = first.accumulators
         tall, vectors = register_tile(chunk.most, self.height, self.lanes, self.target)
+        tall = _even(tall, chunk.most)
         name = f"{self.name}_s"
 
         def tile(near: Expr, keys: int, start: Expr, rows: int) -> Body:
             sums = Tile.of(f"{name}_", accumulator.dtype, keys, rows, self.lanes)
+            first_key = bounded(index.add(chunk.first, near), chunk.extent - keys + 1)
 
             def at(e: Expr, k: Expr, r: Expr) -> Expr:
-                here = index.add(near, k)
-                return self._at(e, index.add(start, r), key=chunk.key(here), near=here)
+                return self._at(e, index.add(start, r), key=index.add(first_key, k),
+                                near=index.add(near, k))
 
             def step(d: Expr, depth: Mapping[Var, Expr]) -> Body:
                 def key(k: Expr, r: Expr) -> Expr:
@@ -218,9 +220,15 @@ class RowBlock:
                 Store(plan.scores.source, tuple(at(i, k, r) for i in plan.scores.indices),
                       at(masked, k, r)),)), body),)
 
-        return panels(f"{name}p", self.height, vectors * self.lanes, lambda start, rows: strips(
-            f"{name}t", chunk.size, chunk.most, tall,
-            lambda near, keys: tile(near, keys, start, rows)))
+        def column(start: Expr, rows: int) -> Body:
+            def of_keys(near: Expr, keys: int) -> Body:
+                return tile(near, keys, start, rows)
+
+            if may_repeat(first) and index.bounds(chunk.size)[0] >= tall:
+                return covering_strips(f"{name}t", chunk.size, tall, of_keys)
+            return strips(f"{name}t", chunk.size, chunk.most, tall, of_keys)
+
+        return panels(f"{name}p", self.height, vectors * self.lanes, column)
 
     def _hidden(self, key: Expr, keys: int, row: Expr, rows: int) -> Expr:
         """A condition under which masks replace all scores of a tile."""
@@ -313,8 +321,7 @@ class RowBlock:
         """The second product of one chunk, added to the sums, in tiles of rows by columns."""
         chain, last = self.chain, self.chain.last
         tall, vectors = register_tile(self.height, chain.column.extent, self.lanes, self.target)
-        # Tiles of one height share their code; four rows keep the multiply-adds as busy as six.
-        tall = next((n for n in range(tall, tall // 2, -1) if self.height % n == 0), tall)
+        tall = _even(tall, self.height)
         name = f"{self.name}_m"
 
         def tile(row: Expr, rows: int, start: Expr, columns: int) -> Body:
@@ -367,6 +374,12 @@ class RowBlock:
             return in_squares(f"{self.name}_o", index.constant(extent), extent, self.height,
                               self.lanes, lambda c, r: store(r, c))
         return self._each_sum("o", store)
+
+
+def _even(tall: int, extent: int) -> int:
+    """A height that divides `extent`, if there is one near `tall`: tiles of one height share their
+    code, and four rows keep the multiply-adds as busy as six."""
+    return next((n for n in range(tall, tall // 2, -1) if extent % n == 0), tall)
 
 
 def either_block(condition: Expr, one: RowBlock, other: RowBlock, every: RowBlock | None) -> Body:

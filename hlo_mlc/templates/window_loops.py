@@ -243,11 +243,13 @@ class WindowLoops:
 
     def _groups(self, points: Iterable[Point]) -> dict[tuple[Expr, ...], list[Point]]:
         """The points by what they ask for, but for those that do not exist."""
+        points = list(points)
         groups: dict[tuple[Expr, ...], list[Point]] = {}
-        for at, where in points:
-            asked = all_of(*(substitute(c, where) for c in self.asked), *self._ragged(where))
-            if asked is not FALSE:
-                groups.setdefault(conjuncts(asked), []).append((at, where))
+        for (at, where), holds in zip(points, _at_each(self.asked, points), strict=True):
+            asked = tuple(dict.fromkeys(
+                c for hold in (*holds, *self._ragged(where)) for c in conjuncts(hold)))
+            if FALSE not in asked:
+                groups.setdefault(asked, []).append((at, where))
         return groups
 
     def _checked(self, sums: tuple[Buffer, ...], groups: Mapping[tuple[Expr, ...], Sequence[Point]],
@@ -317,12 +319,9 @@ class WindowLoops:
         lane = self.roles.lane
 
         def at_lanes(c: Expr) -> tuple[Stmt, ...]:
-            result = []
-            for at, where in points:
-                there = {**where, lane: index.add(where[lane], c)}
-                result.append(Accumulate(sums, (*at, c), self.stage.combiner,
-                                         tuple(substitute(t, there) for t in terms)))
-            return tuple(result)
+            there = [(at, {**where, lane: index.add(where[lane], c)}) for at, where in points]
+            return tuple(Accumulate(sums, (*at, c), self.stage.combiner, values)
+                         for (at, _), values in zip(there, _at_each(terms, there), strict=True))
 
         body = across(f"{lane.name}_f", width, self.lanes, at_lanes)
         for axis in reversed(self.roles.inner):
@@ -366,6 +365,16 @@ class WindowLoops:
             Store(new, at, load(old, at)) for new, old in zip(spilled, sums, strict=True)))
         return _allocated(spilled, (*spill, *self._each(
             "s", base, width, store(spilled), LoopKind.SERIAL)))
+
+
+def _at_each(expressions: Sequence[Expr], points: Sequence[Point]) -> Iterator[tuple[Expr, ...]]:
+    """The expressions at every point; what is the same at all of them is put in once."""
+    first = points[0][1]
+    common = {v: e for v, e in first.items() if all(where[v] is e for _, where in points)}
+    begun = [substitute(e, common) for e in expressions]
+    for _, where in points:
+        own = {v: e for v, e in where.items() if v not in common}
+        yield tuple(substitute(e, own) for e in begun)
 
 
 def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

@@ -91,3 +91,12 @@ def test_what_does_not_straddle_a_tile_stays_out_of_the_division() -> None:
     assert index.floordiv(at, 48) is index.floordiv(tile, 3)
     assert index.coefficient(index.floormod(at, 48), lane) == 1
     assert index.coefficient(index.floormod(at, 40), lane) is None
+
+
+def test_weighted_sums_have_the_normal_form_of_the_same_additions() -> None:
+    """Quotients and remainders rejoin, other parts cancel."""
+    at = index.add(index.multiply(I, index.constant(16)), K)
+    parts = [(index.floordiv(at, 5), 10), (J, 3), (index.floormod(at, 5), 2), (J, -3)]
+    assert index.weighted_sum(parts) == index.affine(index.multiply(at, index.constant(2)))
+    apart = index.weighted_sum([(index.floordiv(at, 5), 10), (index.floormod(at, 5), 3)])
+    assert apart == ({index.floordiv(at, 5): 10, index.floormod(at, 5): 3}, 0)

@@ -246,6 +246,21 @@ def test_the_last_block_shares_the_code_of_the_others(sample_of, machine_code, f
         verify(program)
 
 
+@pytest.mark.parametrize("form", ["causal", "keys transposed", "two folds"])
+@pytest.mark.parametrize(("keys", "tiles"), [(64, 1), (77, 1), (59, 1), (97, 2)])
+def test_tiles_of_scores_share_their_code(sample_of, machine_code, form, keys, tiles):
+    """The last one begins earlier, unless a chunk may have fewer keys than a tile."""
+    parts, args, expected = sample_of(form, (1, 64, keys, 2, 8, 8))
+    target = named("host")
+    if target.vector_bytes == 64:
+        zeroed = [s for p in parts.programs for s in walk(schedule_program(p, target)[0].body)
+                  if isinstance(s, For) and s.var.name.endswith("_szi")]
+        assert len(zeroed) == tiles
+    for fence in ("start", "end"):
+        result, = parts.run(args, machine_code.executing(threads=2, fence_at=fence))
+        np.testing.assert_allclose(result, expected, 1e-5, 1e-5)
+
+
 @pytest.mark.parametrize(("form", "seed"), [("heads first", 0), ("keys transposed", 1),
                                             ("biased", 0), ("normalized late", 1)])
 def test_every_choice_of_parameters_is_right(sample_of, machine_code, form, seed):

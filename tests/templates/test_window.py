@@ -198,6 +198,17 @@ def test_channels_are_read_in_long_pieces(take_apart, arrays, channels, tile):
     assert shapes == [tile]
 
 
+@pytest.mark.skipif(not host().is_x86, reason="names targets of x86")
+@pytest.mark.parametrize("window, tile", [(5, (9, 32)), (7, (9, 16)), (9, (9, 16)), (13, (9, 32))])
+def test_long_windows_take_one_vector_of_each_result(take_apart, arrays, window, tile):
+    """Those that are written out along one axis; longer ones go in pieces."""
+    x, k = arrays("float32", (1, 99, 320, 1), (window, window, 1, 1))
+    program, = take_apart(depthwise, x, k).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    shapes = {s.buffer.shape for s in walk(loops.body) if isinstance(s, Allocate)}
+    assert shapes == {tile}
+
+
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("shape", [(1, 2, 4, 95), (1, 40, 40, 95), (1, 70, 239, 1)])
 def test_all_panels_share_their_code(take_apart, machine_code, arrays, shape, level):

@@ -236,16 +236,15 @@ _WIDEST = 64  # lanes: bytes in the widest register
 
 
 def _linear_offset(buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
-    total: Expr = index.constant(0)  # summed as expressions: quotients and remainders rejoin
     if buffer.strides is not None or all(isinstance(d, int) for d in buffer.shape):
-        for position, stride in zip(where, element_strides(buffer), strict=True):
-            total = index.add(total, index.multiply(position, index.constant(stride)))
+        terms, offset = index.weighted_sum(zip(where, element_strides(buffer), strict=True))
     else:
+        total: Expr = index.constant(0)
         for position, extent in zip(where, buffer.shape, strict=True):
             size = index.constant(extent) if isinstance(extent, int) else Var(extent, INDEX)
             total = index.add(index.multiply(total, size), position)
-    terms, offset = index.affine(total)
-    return tuple((atom, c) for atom, c in terms.items() if c), offset
+        terms, offset = index.affine(total)
+    return tuple(terms.items()), offset
 
 
 def _alias_classes(program: LoopProgram) -> dict[str, int]:

@@ -79,9 +79,9 @@ def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
 
     memo = {} if memo is None else memo
     for sine, cosine in _sines_with_cosines(expr):
-        x = transform(sine.args[0], rule, memo)
+        x = transform(sine.args[0], rule, memo, _is_data)
         memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, has_fma)
-    return transform(expr, rule, memo)
+    return transform(expr, rule, memo, _is_data)
 
 
 def _sines_with_cosines(expr: Expr) -> Iterator[tuple[Apply, Apply]]:
