@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <utility>
 
 #include "float_mode.h"
+#include "placement.h"
 #include "spin.h"
 
 namespace mlc {
@@ -46,6 +48,8 @@ class Region final : public Job {
 
   // A helper's part.
   void Run() override {
+    static thread_local bool is_new = true;
+    if (std::exchange(is_new, false)) ShortenTimeSlice();
     {
       FloatMode mode;
       Work();
@@ -70,6 +74,7 @@ class Region final : public Job {
   }
 
   void Work() {
+    if (!placement_.Take() && !AllClaimed() && placement_.Leave()) placement_.Take();
     const int64_t first = arrived_.fetch_add(1, std::memory_order_relaxed) % share_count_;
     int64_t finished = 0;
     for (int64_t n = first; n < first + share_count_; ++n) {
@@ -81,6 +86,13 @@ class Region final : public Job {
       std::lock_guard<std::mutex> lock(mutex_);
       last_done_.notify_one();
     }
+  }
+
+  bool AllClaimed() const {
+    for (int64_t share = 0; share < share_count_; ++share) {
+      if (shares_[share].next.load(std::memory_order_relaxed) < Begin(share + 1)) return false;
+    }
+    return true;
   }
 
   // Does what is left of a share, and says how many tasks that were.
@@ -132,6 +144,7 @@ class Region final : public Job {
   std::atomic<int64_t> arrived_{0};
   Share shares_[kMostShares];
   alignas(64) std::atomic<int64_t> done_{0};  // on another: the waiting caller polls it
+  Placement placement_;
   std::mutex mutex_;
   std::condition_variable last_done_;
 };
