@@ -148,13 +148,12 @@ def test_a_port_that_is_taken(address: str, journal: Path) -> None:
 
 def test_on_the_command_line(journal: Path) -> None:
     pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is not installed")
-    command = [sys.executable, "-c", "from hlo_mlc.cli import main; main()", "dashboard", "--port",
-               "0"]
-    environment = os.environ | {"HLO_MLC_CACHE": str(journal.parents[1]), "PYTHONUNBUFFERED": "1"}
     # What a shell starts in the background ignores interrupts, and so do its children.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment,
-                          preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-                          ) as process:
+    program = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+               "from hlo_mlc.cli import main; main()")
+    command = [sys.executable, "-c", program, "dashboard", "--port", "0"]
+    environment = os.environ | {"HLO_MLC_CACHE": str(journal.parents[1]), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             address = process.stdout.readline().split()[0]
             assert address.startswith("http://127.0.0.1:")
