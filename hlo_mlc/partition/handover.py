@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.nodes import moves
+from hlo_mlc.partition.plan import CONTROL_FLOW
 
 START_OPERATIONS = 1_000
 # What it counts in other columns, and what nothing is known of; loops and branches are as long as
@@ -19,7 +20,6 @@ _UNCOUNTED = frozenset((
     "hlo_mlc.kernel", "stablehlo.custom_call", "chlo.erf", *(f"stablehlo.{name}" for name in (
         "atan2", "cbrt", "cosine", "exponential", "exponential_minus_one", "log", "log_plus_one",
         "logistic", "power", "rsqrt", "sine", "sqrt", "tan", "tanh"))))
-_CONTROL = frozenset(("stablehlo.case", "stablehlo.if", "stablehlo.while"))
 
 
 def counted_operations(nodes: Iterable[Node]) -> int:
@@ -28,7 +28,7 @@ def counted_operations(nodes: Iterable[Node]) -> int:
 
 
 def _counted(node: Node) -> int:
-    if node.op in _CONTROL:
+    if node.op in CONTROL_FLOW:
         return sum(counted_operations(region.nodes) for region in node.regions)
     values = (*node.operands, *node.results)
     if node.op in _UNCOUNTED or moves(node) or any(value.type is None for value in values):

@@ -20,7 +20,7 @@ from hlo_mlc.templates.product import (
     in_squares,
     is_direct,
     is_plain,
-    lies_along,
+    reads_vectors_along,
     share_products,
     strips,
 )
@@ -183,7 +183,7 @@ class ContractionLoops:
         which take as long as the panel takes to come; the last, narrow one is not worth the code.
         """
         return self.packed is not None and self.rows.tiles > 1 and width == self._width \
-            and lies_along(self.roles.rhs, self.roles.columns[-1])
+            and reads_vectors_along(self.roles.rhs, self.roles.columns[-1])
 
     def _pack(self, packed: Buffer, mapping: dict[Var, Expr], start: Expr, width: int,
               span: _Span) -> Body:
@@ -354,7 +354,7 @@ class ContractionLoops:
             return (Store(self.computed, (r, position), substitute(lhs, where)),)
 
         def row(r: Var) -> Body:
-            if len(self.roles.summed) > 1 or not lies_along(lhs, k):
+            if len(self.roles.summed) > 1 or not reads_vectors_along(lhs, k):
                 return self._over_depth(f"{m.name}_pm", span, lambda p, at: element(r, p, at))
             return strips(f"{m.name}_pv", span.size, k.extent, self.lanes, lambda start, count: (
                 loop(f"{m.name}_pl", count, LoopKind.VECTORIZE, lambda lane: element(

@@ -21,7 +21,7 @@ from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, lanes
-from hlo_mlc.templates.product import lies_along, over, product_refusal, share_products
+from hlo_mlc.templates.product import over, product_refusal, reads_vectors_along, share_products
 from hlo_mlc.tensor.classify import Contraction, contraction
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -56,7 +56,7 @@ class DotTemplate:
             return "neither few rows nor few columns"
         if depth.extent < SHORTEST * lanes((stage,), target):
             return "a short depth"
-        if not all(lies_along(factor, depth) for factor in (roles.lhs, roles.rhs)):
+        if not all(reads_vectors_along(factor, depth) for factor in (roles.lhs, roles.rhs)):
             return "a factor does not lie along the depth"
         return ""
 

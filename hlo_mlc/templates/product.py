@@ -133,7 +133,7 @@ def is_direct(factor: Expr, along: Var) -> bool:
     return is_plain(factor) and stride(factor, along) == 1
 
 
-def lies_along(factor: Expr, axis: Var) -> bool:
+def reads_vectors_along(factor: Expr, axis: Var) -> bool:
     """All that it reads lies side by side along an axis, or is the same all along it."""
     return all(read.guard is None and (stride(read, axis) == 1 or not any(
         axis in i.free for i in read.indices)) for read in loads(factor))
