@@ -1,22 +1,25 @@
-"""What is known about index values at a point of a program, and what follows from it.
-
-A fact is an index expression that is never positive there: `i - n + 1` says that i < n.
-"""
+"""What is known about index values at a point of a program; what follows from it is the business
+of expr/facts.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hlo_mlc.expr import build, index
+from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.facts import (
+    Facts,
+    below,
+    impossible,
+    never_positive,
+    of_condition,
+    resolved,
+    within,
+)
 from hlo_mlc.loops.core import For, If, Stmt, bodies
 
-Facts = tuple[Expr, ...]
-
-_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-# A consequence is looked for among sums of this many facts: blocks of blocks, and a guard.
-_DEPTH = 4
+__all__ = ["Facts", "below", "impossible", "learned", "never_positive", "of_condition",
+           "resolved", "within"]
 
 
 def learned(stmt: Stmt) -> tuple[Facts, ...]:
@@ -48,102 +51,3 @@ def _least(extent: Expr) -> Iterator[Expr]:
             yield from _least(part)
     else:
         yield extent
-
-
-def below(x: Expr, y: Expr) -> Expr:
-    """The fact that x < y."""
-    return index.add(index.subtract(x, y), index.constant(1))
-
-
-def of_condition(condition: Expr, holds: bool = True) -> Facts:
-    """What follows from a condition that holds, or does not."""
-    if not isinstance(condition, Apply):
-        return ()
-    op, args = condition.op, condition.args
-    if op == "not":
-        return of_condition(args[0], not holds)
-    if (op == "and" and holds) or (op == "or" and not holds):
-        return tuple(fact for part in args for fact in of_condition(part, holds))
-    if args[0].dtype is not INDEX or op not in _NEGATED:
-        return ()
-    x, y = args
-    match op if holds else _NEGATED[op]:
-        case "lt":
-            return (below(x, y),)
-        case "le":
-            return (index.subtract(x, y),)
-        case "gt":
-            return (below(y, x),)
-        case "ge":
-            return (index.subtract(y, x),)
-        case "eq":
-            return index.subtract(x, y), index.subtract(y, x)
-    return ()
-
-
-def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
-    """Whether `e <= 0` follows from the ranges of variables and from the facts."""
-    if index.bounds(e)[1] <= 0:
-        return True
-    return depth > 0 and any(never_positive(weaker, facts, depth - 1)
-                             for weaker in (*_relaxed(e), *_eliminated(e, facts)))
-
-
-def _relaxed(e: Expr) -> Iterator[Expr]:
-    """Expressions that are never less than `e`, one of its terms made simpler."""
-    terms, offset = index.affine(e)
-    for atom, k in terms.items():
-        if not isinstance(atom, Apply):
-            continue
-        rest = index.subtract(e, index.multiply(atom, index.constant(k)))
-        if (atom.op == "min" and k > 0) or (atom.op == "max" and k < 0):
-            for part in atom.args:
-                yield index.add(rest, index.multiply(part, index.constant(k)))
-        elif atom.op == "floordiv":
-            x, c = atom.args[0], atom.args[1].value
-            if len(terms) == 1 and k > 0:
-                # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1)
-                yield below(x, index.constant(c * (-offset // k + 1)))
-            elif k % c == 0:
-                # x - c + 1 <= c * (x // c) <= x
-                least = index.constant(0 if k > 0 else 1 - c)
-                yield index.add(rest, index.multiply(index.add(x, least),
-                                                     index.constant(k // c)))
-
-
-def _eliminated(e: Expr, facts: Facts) -> Iterator[Expr]:
-    """`e - c * f` for facts f and c > 0, which is never less than `e`, with a term less."""
-    terms, _ = index.affine(e)
-    for fact in facts:
-        known, _ = index.affine(fact)
-        shared = {terms[a] // k for a, k in known.items()
-                  if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
-        for factor in shared if terms else (1,):
-            yield index.subtract(e, index.multiply(fact, index.constant(factor)))
-
-
-def impossible(facts: Facts) -> bool:
-    """Whether the facts contradict each other, so that the point is never reached."""
-    return never_positive(index.constant(1), facts)
-
-
-def within(i: Expr, extent: int, facts: Facts) -> bool:
-    """Whether `0 <= i < extent` is certain."""
-    return never_positive(index.subtract(index.constant(0), i), facts) \
-        and never_positive(below(i, index.constant(extent)), facts)
-
-
-def resolved(e: Expr, facts: Facts) -> Expr:
-    """`e` without minima and maxima of which the facts tell which side it is."""
-
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Apply) or node.op not in ("min", "max") or node.dtype is not INDEX:
-            return None
-        x, y = node.args
-        difference = index.subtract(x, y) if node.op == "min" else index.subtract(y, x)
-        if never_positive(difference, facts):
-            return x
-        opposite = index.subtract(index.constant(0), difference)
-        return y if never_positive(opposite, facts) else None
-
-    return build.transform(e, rule)

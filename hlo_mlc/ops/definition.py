@@ -36,6 +36,10 @@ class Fold:
     initial: tuple[Expr, ...]
     finish: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None
 
+    def finished(self, accumulators: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        """The results, which may be fewer than the accumulators."""
+        return self.finish(accumulators) if self.finish else accumulators
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:

@@ -45,6 +45,7 @@ def in_place(steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
             continue
         ordered = _ordered(stage, {**granted, result: operand})
         if ordered is not None:
+            ordered = replace(ordered, overwrites=(*ordered.overwrites, operand))
             steps[first] = replace(steps[first], stages=(ordered,))
             granted[result] = operand
     return steps, tuple(granted.items())

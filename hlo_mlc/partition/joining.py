@@ -263,6 +263,10 @@ def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage
 
 
 def _forward(assign: Assign, load: Load) -> Expr | None:
+    """What `load` reads of the element that is stored at the same point; None at other points.
+
+    The value needs no guard, since it is computed at every point all the same.
+    """
     if load.indices != assign.indices:
         return None
     return assign.value if load.guard is None else \
@@ -289,7 +293,11 @@ def _value_at(assign: Assign, load: Load) -> Expr | None:
 
 
 def _store_along(writer: Stage, fold: Stage) -> Stage | None:
-    """for j: e[j] = f(j);  s = sum over k of g(e[k])   ->   for k: e[k] = f(k), s += g(f(k))"""
+    """for j: e[j] = f(j);  s = sum over k of g(e[k])   ->   for k: e[k] = f(k), s += g(f(k))
+
+    Only where the fold comes to every j and no other point: what was padded, joined or cut has
+    longer or shorter rows than what the fold goes over.
+    """
     points = (*fold.axes, *fold.reduce_axes)
     if len(writer.axes) != len(points):
         return None
@@ -298,7 +306,8 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
         for load in reads(fold, assign.buffer):
             at = dict(zip(assign.indices, load.indices, strict=True))
             found = {v: at.get(v) for v in writer.axes}
-            if set(found.values()) != set(points) or (mapping is not None and found != mapping):
+            if set(found.values()) != set(points) or (mapping is not None and found != mapping) \
+                    or any(theirs.extent != ours.extent for ours, theirs in found.items()):
                 return None
             mapping = found
     if mapping is None:

@@ -268,7 +268,7 @@ class StageLowering:
             self._emit(node, Stage(self.fresh("s"), axes, assigns), inner=inner)
             return
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
-        finished = fold.finish(accumulators) if fold.finish else accumulators
+        finished = fold.finished(accumulators)
         terms = fold.terms(indices, reduce_indices)
         assigns = tuple(Assign(buffer, indices, e)
                         for buffer, e in zip(buffers, finished, strict=True))
@@ -278,7 +278,7 @@ class StageLowering:
 
     def _staged(self, node: Node, staged: Staged) -> None:
         """The tensor in between, then the results."""
-        dtypes = (e.dtype for e in staged.first.finish(staged.first.initial))
+        dtypes = (e.dtype for e in staged.first.finished(staged.first.initial))
         between = tuple(Buffer(self.fresh("b"), dtype, staged.shape) for dtype in dtypes)
         self._fold_into(node, staged.first, between, inner=True)
         self._fold(node, staged.then(lambda indices: load(between[0], indices)))
@@ -343,9 +343,10 @@ def written_out(fold: Fold) -> Pointwise:
                        values + fold.terms(indices, at), strict=True)
             pair = dict(both)
             values = tuple(substitute(e, pair) for e in fold.combiner.results)
-        return (fold.finish(values) if fold.finish else values)[position]
+        return fold.finished(values)[position]
 
-    return Pointwise(tuple(functools.partial(element, k) for k in range(len(fold.initial))))
+    results = len(fold.finished(fold.initial))
+    return Pointwise(tuple(functools.partial(element, k) for k in range(results)))
 
 
 def _has_many_parts(node: Node) -> bool:

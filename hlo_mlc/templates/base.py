@@ -77,8 +77,9 @@ def epilogue_cost(stage: Stage) -> int:
 
 
 def may_repeat(stage: Stage) -> bool:
-    """Whether results may be computed and stored twice: nothing is read that is written here."""
-    return set(stage.inputs).isdisjoint(stage.outputs)
+    """Whether results may be computed and stored twice: nothing is read that is written here, be it
+    under another name."""
+    return set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
 
 
 def lanes(stages: tuple[Stage, ...], target: CpuTarget) -> int:

@@ -32,6 +32,7 @@ from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
+from hlo_mlc.tensor.verify import verify
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 REPEATS = 3  # nests that differ in their buffers only and become calls of one program
@@ -69,7 +70,10 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
 
     tuned: for the position of a nest (in program order), the template and parameters to use
     instead of the default.
+
+    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it.
     """
+    verify(program)
     assembler = _Assembler(target, tuned or {}, _repeated(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
     arena = plan_arena(program, parts, assembler.extra)

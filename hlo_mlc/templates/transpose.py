@@ -7,6 +7,9 @@ are read by rows and transposed in registers, panels of squares stay within few 
       for each square: result[16 rows, 16 columns] = f(source[16 columns, 16 rows])
     the last columns, the last rows: squares moved back to the edge
 
+Results in the memory of what is read are computed once only: there, those at the edges are no
+squares, but what is left.
+
 Where elements along the row lie apart, they are put side by side first, square by square.
 
 Results larger than the caches are stored past them: nothing is read that is about to be
@@ -35,6 +38,7 @@ from hlo_mlc.templates.base import (
     bounded,
     decoded,
     lanes,
+    may_repeat,
     parallel_tasks,
     work,
 )
@@ -149,7 +153,8 @@ class _Squares:
     streaming: bool
 
     def loops(self, panel: int, total: int) -> tuple[Stmt, ...]:
-        """Panels of whole squares, then squares at the edges, which overlap those before."""
+        """Panels of whole squares, then those at the edges, which overlap the ones before or are
+        smaller."""
         rows, columns = self.row.extent // self.high, self.column.extent // self.side
         outer = [v for v in self.stage.axes if v not in (self.row, self.column)]
         others = math.prod(v.extent for v in outer)
@@ -165,22 +170,26 @@ class _Squares:
             return self._panel(at, down, along, panel, rows, columns)
 
         body = self._shared(f"{self.row.name}_panel", tasks, total, run)
-        last_row = index.constant(self.row.extent - self.high)
-        last_column = index.constant(self.column.extent - self.side)
-        if self.column.extent % self.side:
+        few_rows, few_columns = self.row.extent % self.high, self.column.extent % self.side
+        if may_repeat(self.stage):
+            few_rows, few_columns = few_rows and self.high, few_columns and self.side
+        last_row = index.constant(self.row.extent - few_rows)
+        last_column = index.constant(self.column.extent - few_columns)
+        if few_columns:
             body += self._shared(
                 f"{self.column.name}_end", others * rows, total // columns, lambda t: self._square(
                     decoded(outer, index.floordiv(t, rows)),
-                    self._top(bounded(index.floormod(t, rows), rows)), last_column))
-        if self.row.extent % self.high:
+                    self._top(bounded(index.floormod(t, rows), rows)), last_column,
+                    wide=few_columns))
+        if few_rows:
             body += self._shared(
                 f"{self.row.name}_end", others * columns, total // rows, lambda t: self._square(
                     decoded(outer, index.floordiv(t, columns)), last_row,
-                    self._left(bounded(index.floormod(t, columns), columns))))
-            if self.column.extent % self.side:
-                body += self._shared(
-                    "corner", others, total // (rows * columns), lambda t: self._square(
-                        decoded(outer, t), last_row, last_column))
+                    self._left(bounded(index.floormod(t, columns), columns)), high=few_rows))
+        if few_rows and few_columns:
+            body += self._shared(
+                "corner", others, total // (rows * columns), lambda t: self._square(
+                    decoded(outer, t), last_row, last_column, few_rows, few_columns))
         return body
 
     def _top(self, square: Expr) -> Expr:
@@ -215,10 +224,13 @@ class _Squares:
         return (loop(down_square, high, LoopKind.SERIAL, lambda r: (
             loop(along_square, wide, LoopKind.SERIAL, lambda c: square(r, c)),)),)
 
-    def _square(self, at: dict[Var, Expr], top: Expr, left: Expr) -> tuple[Stmt, ...]:
-        each = self.high * sum(cost(a.value) for a in self.stage.assigns)
+    def _square(self, at: dict[Var, Expr], top: Expr, left: Expr, high: int = 0, wide: int = 0
+                ) -> tuple[Stmt, ...]:
+        """The loops of one square, or of one of another height or width."""
+        high, wide = high or self.high, wide or self.side
+        each = high * sum(cost(a.value) for a in self.stage.assigns)
         kind = LoopKind.UNROLL if each <= WRITTEN_OUT else LoopKind.SERIAL
-        apart = self._apart()
+        apart = self._apart(high, wide)
 
         def place(r: Expr, c: Expr) -> dict[Var, Expr]:
             return {**at, self.row: index.add(top, r), self.column: index.add(left, c)}
@@ -231,19 +243,19 @@ class _Squares:
                                self.streaming)
                          for a in self.stage.assigns)
 
-        body: tuple[Stmt, ...] = (loop(f"{self.row.name}_r", self.high, kind, lambda r: (
-            loop(f"{self.column.name}_c", self.side, LoopKind.VECTORIZE,
+        body: tuple[Stmt, ...] = (loop(f"{self.row.name}_r", high, kind, lambda r: (
+            loop(f"{self.column.name}_c", wide, LoopKind.VECTORIZE,
                  lambda c: element(r, c)),)),)
         for node, square in apart.items():
             def collected(c: Expr, node: Load = node, square: Buffer = square) -> tuple[Stmt, ...]:
-                return (loop(f"{square.name}_r", self.high, LoopKind.VECTORIZE, lambda r: (
+                return (loop(f"{square.name}_r", high, LoopKind.VECTORIZE, lambda r: (
                     Store(square, (c, r), substitute(node, place(r, c))),)),)
 
-            body = (Allocate(square, (loop(f"{square.name}_c", self.side, kind, collected),
+            body = (Allocate(square, (loop(f"{square.name}_c", wide, kind, collected),
                                       *body)),)
         return body
 
-    def _apart(self) -> dict[Load, Buffer]:
+    def _apart(self, high: int, wide: int) -> dict[Load, Buffer]:
         """What is read against the grain in steps of more than one element, and the squares to put
         it side by side in: columns by rows."""
         found = dict.fromkeys(node for a in self.stage.assigns for node in loads(a.value)
@@ -252,5 +264,5 @@ class _Squares:
                               and stride(node, self.row) not in (0, 1, -1, None)
                               and not any(loads(i) for i in node.indices))
         return {node: Buffer(f"{self.stage.name}_square{number}", node.dtype,
-                             (self.side, self.high), "stack")
+                             (wide, high), "stack")
                 for number, node in enumerate(found)}

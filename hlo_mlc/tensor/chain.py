@@ -162,6 +162,7 @@ def _matched(stage: Stage, places: dict[Buffer, tuple[Expr, ...]]) -> dict[Var, 
         for load in reads(stage, buffer):
             for ours, theirs in zip(places[buffer], load.indices, strict=True):
                 if isinstance(ours, Var) and (not isinstance(theirs, Var)
+                                              or theirs.extent != ours.extent
                                               or at.setdefault(ours, theirs) is not theirs):
                     return "it reads the rows at other places than they are computed"
             if isinstance(load, Load) and load.guard is not None:

@@ -60,6 +60,9 @@ class Stage:
 
     With `scan`, whose axis is one of `axes`, there are no reduce axes: at each point accumulator
     k holds the fold of term k over the points before it along that axis, and its own.
+
+    `overwrites` are operands whose memory its outputs take over: each point reads of them what it
+    is about to replace, so that no point may be computed twice.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Stage:
     accumulators: tuple[Var, ...] = ()
     along: tuple[Assign, ...] = ()
     scan: Scan | None = None
+    overwrites: tuple[Buffer, ...] = ()
     _derived: dict[Callable, object] = field(default_factory=dict, init=False, repr=False)
 
     @property

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.refine import refine
+from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 
 
@@ -40,7 +41,14 @@ def refined(step: Step) -> Step:
 
 
 def rename_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
-    """The stage with other loop variables of the same extents."""
+    """The stage with other loop variables of the same extents.
+
+    Raises: VerifyError for a variable of another extent, which would leave its buffers.
+    """
+    for old, new in mapping.items():
+        if old.extent != new.extent:
+            raise VerifyError(f"stage {stage.name}: expected {old} to become an axis of "
+                              f"{old.extent} points as well, got {new} of {new.extent}")
     memo: dict[Expr, Expr] = {}
     return _on_axes(map_expressions(stage, lambda e: substitute(e, mapping, memo)), mapping)
 
@@ -123,12 +131,13 @@ def _on_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
 
 
 def _on_buffers(stage: Stage, mapping: Mapping[Buffer, Buffer]) -> Stage:
-    """The stage writing other buffers."""
+    """The stage writing other buffers, its expressions reading them already."""
 
     def assigns(group: tuple[Assign, ...]) -> tuple[Assign, ...]:
         return tuple(replace(a, buffer=mapping.get(a.buffer, a.buffer)) for a in group)
 
-    return replace(stage, assigns=assigns(stage.assigns), along=assigns(stage.along))
+    return replace(stage, assigns=assigns(stage.assigns), along=assigns(stage.along),
+                   overwrites=tuple(mapping.get(b, b) for b in stage.overwrites))
 
 
 def _renamed(var: Var, name: str) -> Var:

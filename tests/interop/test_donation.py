@@ -146,3 +146,60 @@ def test_a_function_within_a_donating_program():
     got = jax.jit(program, donate_argnums=(0, 1))(jnp.array(x), jnp.array(y))
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
+def heads(x):
+    return jax.nn.softmax(x @ x.T * 0.1, -1) @ x
+
+
+# What is computed in front of the memory that the result takes over, by each family of loops:
+# their last tiles, squares and panels are where an element might be computed twice.
+FAMILIES: dict[str, Callable] = {
+    "elementwise": lambda x, y: jnp.tanh(x) + y,
+    "transpose": lambda x, y: x.T + y,
+    "transpose_of_every_other": lambda x, y: jnp.repeat(x, 2, 1)[:, ::2].T * y + y,
+    "two_of_a_transpose": lambda x, y: (x.T * 2 + y, x.T - 1),
+    "product": lambda x, y: (x @ x.T) @ y + y,
+    "few_rows": lambda x, y: (x @ y[:3].T) @ x[:3] + y,
+    "columns": lambda x, y: x.sum(0) + y,
+    "rows": lambda x, y: jax.nn.softmax(x, -1) + y,
+    "argmax": lambda x, y: jnp.argmax(x, 1)[:, None] + y,
+    "scan": lambda x, y: jnp.cumsum(x, 1) * y,
+    "windows": lambda x, y: lax.reduce_window(x, 0.0, lax.add, (3, 3), (1, 1), "SAME") + y,
+    "attention": lambda x, y: heads(x) + y,
+    "update": lambda x, y: y.at[jnp.array([3, 3, 1])].add(x[:3]),
+    "slice": lambda x, y: lax.dynamic_update_slice(y, y[1:3] + x[:2], (x.shape[0] // 2, 0)),
+    "carried": lambda x, y: lax.fori_loop(0, 3, lambda i, c: c * 0.5 + x + c[i], y),
+    "carried_in_part": lambda x, y: lax.fori_loop(
+        0, 3, lambda i, c: c.at[i].set(c[i + 1] + x[i]), y),
+    "carried_transpose": lambda x, y: lax.fori_loop(
+        0, 3, lambda i, c: c + jnp.sin(x * 2 + i).T[: c.shape[1], : c.shape[0]].T, y),
+}
+TRANSPOSED = ("transpose", "transpose_of_every_other", "two_of_a_transpose")
+
+
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
+@pytest.mark.parametrize("shape", [(37, 29), (19, 131)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_element_is_computed_twice_in_place(family, shape):
+    rng = np.random.default_rng(11)
+    x, y = (rng.uniform(0.5, 2, shape).astype(np.float32) for _ in range(2))
+    function = FAMILIES[family]
+    y = y.T.copy() if family in TRANSPOSED else y
+    expected = jax.tree.leaves(mlc_jit(function, choose="ours")(x, y))
+    ours = mlc_jit(function, choose="ours", donate_argnums=1)
+    for _ in range(2):
+        for one, other in zip(jax.tree.leaves(ours(x, jnp.array(y))), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (37, 29), (130, 67), (9, 200)])
+def test_squares_at_the_edges_are_not_stored_twice(shape):
+    """What is added is in the memory of the sum, and all of it is done in squares."""
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    y = np.ones(shape[::-1], np.float32)
+    ours = mlc_jit(lambda x, y: x.T + y, choose="ours", donate_argnums=1)
+    assert ours.lower(x, y).as_text().count("output_operand_alias<") == 1
+    (kernel,) = ours.report().kernels
+    assert [nest.template for nest in kernel.nests] == ["transpose"]
+    np.testing.assert_array_equal(ours(x, jnp.array(y)), x.T + 1)

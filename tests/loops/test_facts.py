@@ -53,6 +53,44 @@ def test_quotients_of_what_is_bounded() -> None:
     assert not within(index.floordiv(total, 36), 1, facts)
 
 
+@pytest.mark.parametrize("factor", [1, 2])
+@pytest.mark.parametrize("divisor", [2, 3])
+@pytest.mark.parametrize("least", range(4))
+def test_quotients_of_what_is_large_enough(divisor: int, least: int, factor: int) -> None:
+    a, start = variable("a", 24), least * divisor
+    facts = of_condition(apply("ge", a, index.constant(start)))
+    quotient = times(index.floordiv(a, divisor), factor)
+    for lowest in range(2 * least + 3):
+        shifted = index.subtract(quotient, index.constant(lowest))
+        certain = all(n // divisor * factor >= lowest for n in range(start, 24))
+        assert within(shifted, 99, facts) == certain
+
+
+def test_a_quotient_beside_what_it_is_rounded_with() -> None:
+    """Where a row and a column ahead by one are, from the second place on."""
+    row, column = variable("row", 6), variable("column", 7)
+    place = index.add(times(row, 7), column)
+    ahead = index.add(row, index.floordiv(index.add(column, index.constant(6)), 7))
+    facts = of_condition(apply("ge", place, index.constant(1)))
+    before = index.subtract(ahead, index.constant(1))
+    assert within(before, 6, facts)
+    assert not within(before, 6, ())
+    assert not within(before, 5, facts)
+
+
+def test_a_part_of_a_position() -> None:
+    """The row of a place from some row on, or up to one."""
+    row, column = variable("row", 6), variable("column", 7)
+    place = index.add(times(row, 7), column)
+    for least, most in ((21, 41), (20, 41), (0, 20), (0, 21)):
+        facts = (*of_condition(apply("ge", place, index.constant(least))),
+                 *of_condition(apply("le", place, index.constant(most))))
+        first, last = least // 7, most // 7
+        assert within(index.subtract(row, index.constant(first)), last - first + 1, facts)
+        assert not within(index.subtract(row, index.constant(first + 1)), 6, facts)
+        assert not within(row, last, facts)
+
+
 def test_both_branches_know_something() -> None:
     short = apply("lt", A, index.constant(2))
     assert never_positive(index.subtract(A, index.constant(1)), of_condition(short))

@@ -16,6 +16,7 @@ from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import plan_arena
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.verify import verify
 
 # Simple operations of one round of a loop that one block does in about the time of two launches
 # (4 us each): 128 a cycle at 1.7 GHz.  Not measured.
@@ -50,7 +51,10 @@ def schedule_program(program: TensorProgram, target: CudaTarget,
     """Loops for the whole kernel, of which the outermost are launches.
 
     tuned: for the position of a nest (in program order) parameters that its template has.
+
+    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it.
     """
+    verify(program)
     assembler = _Assembler(target, tuned or {})
     parts = [(step, assembler.top(step)) for step in program.steps]
     arena = plan_arena(program, parts, assembler.extra)

@@ -1,0 +1,103 @@
+"""Which elements of a buffer stores fill: boxes, as far as can be told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Apply, Const, Expr, Var
+from hlo_mlc.tensor.core import Assign
+
+Box = tuple[tuple[int, int], ...]
+"""First and last index of every axis, the last one included."""
+
+
+def whole(shape: Sequence[int]) -> tuple[Box, ...]:
+    """The box of all elements; none where there are none."""
+    return (tuple((0, extent - 1) for extent in shape),) if 0 not in shape else ()
+
+
+def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
+    """A box in which an assignment stores every element, all points of `axes` taken together, which
+    is inside of its buffer; None where no such box is known."""
+    if assign.guard is not None or any(v.extent == 0 for v in axes):
+        return None
+    shape = assign.buffer.shape
+    if _meets_all(assign.indices, shape, axes):
+        return tuple((0, extent - 1) for extent in shape)
+    box, used = [], set()
+    for i in assign.indices:
+        terms, offset = index.affine(i)
+        if any(not isinstance(v, Var) or v in used or v not in axes or factor != 1
+               for v, factor in terms.items()) or len(terms) > 1:
+            return None
+        used.update(terms)
+        box.append((offset, offset + sum(v.extent - 1 for v in terms)))
+    return tuple(box)
+
+
+def left_over(boxes: Iterable[Box], taken: Box) -> tuple[Box, ...]:
+    """Boxes of the elements of `boxes` that are not in `taken`."""
+    found: list[Box] = []
+    for box in boxes:
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, taken, strict=True)]
+        if any(first > last for first, last in common):
+            found.append(box)
+            continue
+        rest = list(box)
+        for axis, ((first, last), (low, high)) in enumerate(zip(box, common, strict=True)):
+            for begin, end in ((first, low - 1), (high + 1, last)):
+                if begin <= end:
+                    found.append((*rest[:axis], (begin, end), *rest[axis + 1:]))
+            rest[axis] = (low, high)
+    return tuple(found)
+
+
+def _meets_all(indices: Sequence[Expr], shape: Sequence[int], axes: Sequence[Var]) -> bool:
+    """Whether the points meet different elements, all of which are in the buffer, and are as many.
+
+    An axis may be split between indices, `j // 4` and `j % 4`, into digits that are as good as
+    axes of their own; indices are sums of digits, each of which steps over all smaller ones.
+    """
+    digits: dict[Var, list[tuple[int, int]]] = {v: [] for v in axes}
+    for i, extent in zip(indices, shape, strict=True):
+        terms, offset = index.affine(i)
+        if offset:
+            return False
+        reach = 1
+        for atom, factor in sorted(terms.items(), key=lambda term: term[1]):
+            digit = _digit(atom)
+            if digit is None or digit[0] not in digits or factor != reach:
+                return False
+            axis, step, count = digit
+            digits[axis].append((step, count))
+            reach *= count
+        if reach != extent:
+            return False
+    return all(_is_whole(v.extent, found) for v, found in digits.items()) \
+        and math.prod(shape) == math.prod(v.extent for v in axes)
+
+
+def _digit(atom: Expr) -> tuple[Var, int, int] | None:
+    """(axis, step, count) of `axis // step % count`."""
+    if isinstance(atom, Var):
+        return None if atom.extent is None else (atom, 1, atom.extent)
+    step, count = 1, None
+    if isinstance(atom, Apply) and atom.op == "floormod" and isinstance(atom.args[1], Const):
+        atom, count = atom.args[0], atom.args[1].value
+    if isinstance(atom, Apply) and atom.op == "floordiv" and isinstance(atom.args[1], Const):
+        atom, step = atom.args[0], atom.args[1].value
+    if not isinstance(atom, Var) or atom.extent is None:
+        return None
+    return atom, step, -(-atom.extent // step) if count is None else count
+
+
+def _is_whole(extent: int, digits: Sequence[tuple[int, int]]) -> bool:
+    """Whether the digits tell all numbers below `extent` apart, and no more."""
+    reach = 1
+    for step, count in sorted(digits):
+        if step != reach:
+            return False
+        reach *= count
+    return reach == extent

@@ -1,0 +1,151 @@
+"""What is joined, padded, repeated, turned round or cut is a result too, and somebody folds it.
+
+The value is stored once and read twice: at its own points, and at those of an array that is longer
+or shorter than it is.  Whoever computes both in one nest must keep them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+from hlo_mlc.expr.build import variable
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.rewrite import rename_axes
+
+
+def pad(e: jax.Array, axis: int, before: int, after: int, interior: int = 0) -> jax.Array:
+    edges = [(0, 0, 0)] * e.ndim
+    edges[axis] = (before, after, interior)
+    return lax.pad(e, jnp.float32(0.25), edges)
+
+
+def tiled(e: jax.Array, axis: int) -> jax.Array:
+    return jnp.tile(e, [3 if d == axis else 1 for d in range(e.ndim)])
+
+
+# A value and the same along an axis, as something that is folded.
+PARTS: dict[str, Callable[[jax.Array, jax.Array, int], jax.Array]] = {
+    "joined_first": lambda e, b, axis: jnp.concatenate([e, b], axis),
+    "joined_last": lambda e, b, axis: jnp.concatenate([b[:1] if axis == 0 else b[:, :1], e], axis),
+    "padded": lambda e, b, axis: pad(e, axis, 0, 2),
+    "padded_before": lambda e, b, axis: pad(e, axis, 3, 0),
+    "spread": lambda e, b, axis: pad(e, axis, 1, 1, 1),
+    "cropped": lambda e, b, axis: pad(e, axis, -1, 2),
+    "repeated": lambda e, b, axis: tiled(e, axis),
+    "reversed": lambda e, b, axis: jnp.flip(e, axis),
+    "rolled": lambda e, b, axis: jnp.roll(e, 2, axis),
+    "cut": lambda e, b, axis: lax.slice_in_dim(e, 1, e.shape[axis] - 1, axis=axis),
+    "strided": lambda e, b, axis: lax.slice_in_dim(e, 0, None, 2, axis),
+    "masked": lambda e, b, axis: jnp.where(lax.broadcasted_iota(jnp.int32, e.shape, axis) > 2,
+                                           e, b),
+}
+
+
+def normalized(p: jax.Array, axis: int) -> jax.Array:
+    return (p - p.mean(axis, keepdims=True)) * lax.rsqrt(p.var(axis, keepdims=True) + 1e-5)
+
+
+def attended(p: jax.Array, axis: int) -> jax.Array:
+    rows = p if axis else p.T
+    return jax.nn.softmax(rows @ rows.T * 0.1, -1) @ rows
+
+
+CONSUMERS: dict[str, Callable[[jax.Array, int], object]] = {
+    "softmax": lambda p, axis: jax.nn.softmax(p, axis),
+    "log_softmax": lambda p, axis: jax.nn.log_softmax(p, axis),
+    "norm": lambda p, axis: jnp.linalg.norm(p, axis=axis),
+    "argmax": lambda p, axis: jnp.argmax(p, axis),
+    "sum": lambda p, axis: p.sum(axis),
+    "max": lambda p, axis: p.max(axis),
+    "cumsum": lambda p, axis: jnp.cumsum(p, axis),
+    "layernorm": normalized,
+    "attention": attended,
+}
+SHAPES = ((37, 19), (13, 70))
+
+
+def value_and_fold(part: str, consumer: str, axis: int) -> Callable:
+    def function(a: jax.Array, b: jax.Array) -> tuple:
+        e = jnp.tanh(a) * a
+        return CONSUMERS[consumer](PARTS[part](e, b, axis), axis), e
+
+    return function
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("consumer", CONSUMERS)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_a_result_too(check, arrays, part, consumer, axis):
+    shape = SHAPES[(len(part) + len(consumer) + axis) % len(SHAPES)]
+    check(value_and_fold(part, consumer, axis), *arrays("float32", shape, shape))
+
+
+def test_a_choice_that_is_joined(check, arrays):
+    a, b = arrays("float32", (37, 5), (37, 5))
+
+    def function(a, b):
+        w = jnp.where(a > 0, a, b)
+        return jax.nn.log_softmax(jnp.concatenate([w, b], 1), -1), w
+
+    check(function, a, b)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_parts_of_parts(check, data):
+    """Any few of them one after the other, each of them a result or not."""
+    shape = data.draw(st.tuples(st.integers(4, 21), st.integers(4, 21)))
+    axis = data.draw(st.integers(0, 1))
+    names = data.draw(st.lists(st.tuples(st.sampled_from(sorted(PARTS)), st.booleans()),
+                               min_size=1, max_size=3))
+    consumer = data.draw(st.sampled_from(sorted(CONSUMERS)))
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=shape).astype(np.float32)
+
+    def function(a):
+        e = jnp.tanh(a) * a
+        results = [e]
+        for name, wanted in names:
+            if e.shape[axis] < 4:  # too short to be cut again
+                break
+            e = PARTS[name](e, jnp.cos(e), axis) * 0.5
+            results += [e] if wanted else []
+        return CONSUMERS[consumer](e, axis), results
+
+    check(function, a)
+
+
+def test_what_is_merged_is_still_merged(take_apart, arrays):
+    """Exponentials are stored while they are summed, also if they are chosen by position."""
+    def function(x):
+        e = jnp.exp(x) + jnp.tanh(x)
+        return e, e.sum(1)
+
+    def chosen(x):
+        e = jnp.exp(x) + jnp.tanh(x)
+        return e, jnp.where(lax.broadcasted_iota(jnp.int32, x.shape, 1) > 2, e, 0).sum(1)
+
+    for one in (function, chosen):
+        program, = take_apart(one, *arrays("float32", (37, 19))).programs
+        (nest,) = program.steps
+        (stage,) = nest.stages
+        assert len(stage.along) == 1
+
+
+def test_an_axis_becomes_one_of_its_own_extent():
+    i, j, longer = variable("i", 4), variable("j", 4), variable("j", 5)
+    stage = Stage("s", (i,), (Assign(Buffer("b", F32, (4,)), (i,), i),))
+    assert rename_axes(stage, {i: j}).axes == (j,)
+    with pytest.raises(VerifyError, match="4 points as well"):
+        rename_axes(stage, {i: longer})
