@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <string>
 
 #include "float_mode.h"
 #include "mlc_abi.h"
@@ -20,6 +21,8 @@ namespace {
 constexpr int kDone = 1;
 constexpr int kNo = 0;
 constexpr int kNoMemory = -1;
+
+thread_local std::string last_fault;  // of what this thread ran
 
 }  // namespace
 
@@ -39,6 +42,17 @@ int mlc_variant_exists(const char* id) {
 }
 
 int mlc_variant_remove(const char* id) { return VariantTable::Get().Remove(id) ? kDone : kNo; }
+
+int mlc_variant_describe(const char* id, const char* lines) {
+  const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
+  if (slot == nullptr) return kNo;
+  try {
+    slot->Describe(lines);
+    return kDone;
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
 
 void mlc_profile_enable(int enabled) { mlc::EnableProfiling(enabled != 0); }
 
@@ -61,5 +75,9 @@ int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch
   mlc::ThreadTeam team(workers, thread_count);
   mlc::FloatMode mode;
   entry(&team, buffers, dims, scratch.data());
-  return kDone;
+  if (team.fault().text.empty()) return kDone;
+  last_fault = team.fault().text;
+  return kNo;
 }
+
+const char* mlc_fault(void) { return last_fault.c_str(); }

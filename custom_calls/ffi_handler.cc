@@ -116,6 +116,10 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
                    "hlo_mlc: no memory for a kernel's scratch of " +
                        std::to_string(slot.current().scratch_bytes) + " bytes"));
   }
+  if (!team.fault().text.empty()) {
+    return ffi::internal::CreateError(
+        frame->api, ffi::Error(ffi::ErrorCode::kInternal, slot.Located(team.fault())));
+  }
   return nullptr;
 }
 

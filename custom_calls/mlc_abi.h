@@ -16,7 +16,7 @@
 #endif
 
 /* Raised with every incompatible change of this header. */
-#define MLC_ABI_VERSION 2
+#define MLC_ABI_VERSION 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +25,7 @@ extern "C" {
 /* ---- What a kernel sees ----------------------------------------------------------------- */
 
 typedef void (*MlcTask)(void* closure, int64_t task);
+struct MlcCheckedKernel;
 
 /* The execution a kernel runs in. Generated code relies on this layout.
  *
@@ -34,6 +35,9 @@ typedef void (*MlcTask)(void* closure, int64_t task);
 typedef struct MlcContext {
   void (*parallel_for)(struct MlcContext* context, MlcTask body, void* closure, int64_t count);
   int64_t thread_count; /* at least 1 */
+  /* What the entry of a kernel with checks hands itself to; other kernels do not look at it. */
+  void (*run_checked)(struct MlcContext* context, const struct MlcCheckedKernel* kernel,
+                      void** buffers, const int64_t* dims);
 } MlcContext;
 
 /* A kernel. `buffers` holds the operands, then the results, each aligned for its element type
@@ -44,6 +48,39 @@ typedef struct MlcContext {
 typedef void (*MlcEntry)(MlcContext* context, void** buffers, const int64_t* dims, void* scratch);
 
 #define MLC_SCRATCH_ALIGNMENT 64
+
+/* ---- What a kernel with checks says of itself -------------------------------------------- */
+
+/* An access that is checked. `text` says what it is and what is expected of a number, which is put
+ * in the place of "{}"; `computed` is the name of the buffer that it is made for. */
+typedef struct MlcAccess {
+  const char* text;
+  const char* computed;
+} MlcAccess;
+
+/* The context of the body of a kernel with checks. `fault` reports a number that breaks a rule; it
+ * does not return: the task that calls it, and with it the kernel, ends there. */
+typedef struct MlcCheckedContext {
+  MlcContext context;
+  void (*fault)(struct MlcCheckedContext* context, const MlcAccess* access, int64_t number);
+} MlcCheckedContext;
+
+/* An operand or a result. `poison` is what an element of a result holds before it is written. */
+typedef struct MlcCheckedBuffer {
+  const char* name;
+  int64_t elements; /* -1 where it depends on `dims`: such a buffer is neither fenced nor poisoned */
+  int64_t element_bytes;
+  uint64_t poison;
+} MlcCheckedBuffer;
+
+typedef struct MlcCheckedKernel {
+  MlcEntry body; /* to be called with an MlcCheckedContext */
+  const char* name;
+  int64_t scratch_bytes;
+  int64_t operand_count;
+  int64_t result_count;
+  const MlcCheckedBuffer* buffers; /* the operands, then the results */
+} MlcCheckedKernel;
 
 /* ---- What a host program calls ----------------------------------------------------------
  *
@@ -61,15 +98,22 @@ MLC_EXPORT int mlc_variant_exists(const char* id);
 /* Forgets `id`: executables loaded from now on do not find it; those already loaded keep it. */
 MLC_EXPORT int mlc_variant_remove(const char* id);
 
+/* Says for what lines of the user's program a kernel stands, for the errors of kernels with checks.
+ * Each line of `lines` is the name of a buffer, a tab, and where what it holds is computed; the one
+ * without a name is for all others. */
+MLC_EXPORT int mlc_variant_describe(const char* id, const char* lines);
+
 /* Calls and total wall time of each id, counted while profiling is enabled. */
 MLC_EXPORT void mlc_profile_enable(int enabled);
 MLC_EXPORT int mlc_profile_read(const char* id, int64_t* calls, int64_t* nanoseconds);
 MLC_EXPORT void mlc_profile_reset(void);
 
 /* Runs a kernel without XLA, on this library's own threads (the caller and at most
- * thread_count - 1 others), under the same rules as inside an XLA program. */
+ * thread_count - 1 others), under the same rules as inside an XLA program. 0 if it has checks and
+ * one of them failed: mlc_fault says which, until the calling thread runs another kernel. */
 MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
                        int64_t thread_count);
+MLC_EXPORT const char* mlc_fault(void);
 
 /* ---- Kernels for NVIDIA GPUs ------------------------------------------------------------- */
 

@@ -152,8 +152,14 @@ class Region final : public Job {
 }  // namespace
 
 ThreadTeam::ThreadTeam(Executor& executor, int64_t thread_count)
-    : MlcContext{&ThreadTeam::ParallelFor, std::max<int64_t>(thread_count, 1)},
+    : MlcContext{&ThreadTeam::ParallelFor, std::max<int64_t>(thread_count, 1),
+                 &ThreadTeam::RunChecked},
       executor_(executor) {}
+
+void ThreadTeam::RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,
+                            const int64_t* dims) {
+  static_cast<ThreadTeam*>(context)->fault_ = mlc::RunChecked(*context, *kernel, buffers, dims);
+}
 
 void ThreadTeam::ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count) {
   const int64_t helpers = std::min(count, context->thread_count) - 1;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "checked_run.h"
 #include "mlc_abi.h"
 
 namespace mlc {
@@ -32,10 +33,16 @@ class ThreadTeam : public MlcContext {
  public:
   ThreadTeam(Executor& executor, int64_t thread_count);
 
+  // What the kernel failed by, if it has checks.
+  const Fault& fault() const { return fault_; }
+
  private:
+  static void RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,
+                         const int64_t* dims);
   static void ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count);
 
   Executor& executor_;
+  Fault fault_;
 };
 
 }  // namespace mlc

@@ -1,5 +1,6 @@
 #include "variant_table.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "float_mode.h"
@@ -21,6 +22,29 @@ void Slot::Set(Variant variant) {
   }
   variants_.push_back(std::make_unique<const Variant>(variant));
   current_.store(variants_.back().get(), std::memory_order_release);
+}
+
+void Slot::Describe(std::string_view lines) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lines_ = lines;
+}
+
+std::string Slot::Located(const Fault& fault) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string_view any, found;
+  for (std::string_view rest = lines_; !rest.empty();) {
+    const std::string_view line = rest.substr(0, rest.find('\n'));
+    rest.remove_prefix(std::min(line.size() + 1, rest.size()));
+    const size_t tab = std::min(line.find('\t'), line.size());
+    const std::string_view name = line.substr(0, tab);
+    const std::string_view where = line.substr(std::min(tab + 1, line.size()));
+    if (name.empty()) any = where;
+    if (!name.empty() && name == fault.computed) found = where;
+  }
+  if (found.empty()) found = any;
+  std::string text = fault.text;
+  if (!found.empty()) text.append("\n  at ").append(found);
+  return text;
 }
 
 void Slot::AddCall(int64_t nanoseconds) {

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "checked_run.h"
 #include "mlc_abi.h"
 #include "scratch_pool.h"
 
@@ -34,13 +35,19 @@ class Slot {
 
   ScratchPool& scratch() { return scratch_; }
 
+  // The lines of the user's program that the code stands for (mlc_variant_describe).
+  void Describe(std::string_view lines);
+  // A fault in words, with the line that it belongs to.
+  std::string Located(const Fault& fault) const;
+
   void AddCall(int64_t nanoseconds);
   void ReadCalls(int64_t* calls, int64_t* nanoseconds) const;
   void ResetCalls();
 
  private:
   std::atomic<const Variant*> current_{nullptr};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::string lines_;
   // Replaced variants stay: an execution may be about to read one. They are 16 bytes each.
   std::vector<std::unique_ptr<const Variant>> variants_;
   ScratchPool scratch_;

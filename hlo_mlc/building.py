@@ -103,18 +103,19 @@ class _Pending:
     future: Future[_Callable]
 
 
-_built: dict[tuple[str, CpuTarget], BuiltKernel] = {}
+_built: dict[tuple[str, CpuTarget, bool], BuiltKernel] = {}  # also by whether it has checks
 _building = threading.Lock()
 
 
-def built_kernel(kernel_id: str, target: CpuTarget) -> BuiltKernel | None:
-    """The kernel with this id, if this process has compiled it for this target."""
-    return _built.get((kernel_id, target))
+def built_kernel(kernel_id: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:
+    """The kernel with this id, if this process has compiled it for this target, with checks or
+    without."""
+    return _built.get((kernel_id, target, checked))
 
 
 def kernel_with_id(kernel_id: str) -> Kernel | None:
     """The kernel with this id, if this process has compiled it for any target."""
-    return next((b.kernel for (known, _), b in _built.items() if known == kernel_id), None)
+    return next((b.kernel for (known, *_), b in _built.items() if known == kernel_id), None)
 
 
 def scheduled(kernel: Kernel, options: Options, target: CpuTarget
@@ -135,7 +136,7 @@ def rebuild_kernel(kernel: Kernel, options: Options, target: CpuTarget) -> Built
     Raises: MlcError for a fault of the compiler.
     """
     with _building:
-        _built.pop((kernel.fingerprint, target), None)
+        _built.pop((kernel.fingerprint, target, options.check), None)
     wanted = options.replace(choose="ours")
     return build_kernels([kernel], wanted, target, Recorder(None)).built[kernel.fingerprint]
 
@@ -146,12 +147,13 @@ def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     Raises: MlcError for a fault of the compiler.
     """
     schedules = _schedules(kernel, options, target)
-    cache, key = object_cache(options), object_key(kernel, target, schedules)
+    cache, key = object_cache(options), object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
     if packed is not None:
         return KernelObject.unpack(packed)
     loops, decisions = replay(kernel.program, target, schedules)
-    return _assembled(loops, decisions, print_program(loops, target), target, cache, key)
+    source = print_program(loops, target, options.check)
+    return _assembled(loops, decisions, source, target, cache, key)
 
 
 def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
@@ -170,9 +172,10 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         for kernel in wanted.values():
-            known = _built.get((kernel.fingerprint, target))
-            if known is not None and record.folder is None:
-                continue  # a dump shows all stages every time
+            known = _built.get((kernel.fingerprint, target, options.check))
+            if known is not None and record.folder is None:  # a dump shows all stages every time
+                variants.publish(kernel.fingerprint, known.code)  # others may have come since
+                continue
             with _noted(failed, kernel, options):
                 source, work = _begin(kernel, options, target, cache, record)
                 pending.append(_Pending(kernel, source, assembler.submit(work)))
@@ -183,8 +186,9 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 record.stage(f"assemble {name}", f"90-{name}.s",
                              lambda source=one.source: assembly(source, target))
                 variants.publish(kernel.fingerprint, code)
-                _built[kernel.fingerprint, target] = BuiltKernel(kernel, stored.nests, code)
-        built = {fingerprint: _built[fingerprint, target] for fingerprint in wanted
+                _built[kernel.fingerprint, target, options.check] = BuiltKernel(
+                    kernel, stored.nests, code)
+        built = {fingerprint: _built[fingerprint, target, options.check] for fingerprint in wanted
                  if fingerprint not in failed}
     return Building(built, failed)
 
@@ -217,7 +221,7 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
            record: Recorder) -> tuple[str, Callable[[], _Callable]]:
     """The kernel's source, empty if it is not needed, and what makes it callable."""
     schedules = _schedules(kernel, options, target)
-    key = object_key(kernel, target, schedules)
+    key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
     if stored is not None and record.folder is None:
@@ -227,7 +231,7 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
     loops, decisions = replay(kernel.program, target, schedules)
     record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
-    source = print_program(loops, target)
+    source = print_program(loops, target, options.check)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
     if stored is not None:
         return source, functools.partial(_load, stored)
@@ -247,11 +251,11 @@ def _load(stored: KernelObject) -> _Callable:
     return stored, variants.load_object(stored.code, stored.symbol, stored.scratch_bytes)
 
 
-def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules) -> str:
-    """Under which a kernel's object is kept: its meaning, the target, what tuning found, and all
-    that makes code."""
+def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules, checked: bool) -> str:
+    """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
+    has checks, and all that makes code."""
     tuned = sorted((n, name, sorted(p.items())) for n, (name, p) in schedules.items())
-    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{_generators()}"
+    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{checked}\n{_generators()}"
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

@@ -32,6 +32,7 @@ from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, w
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
+from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
 from hlo_mlc.runtime.records import OURS, open_records, target_key
 from hlo_mlc.support.collection import no_collection
@@ -42,6 +43,8 @@ from hlo_mlc.support.stack import on_one_stack
 from hlo_mlc.target import cpu as targets
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import Nest, Step
+
+_MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,27 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
         if not result.failed:
+            if options.check:
+                _describe([cluster for cluster, _ in plan.taken])
             return plan, result.built
         for reason in result.failed.values():
             warnings.warn(f"hlo_mlc leaves a cluster to XLA: {reason}", RuntimeWarning,
                           stacklevel=2)
         failed.update(result.failed)
+
+
+def _describe(clusters: Sequence[Cluster]) -> None:
+    """Tell the runtime which lines of the user's program the faults of kernels belong to."""
+    places: dict[str, dict[str, list[str]]] = {}  # a kernel may stand for several parts of it
+    for cluster in clusters:
+        named = places.setdefault(cluster.kernel.fingerprint, {})
+        for name, location in cluster.locations.items():
+            named.setdefault(name, []).append(location)
+        named.setdefault("", []).extend(node.location for node in cluster.nodes)
+    for kernel_id, named in places.items():
+        variants.describe(kernel_id, {
+            name: ", or ".join(list(dict.fromkeys(filter(None, locations)))[:_MOST_LOCATIONS])
+            for name, locations in named.items()})
 
 
 def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, str]) -> Chooser:

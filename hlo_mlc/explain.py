@@ -50,7 +50,7 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
     """The time of each kernel of the report, by its id, as far as it can be measured here."""
     times: dict[str, KernelTime] = {}
     for kernel in report.kernels:
-        built = built_kernel(kernel.id, target_of(options))
+        built = built_kernel(kernel.id, target_of(options), options.check)
         if built is not None and _is_measurable(kernel):
             times[kernel.id] = _measure(kernel, built, options)
     return times

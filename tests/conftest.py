@@ -41,6 +41,7 @@ from hlo_mlc.report import Report
 from hlo_mlc.runtime.measure import run_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import UnsupportedOpError
+from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cpu import CpuTarget, host
 from hlo_mlc.templates.base import Parameters
@@ -65,6 +66,21 @@ os.environ["XLA_FLAGS"] = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--emulate", action="store_true", help="check every function's kernels for "
                      "GPUs too, on the emulator: takes some minutes, since g++ compiles them")
+    parser.addoption("--check", action="store_true", help="compile kernels for CPUs with checks of "
+                     "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
+    parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
+                     "the same: a sample")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--check"):
+        os.environ["HLO_MLC_CHECK"] = "1"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    step = config.getoption("--every")
+    config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % step])
+    items[:] = items[::step]
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -315,7 +331,7 @@ class MachineCode:
              target: CpuTarget | None = None) -> KernelCode:
         """A program compiled with these templates and parameters, for this target."""
         loops, _ = schedule_program(program, target or host(), tuned)
-        generated = generate(loops, target or host())
+        generated = generate(loops, target or host(), Options.from_environment().check)
         return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
 
     def executing(self, *, tuned: Tuned | None = None, target: CpuTarget | None = None,

@@ -38,7 +38,7 @@ class CpuTargets:
         kernel = kernel_with_id(kernel_id)
         if kernel is None:
             raise _unknown(kernel_id)
-        made = kernel_object(kernel, options, target)
+        made = kernel_object(kernel, options.replace(check=False), target)  # as it is to be used
         return made.code, {"symbol": made.symbol, "scratch_bytes": made.scratch_bytes,
                            "nests": list(map(nest_line, made.nests))}
 

@@ -27,7 +27,7 @@ from hlo_mlc.partition.units import (
     readers,
     step_writes,
 )
-from hlo_mlc.tensor.canonical import stages
+from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 
 LIMITS = Limits()  # those of CPUs
@@ -43,7 +43,8 @@ class Cluster:
     `copied_bytes` those of results that XLA has to copy into memory that is read for them;
     `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
     body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
-    graph in another layout.
+    graph in another layout.  `locations` are the lines of the user's program that compute what the
+    kernel's buffers hold, by the names that they have in the kernel.
     """
 
     kernel: Kernel
@@ -56,6 +57,7 @@ class Cluster:
     is_whole: bool
     in_loop: bool = False
     constants: tuple[Node, ...] = ()
+    locations: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,7 +288,19 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     return Cluster(kernel, _between(sources, targets, makers), sources, targets,
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
-                   in_loop, tuple(constants.values()))
+                   in_loop, tuple(constants.values()),
+                   _locations(kernel, steps, values, makers))
+
+
+def _locations(kernel: Kernel, steps: Sequence[Step], values: Mapping[Buffer, Value],
+               makers: Mapping[Value, Node]) -> dict[str, str]:
+    """Where the values in a kernel's results and temporaries come from."""
+    own = {*kernel.inputs, *kernel.outputs}
+    names = {**dict(zip(kernel.outputs, kernel.program.results, strict=True)),
+             **dict(zip((b for b in written(steps) if b not in own), kernel.program.temporaries,
+                        strict=True))}
+    return {name.name: makers[values[b]].location for b, name in names.items()
+            if values.get(b) in makers}
 
 
 def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],

@@ -16,7 +16,7 @@ from hlo_mlc.support.errors import RuntimeLibraryError
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 """The version of `mlc_abi.h` that this package speaks."""
 
 _STATE_TYPE_NAME = "hlo_mlc_kernel_state"
@@ -32,10 +32,12 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlc_variant_set": (ctypes.c_int, [ctypes.c_char_p, _pointer, ctypes.c_int64]),
     "mlc_variant_exists": (ctypes.c_int, [ctypes.c_char_p]),
     "mlc_variant_remove": (ctypes.c_int, [ctypes.c_char_p]),
+    "mlc_variant_describe": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p]),
     "mlc_profile_enable": (None, [ctypes.c_int]),
     "mlc_profile_read": (ctypes.c_int, [ctypes.c_char_p, _int64_pointer, _int64_pointer]),
     "mlc_profile_reset": (None, []),
     "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
+    "mlc_fault": (ctypes.c_char_p, []),
     "mlc_cuda_set": (ctypes.c_int, [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p),
         ctypes.c_int64, _int64_pointer, ctypes.c_int64]),

@@ -14,7 +14,7 @@ import numpy as np
 
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.variants import KernelCode
-from hlo_mlc.support.errors import RuntimeLibraryError, UsageError
+from hlo_mlc.support.errors import KernelFaultError, RuntimeLibraryError, UsageError
 
 BUFFER_ALIGNMENT = 64
 """How XLA's CPU backend aligns buffers, in bytes."""
@@ -67,7 +67,8 @@ def bind_kernel(
 
     `dims` are the values of the kernel's symbolic dimensions; the caller is one of the `threads`.
 
-    Raises: UsageError for an array that is not row-major, or a result that cannot be written.
+    Raises: UsageError for an array that is not row-major, or a result that cannot be written. The
+    function raises KernelFaultError if a kernel with checks finds a fault.
     """
     for number, array in enumerate([*arrays_in, *arrays_out]):
         if not array.flags.c_contiguous:
@@ -86,8 +87,11 @@ def bind_kernel(
     dim_values = (ctypes.c_int64 * len(dims))(*dims)
 
     def call(keep_alive: object = (code, buffers)) -> None:
-        if run(code.entry, addresses, dim_values, code.scratch_bytes, threads) < 0:
+        done = run(code.entry, addresses, dim_values, code.scratch_bytes, threads)
+        if done < 0:
             raise RuntimeLibraryError(f"No memory for a scratch of {code.scratch_bytes} bytes")
+        if not done:
+            raise KernelFaultError(library.load().mlc_fault().decode())
 
     return call
 

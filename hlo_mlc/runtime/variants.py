@@ -6,6 +6,7 @@ import ctypes
 import functools
 import itertools
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
@@ -82,6 +83,17 @@ def publish(kernel_id: str, code: KernelCode) -> None:
     done = library.load().mlc_variant_set(_encode(kernel_id), code.entry, code.scratch_bytes)
     if done < 0:
         raise RuntimeLibraryError(f"No memory to publish kernel {kernel_id!r}")
+
+
+def describe(kernel_id: str, lines: Mapping[str, str]) -> None:
+    """Says where in the user's program what each buffer of a kernel holds is computed, for the
+    errors of kernels with checks; the name "" stands for all other buffers.
+
+    Raises: RuntimeLibraryError when memory ran out.
+    """
+    text = "\n".join(f"{name}\t{where}" for name, where in lines.items())
+    if library.load().mlc_variant_describe(_encode(kernel_id), text.encode()) < 0:
+        raise RuntimeLibraryError(f"No memory to describe kernel {kernel_id!r}")
 
 
 def exists(kernel_id: str) -> bool:

@@ -87,6 +87,10 @@ class CodegenError(MlcError):
     """A kernel could not be turned into code, or the code generator behind us rejected it."""
 
 
+class KernelFaultError(MlcError):
+    """A kernel that checks its accesses (`HLO_MLC_CHECK=1`) found one that is wrong."""
+
+
 class RuntimeLibraryError(MlcError):
     """The native runtime library is missing, does not fit this package, or refused a request."""
 

@@ -107,6 +107,10 @@ class Options:
     """Whether to predict with what was measured on this machine (`hlo-mlc doctor`, `demo` and
     `bench` do that), if it was; else with typical figures."""
 
+    check: bool = field(default=False, metadata=_from("HLO_MLC_CHECK", _switch))
+    """Whether kernels for CPUs check every access, on arrays between guard pages: to find faults of
+    ours. They take many times as long."""
+
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)

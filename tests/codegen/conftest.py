@@ -14,6 +14,10 @@ import pytest
 from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.support.errors import KernelFaultError
+from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
 
 _PAGE = mmap.PAGESIZE
@@ -58,7 +62,9 @@ class _Fenced:
 class Machine:
     """Compiles and runs kernels for the host or a level below it."""
 
-    def __init__(self) -> None:
+    def __init__(self, checked: bool) -> None:
+        """`checked`: kernels check their accesses, unless they begin with given results."""
+        self._checked = checked
         self._jit: llvm.LLJIT | None = None
 
     def load(self, object_code: bytes, symbol: str) -> object:
@@ -72,6 +78,10 @@ class Machine:
             target: CpuTarget | None = None, at_end: bool = True) -> list[np.ndarray]:
         """The results of a kernel; results start as zeros unless given, an aliased result in the
         memory of its operand."""
+        if results is None and self._checked:
+            checked = self._run_checked(program, operands, dims, target or host())
+            if checked is not None:
+                return checked
         generated = generate(program, target or host())
         library = self.load(generated.object_code, generated.symbol)
         inputs = {b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
@@ -96,10 +106,37 @@ class Machine:
               scratch.address)
         return [f.array.copy() for f in outputs]
 
+    def _run_checked(self, program: LoopProgram, operands: Sequence[np.ndarray],
+                     dims: Sequence[int], target: CpuTarget) -> list[np.ndarray] | None:
+        """The results of a kernel with checks, by the runtime; None if all that they find is that
+        it leaves elements as they were, as kernels that are written by hand may."""
+        generated = generate(program, target, checked=True)
+        library = self.load(generated.object_code, generated.symbol)
+        inputs = {b: np.array(a, b.dtype.numpy)
+                  for b, a in zip(program.operands, operands, strict=True)}
+        aliases = dict(program.aliases)
+        outputs = [inputs[aliases[b]] if b in aliases else np.zeros(b.shape, b.dtype.numpy)
+                   for b in program.results]
+        code = KernelCode(library[generated.symbol], program.scratch_bytes, library)
+        try:
+            run_kernel(code, list(inputs.values()), outputs, dims)
+        except KernelFaultError as fault:
+            if "nothing is written" not in str(fault):
+                raise
+            return None
+        return outputs
+
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    return Machine()
+    return Machine(Options.from_environment().check)
+
+
+@pytest.fixture(scope="session")
+def unflushed_machine() -> Machine:
+    """One that takes subnormals for numbers; the runtime, which kernels with checks need, flushes
+    them to zero."""
+    return Machine(checked=False)
 
 
 _LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")

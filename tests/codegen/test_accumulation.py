@@ -150,7 +150,7 @@ def test_lanes_that_meet(guarded: bool, target: CpuTarget, machine) -> None:
             (y,), (apply("convert", item, dtype=t.INDEX),), _one_op("add", t.I32),
             (const(1, t.I32),), guard)),)),))
     values = np.random.default_rng(2).integers(0, 5, count).astype(np.int32)
-    actual, = machine.run(program, [values], target=target)
+    actual, = machine.run(program, [values], results=[np.zeros(5, np.int32)], target=target)
     np.testing.assert_array_equal(actual, np.bincount(values, minlength=5))
 
 
@@ -188,5 +188,5 @@ def test_the_first_element_is_not_touched_when_all_lanes_are_off(target: CpuTarg
         outer, index.constant(700), LoopKind.SERIAL, (_vector(16, Accumulate(
             (y,), (outer,), _one_op("add", t.F32), (load(x, (at,)),), inside)),)),))
     values = np.arange(20, dtype=np.float32)
-    actual, = machine.run(program, [values], target=target)
+    actual, = machine.run(program, [values], results=[np.zeros(2, np.float32)], target=target)
     np.testing.assert_array_equal(actual, [values[:16].sum(), values[10:].sum()])

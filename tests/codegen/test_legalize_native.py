@@ -21,6 +21,11 @@ FUNCTIONS = ["exp", "expm1", "tanh", "logistic", "sinh", "cosh", "log", "log1p",
 COUNT = 2048
 
 
+@pytest.fixture
+def machine(unflushed_machine):
+    return unflushed_machine
+
+
 def operands(dtype, seed: int) -> np.ndarray:
     """Special values, every magnitude, and many of ordinary magnitude; no subnormals."""
     random = np.random.default_rng(seed)

@@ -33,6 +33,11 @@ _UNARY = frozenset(("neg", "abs", "floor", "ceil", "trunc", "sqrt", "round_even"
                     "is_finite", "sign", "not", "popcnt", "clz", "rsqrt"))
 
 
+@pytest.fixture
+def machine(unflushed_machine):
+    return unflushed_machine
+
+
 def _ops(dtype: DType) -> list[str]:
     if dtype is t.BOOL:
         return _BOOL

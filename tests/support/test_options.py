@@ -43,6 +43,7 @@ def test_defaults():
         ("HLO_MLC_THREADS", "2", "threads", 2),
         ("HLO_MLC_CALIBRATE", "0", "calibrate", False),
         ("HLO_MLC_CALIBRATE", "1", "calibrate", True),
+        ("HLO_MLC_CHECK", "1", "check", True),
         ("HLO_MLC_CHOOSE", "", "choose", "auto"),
         ("XDG_CACHE_HOME", "/xdg", "cache_dir", Path("/xdg/hlo_mlc")),
         ("XDG_CACHE_HOME", "relative", "cache_dir", Path("/home/someone/.cache/hlo_mlc")),

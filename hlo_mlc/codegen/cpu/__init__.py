@@ -19,10 +19,10 @@ class Generated:
     symbol: str
 
 
-def generate(program: LoopProgram, target: CpuTarget) -> Generated:
-    """The code of a kernel for a target.
+def generate(program: LoopProgram, target: CpuTarget, checked: bool = False) -> Generated:
+    """The code of a kernel for a target, with checks of every access if they are asked for.
 
     Raises: CodegenError for a program that breaks the loop IR's rules or needs too much stack.
     """
-    ir = print_program(program, target)
+    ir = print_program(program, target, checked)
     return Generated(ir, compile_ir(ir, target), program.name)

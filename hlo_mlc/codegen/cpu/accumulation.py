@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu.checking import check_lanes, check_place
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.places import Place, resolve, scattered
 from hlo_mlc.codegen.cpu.values import Writer
@@ -172,6 +173,10 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
     addresses = [Value(scattered(writer, place, None, function.depth), "ptr", lane.width)
                  for place in places]
     conditions = None if mask is None else _spread(writer, mask, lane.width)
+    for place, where in zip(places, addresses, strict=True):
+        check_place(writer, place, "accumulation", (mask,), function.depth)
+        active = lane.mask if conditions is None else conditions.text
+        check_lanes(writer, place, "accumulation", function.block, where.text, active)
     for number in range(lane.live):
         block = function.block
         if conditions is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, side_by_side
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.program import Storage
@@ -88,6 +89,7 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
         if condition is not None:
             depth = max(depth, condition.depth)
             reads |= condition.reads
+    check_place(writer, place, "load", (switch, mask), depth)
     if place.is_uniform:
         lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
     else:
@@ -164,6 +166,7 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
     condition = switch.text if switch is not None else None
     if mask is not None:
         condition = writer.any_lane(mask, block)
+    check_span(writer, place, "load", block, address, place.dtype.bytes, condition)
     if condition is not None:
         table = writer.module.table(element, _memory_fill(place, fill), 0)
         address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")
@@ -183,18 +186,22 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     settle(writer, place)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
-    padding = _memory_fill(place, fill)
+    padding, start = _memory_fill(place, fill), address
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
         address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
         alignment = size
     active = None if free else _active(writer, place, mask, block)
+    switched = None if switch is None else switch.text
     if active is None:
+        check_span(writer, place, "load", block, start, width * size, switched)
         text = block.define(f"load {whole}, ptr {address}, align {alignment}"
                             f"{_tags(place.storage)}")
     else:
         if backwards:
             active = _reverse(block, "i1", width, active)
+        check_lanes(writer, place, "load", block, side_by_side(writer, place, block, start),
+                    active, switched)
         text = block.define(
             f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
             f"ptr align {size} {address}, {types.vector('i1', width)} {active}, "
@@ -219,6 +226,7 @@ def _read_every_other(writer: Writer, place: Place, depth: int) -> str:
     for number in range(step):
         start = min(number * width, max(lanes) + 1 - width)
         address = displaced(block, base, lowest + start * size)
+        check_span(writer, place, "load", block, address, width * size)
         part = block.define(f"load {whole}, ptr {address}, align {size}{_tags(place.storage)}")
         here = {lane: element - start for lane, element in enumerate(lanes)
                 if lane not in found and start <= element < start + width}
@@ -259,6 +267,7 @@ def _gather(writer: Writer, place: Place, mask: Value | None, fill: str | None,
     whole, mask_type = types.vector(place.element, width), types.vector("i1", width)
     addresses = scattered(writer, place, mask, depth)
     padding = types.spread(_memory_fill(place, fill), place.element, width)
+    check_lanes(writer, place, "load", block, addresses, lane.mask)
     text = block.define(
         f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
         f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
@@ -284,6 +293,7 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
             f"results, scratch and allocated buffers can be written")
     lane, mask = function.lane, function.mask
     block = function.block
+    check_place(writer, place, "store", (mask,), function.depth)
     if place.is_uniform and mask is None:
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
@@ -294,6 +304,7 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
         else:
             release(writer, place)
             address = displaced(block, pointer(writer, place).text, place.constant)
+            check_span(writer, place, "store", block, address, place.dtype.bytes)
             write_element(block, place, address, text)
     else:
         text = _to_memory(block, place.dtype, function.widen(value, lane.width), lane.width)
@@ -352,6 +363,11 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
             active = _reverse(block, "i1", width, active)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
+    if active is None:
+        check_span(writer, place, "store", block, address, width * size)
+    else:
+        check_lanes(writer, place, "store", block, side_by_side(writer, place, block, address),
+                    active)
     if active is not None:
         block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0("
                    f"{whole} {text}, ptr align {size} {address}, "
@@ -400,6 +416,7 @@ def _scatter(writer: Writer, place: Place, text: str) -> None:
     block, width = function.block, lane.width
     addresses = scattered(writer, place, None, function.depth)
     active = _active(writer, place, function.mask, block) or lane.mask
+    check_lanes(writer, place, "store", block, addresses, active)
     block.emit(
         f"call void @llvm.masked.scatter.{types.suffix(place.element, width)}.v{width}p0("
         f"{types.vector(place.element, width)} {text}, "

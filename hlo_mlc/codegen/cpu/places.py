@@ -31,7 +31,7 @@ class Place(NamedTuple):
     `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
     them moves its lane by; `reach`: elements that `varying` can move a lane by, at most; `depth`:
     the scope where this is known; `reads`: the alias classes that where it is was read from, so
-    that it lies elsewhere when they change.
+    that it lies elsewhere when they change; `where`: the indices.
     """
 
     buffer: Buffer
@@ -43,6 +43,7 @@ class Place(NamedTuple):
     reach: float
     depth: int
     reads: frozenset[int]
+    where: tuple[Expr, ...]
 
     @property
     def dtype(self) -> DType:
@@ -110,7 +111,7 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
     if len(uniform) > 1:
         uniform.sort(key=lambda term: (term[0].depth, term[0].text))
     return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
-                 reach, depth, reads)
+                 reach, depth, reads, where)
 
 
 def pointer(writer: Writer, place: Place) -> Value:

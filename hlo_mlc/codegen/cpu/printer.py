@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from hlo_mlc.codegen.cpu import memory, statements
+from hlo_mlc.codegen.cpu import checking, memory, statements
 from hlo_mlc.codegen.cpu.program import Module
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.target.cpu import CpuTarget
 
 
-def print_program(program: LoopProgram, target: CpuTarget) -> str:
+def print_program(program: LoopProgram, target: CpuTarget, checked: bool = False) -> str:
     """A kernel as an LLVM module with one external function, named like the kernel.
 
     Its arguments are those of `MlcEntry` (custom_calls/mlc_abi.h): context, buffers, dimensions,
-    scratch.  The bodies of parallel loops are internal functions, called by the context.
+    scratch.  The bodies of parallel loops are internal functions, called by the context.  With
+    checks (checking.py) all that the kernel does is in an internal function, `@checked`.
 
     Raises: CodegenError for a program that breaks the loop IR's rules or needs too much stack.
     """
-    module = Module(program, target)
+    module = Module(program, target, checked=checked)
     entry = Writer(module, memory.load)
     statements.write_all(entry, program.body)
-    statements.finish(entry, f'define void @"{program.name}"(ptr %ctx, ptr %buffers, ptr %dims, '
-                             f'ptr %scratch)')
+    name = "internal void @checked" if checked else f'void @"{program.name}"'
+    statements.finish(entry, f"define {name}(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch)")
+    if checked:
+        module.functions.append(checking.entry(module, "@checked"))
     tables = [f"{name} = {definition}" for definition, name in module.tables.items()]
     return "\n".join([f'target triple = "{target.triple}"', *tables,
                       *module.functions, *module.metadata(), ""])

@@ -36,14 +36,15 @@ _CONSTANT_CLASS = 0
 class Storage(NamedTuple):
     """Where a buffer lies: a pointer with its alignment, and what it cannot overlap.
 
-    `private_lanes`: each lane has its own copy, side by side, element by element; `own_bytes`: the
-    size of a register buffer's array; `spare_lanes`: what lies behind the last lane of a short
-    vector may be overwritten.
+    `bytes`: its size, None where only known at run time; `private_lanes`: each lane has its own
+    copy, side by side, element by element; `own_bytes`: the size of a register buffer's array;
+    `spare_lanes`: what lies behind the last lane of a short vector may be overwritten.
     """
 
     pointer: str
     alignment: int
     alias_class: int
+    bytes: int | None
     tags: str = ""  # metadata of loads and stores
     private_lanes: int = 0
     own_bytes: int = 0
@@ -67,9 +68,11 @@ class Module:
     what becomes text with that of the kernel, its `root`.
     """
 
-    def __init__(self, program: LoopProgram, target: CpuTarget, root: Module | None = None) -> None:
+    def __init__(self, program: LoopProgram, target: CpuTarget, root: Module | None = None,
+                 checked: bool = False) -> None:
         self.program, self.target = program, target
         self.root = root or self
+        self.checked = root.checked if root else checked  # with checks of every access
         self.functions: list[str] = root.functions if root else []
         # definition of a constant global -> its name
         self.tables: dict[str, str] = root.tables if root else {}
@@ -104,7 +107,11 @@ class Module:
     def table(self, element: str, text: str, count: int) -> str:
         """The name of a read-only array of `count` equal elements."""
         whole = types.vector(element, count)
-        definition = f"internal unnamed_addr constant {whole} {types.spread(text, element, count)}"
+        return self.constant(f"{whole} {types.spread(text, element, count)}")
+
+    def constant(self, definition: str) -> str:
+        """The name of a read-only global, equal ones being one."""
+        definition = f"internal unnamed_addr constant {definition}"
         return self.tables.setdefault(definition, f"@table{len(self.tables)}")
 
     def linear(self, buffer: Buffer, where: tuple[Expr, ...]) -> tuple[tuple[Term, ...], int]:
@@ -159,12 +166,12 @@ class Module:
             slot = function.prepare(f"getelementptr ptr, ptr %buffers, i64 {position}")
             pointer = function.prepare(f"load ptr, ptr {slot}, align 8, !invariant.load !0")
             return Storage(pointer, buffer.dtype.bytes, self.alias_class(buffer),
-                           self.tags(buffer))
+                           _static_bytes(buffer), self.tags(buffer))
         offset = self._offsets.get(buffer)
         if offset is not None:
             pointer = function.prepare(f"getelementptr i8, ptr %scratch, i64 {offset}")
             return Storage(pointer, SCRATCH_ALIGNMENT, self.alias_class(buffer),
-                           self.tags(buffer))
+                           _static_bytes(buffer), self.tags(buffer))
         raise CodegenError(
             f"Expected {buffer!r} to be an operand, a result or scratch of kernel "
             f"{program.name!r}, or to be allocated around its use; it is none of these")
@@ -185,6 +192,10 @@ class Module:
             yield f"!{number} = distinct !{{!{number}, !3}}"
             yield f"!{number + 1} = !{{!{number}}}"
             yield f"!{number + 2} = !{{{others}}}"
+
+
+def _static_bytes(buffer: Buffer) -> int | None:
+    return buffer.bytes if all(isinstance(d, int) for d in buffer.shape) else None
 
 
 class _Unrolled(dict[Expr, tuple[Var, ...]]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu import checking, memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
 from hlo_mlc.codegen.cpu.function import Block, Lane, Value
@@ -13,7 +13,7 @@ from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -42,6 +42,7 @@ Statements = tuple[Stmt, ...]
 def write_all(writer: Writer, statements: Statements) -> None:
     """Write statements one after the other."""
     for stmt in statements:
+        writer.computed = _computed(stmt)
         match stmt:
             case For():
                 _write_for(writer, stmt)
@@ -59,6 +60,13 @@ def write_all(writer: Writer, statements: Statements) -> None:
                 _write_allocate(writer, stmt)
             case Call():
                 _write_call(writer, stmt)
+
+
+def _computed(stmt: Stmt) -> Buffer | None:
+    """The buffer that a statement is there for, if it is one."""
+    if isinstance(stmt, Accumulate):
+        return stmt.buffers[0]
+    return stmt.buffer if isinstance(stmt, Store) else None
 
 
 # Loops
@@ -89,7 +97,8 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
         write_all(writer, loop.body)
         copies.append(block.lines[first:])
     constants.pop(loop.var, None)
-    if block.label == label and _is_vector(loop.body):  # no branch, nor another unrolled loop
+    # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
+    if block.label == label and _is_vector(loop.body) and not writer.module.checked:
         block.lines[begin:] = interleave(copies, writer.module.target.registers)
 
 
@@ -352,9 +361,11 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     pointer = function.prepare(f"alloca [{size} x i8], align 64")
     module, is_register = writer.module, buffer.scope == "register"
     writer.allocate(buffer, Storage(
-        pointer, 64, module.alias_class(buffer), "" if is_register else module.tags(buffer),
+        pointer, 64, module.alias_class(buffer), size, "" if is_register else module.tags(buffer),
         lanes, size if is_register else 0,
         is_register and not lanes and has_spare_lanes(buffer, stmt.body)))
+    if module.checked:
+        checking.poison(writer, pointer, size)
     write_all(writer, stmt.body)
     function.forget((module.alias_class(buffer),))
     function.registers.drop(writer.storage(buffer).array)

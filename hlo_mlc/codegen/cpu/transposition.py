@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.checking import check_place, check_span
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
@@ -49,11 +50,18 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         function.registers.settle(storage.array, function.block)
     base = pointer(writer, place).text
     invariant = ", !invariant.load !0" if storage.writable is None else ""
+    before = constants[across]
+    for corner in (0, count - 1):
+        constants[across] = corner
+        check_place(writer, place, "load", (), depth)
+    constants[across] = before
 
     def read(row: int, first: int, elements: int) -> str:
         at = place.constant + (row * place.stride + first - column) * size
+        address = displaced(block, base, at)
+        check_span(writer, place, "load", block, address, elements * size)
         return block.define(f"load {types.vector(element, elements)}, "
-                            f"ptr {displaced(block, base, at)}, align {size}"
+                            f"ptr {address}, align {size}"
                             f"{storage.tags}{invariant}")
 
     def rows(first: int, elements: int) -> list[str]:
@@ -69,7 +77,6 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
     values = [Value(text, register, lane.width, depth, reads) for text in columns]
-    before = constants[across]
     for number, value in enumerate(reversed(values) if backwards else values):
         constants[across] = number
         function.remember(writer.key(node), value)

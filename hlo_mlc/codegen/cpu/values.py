@@ -31,6 +31,7 @@ class Writer:
         self.captured: list[Value] = []
         self.streams = False  # whether non-temporal stores were written
         self.stack_bytes = 0
+        self.computed: Buffer | None = None  # by the statement being written
         self._storages: dict[Buffer, Storage] = {}
         self._literals: dict[Const, Value] = {}
         self._context = "%ctx" if parent is None else None
