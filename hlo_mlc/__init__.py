@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hlo_mlc.support.options import is_enabled
+
 if TYPE_CHECKING:
     from hlo_mlc.interop.export import entry, export
     from hlo_mlc.interop.jit import mlc_jit
     from hlo_mlc.interop.load import load
     from hlo_mlc.interop.module import compile_stablehlo
+    from hlo_mlc.interop.routing import enabled, install, uninstall
     from hlo_mlc.interop.standalone import export_c
     from hlo_mlc.support.errors import MlcError, UnsupportedOpError
 
-__all__ = ["MlcError", "UnsupportedOpError", "__version__", "compile_stablehlo", "entry", "export",
-           "export_c", "load", "mlc_jit"]
+__all__ = ["MlcError", "UnsupportedOpError", "__version__", "compile_stablehlo", "enabled", "entry",
+           "export", "export_c", "install", "load", "mlc_jit", "uninstall"]
 
 __version__ = "0.1.0"
 
@@ -25,6 +28,9 @@ _HOMES = {
     "export": "hlo_mlc.interop.export",
     "export_c": "hlo_mlc.interop.standalone",
     "load": "hlo_mlc.interop.load",
+    "enabled": "hlo_mlc.interop.routing",
+    "install": "hlo_mlc.interop.routing",
+    "uninstall": "hlo_mlc.interop.routing",
     "MlcError": "hlo_mlc.support.errors",
     "UnsupportedOpError": "hlo_mlc.support.errors",
 }
@@ -40,3 +46,7 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
+
+
+if is_enabled():
+    __getattr__("install")()

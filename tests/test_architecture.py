@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 # Bottom first: a file may import from floors before its own, and from its own.
 FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
-          "building", "compiler", "gpu", "explain", "interop", "cli")
+          "building", "compiler", "gpu", "explain", "interop", "cli", "__main__")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

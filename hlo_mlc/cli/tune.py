@@ -17,6 +17,7 @@ from hlo_mlc.cli.function import (
     read_arrays,
     resolve,
 )
+from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.tuning import TuningInterrupted
 from hlo_mlc.support.errors import UsageError
 
@@ -40,7 +41,9 @@ _INTERRUPTED = 130  # as shells have it
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long; 2 if not given."
 )
 @click.option(
-    "--target", default="cpu", show_default=True, help="What to tune for: cpu is this machine's."
+    "--target",
+    default=None,
+    help="What to tune for: cpu is this machine's, and what is taken where JAX runs on CPUs.",
 )
 @parameters.x64
 @click.pass_context
@@ -52,7 +55,7 @@ def tune(
     entry: str,
     trials: int | None,
     minutes: float | None,
-    target: str,
+    target: str | None,
     x64: bool,
 ) -> None:
     """Finds the fastest schedules of PROGRAM's kernels and records them for the compiler.
@@ -66,13 +69,18 @@ def tune(
     Ctrl-C ends the search and records the best so far. The same command goes on where it was, also
     after it was killed.
     """
-    if target != "cpu":
+    if target not in (None, CPU):
         raise UsageError(f"--target {target}: kernels are tuned by running them, and those for "
                          "this machine's CPU (cpu) are the only ones that can be tuned so far")
+    platform = platform_of(())
+    if target is None and platform != CPU:
+        raise UsageError(f"JAX runs on {platform} here, and kernels can be tuned for CPUs only so "
+                         "far: --target cpu tunes those for this machine's CPU")
     if given and files:
         raise UsageError("Give arguments by --arg or by --arg-file, not by both")
     try:
-        with jax.enable_x64(x64 or jax.config.jax_enable_x64):
+        with jax.enable_x64(x64 or jax.config.jax_enable_x64), \
+                jax.default_device(jax.local_devices(backend=CPU)[0]):
             if is_file(program):
                 args = read_arrays(files) if files else tuple(map(parse_argument, given))
                 function = compile_stablehlo(Path(program), entry=entry)

@@ -1,8 +1,9 @@
-"""The types of a module's arguments, as arrays have them."""
+"""The types of a module's arguments and results, as arrays have them."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 
 @dataclass(frozen=True, slots=True)
 class ArgumentType:
-    """What an argument has to be; a dimension of None may have any size."""
+    """What an argument has to be, or a result is; a dimension of None may have any size."""
 
     shape: tuple[int | None, ...]
     dtype: np.dtype
@@ -41,8 +42,17 @@ def argument_types(module: ir.Module, entry: str, name: str) -> tuple[ArgumentTy
 
     Raises: UnsupportedOpError for an argument that is no kind of array.
     """
+    return _types(ir.SymbolTable(module.operation)[entry].type.inputs, name, "argument")
+
+
+def result_types(module: ir.Module, entry: str, name: str) -> tuple[ArgumentType, ...]:
+    """The types of the results of @entry, as those of its arguments."""
+    return _types(ir.SymbolTable(module.operation)[entry].type.results, name, "result")
+
+
+def _types(given_types: Iterable[ir.Type], name: str, what: str) -> tuple[ArgumentType, ...]:
     types = []
-    for index, given in enumerate(ir.SymbolTable(module.operation)[entry].type.inputs):
+    for index, given in enumerate(given_types):
         dtype = (
             _element_types().get(str(given.element_type))
             if isinstance(given, ir.RankedTensorType)
@@ -50,7 +60,7 @@ def argument_types(module: ir.Module, entry: str, name: str) -> tuple[ArgumentTy
         )
         if dtype is None:
             raise UnsupportedOpError(
-                f"@{name}", f"argument {index} is {given}, for which there is no kind of array"
+                f"@{name}", f"{what} {index} is {given}, for which there is no kind of array"
             )
         shape = tuple(
             None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)

@@ -156,7 +156,7 @@ def _loops(target: CpuTarget, rates: Rates) -> Iterator[Found]:
     def repeated(one: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         return lambda x: lax.fori_loop(0, _TRIPS, lambda _, v: one(v), x)
 
-    times = _time(jax.jit(repeated(step)), jax.jit(repeated(called)), _values(_SMALL_LOOP))
+    times = _time(compat.jit(repeated(step)), compat.jit(repeated(called)), _values(_SMALL_LOOP))
     yield {"call_us": max(times.ours.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS,
            "loop_thunk_us": max(times.xla.best_us - rates.dispatch_us, _LEAST_US) / _TRIPS}
 
@@ -204,7 +204,7 @@ class _Times:
 def _compare(function: Callable[..., jax.Array], *args: jax.Array) -> _Times:
     """Times our code and XLA's for a function."""
     # Another function for each, so that neither finds the trace of the other.
-    return _time(jax.jit(lambda *args: function(*args)),
+    return _time(compat.jit(lambda *args: function(*args)),
                  mlc_jit(lambda *args: function(*args), choose="ours"), *args)
 
 

@@ -6,6 +6,7 @@ internals that its own `jit` uses.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import ad_util, checkify, compiler, core, effects, source_info_util
+from jax._src import ad_util, api, api_util, checkify, compiler, core, effects, source_info_util
 from jax._src import linear_util as lu
+from jax._src.export import _export
 from jax._src.interpreters import ad, batching
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state import discharge
@@ -25,8 +27,17 @@ from jax.extend.backend import get_backend
 from jaxlib import _jax
 from jaxlib.mlir import ir
 
-UNSPECIFIED = inspect.signature(jax.jit).parameters["in_shardings"].default
+jit = api.jit
+"""JAX's own `jit`, whatever `jax.jit` stands for: it may be replaced by ours."""
+
+UNSPECIFIED = inspect.signature(jit).parameters["in_shardings"].default
 """What `jax.jit` takes as "no sharding given"."""
+
+NOT_SPECIFIED = inspect.signature(jit).parameters["fun"].default
+"""What it takes as "no function given": it is to return a decorator."""
+
+check_callable = api_util.check_callable
+"""Raises the TypeError that `jax.jit` raises for what it cannot be applied to."""
 
 detach_constants = pe.separate_consts
 """Closed jaxpr -> (jaxpr that takes its constants as leading arguments, those constants)."""
@@ -51,6 +62,45 @@ def partition_count(axis_context: Any) -> int:
     return math.prod(
         size for name, size in mesh.shape.items() if name not in axis_context.manual_axes
     )
+
+
+def is_for_export(module_context: Any) -> bool:
+    """Whether `jax.export` asks for the module that is being lowered."""
+    return module_context.lowering_parameters.for_export
+
+
+def refusing_vjp(exported: jax.export.Exported, refuse: Callable[[Any], Any]
+                 ) -> jax.export.Exported:
+    """The exported function, which calls `refuse` where JAX asks for a derivative of a higher
+    order than it has."""
+    given = exported._get_vjp
+    derivative = refuse if given is None else lambda it: refusing_vjp(given(it), refuse)
+    return dataclasses.replace(exported, _get_vjp=derivative)
+
+
+def map_calls_of_exported_functions() -> None:
+    """Has `vmap` of an exported function call it for one element after the other, unless JAX knows
+    better: without, it is an error."""
+    primitive = _export.call_exported_p
+    if primitive not in batching.fancy_primitive_batchers:
+        batching.primitive_batchers[primitive] = partial(map_calls, primitive)
+
+
+def map_calls(primitive: jex.Primitive, args: Sequence[Any], dims: Sequence[Any], **params: Any
+              ) -> tuple[list[Any], list[int]]:
+    """A batching rule: calls with one element of the batch after the other."""
+    is_mapped = [dim is not None for dim in dims]
+    mapped = [jax.numpy.moveaxis(arg, dim, 0)
+              for arg, dim, chosen in zip(args, dims, is_mapped, strict=True) if chosen]
+
+    def call(elements: Sequence[Any]) -> list[Any]:
+        remaining = iter(elements)
+        operands = [next(remaining) if chosen else arg
+                    for arg, chosen in zip(args, is_mapped, strict=True)]
+        return primitive.bind(*operands, **params)
+
+    results = jax.lax.map(call, mapped)
+    return results, [0] * len(results)
 
 
 def compile_for_cpu(module: ir.Module) -> Callable[[Sequence[Any]], tuple[jax.Array, ...]]:

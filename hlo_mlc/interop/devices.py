@@ -1,13 +1,16 @@
-"""The GPUs of this machine, as JAX knows them."""
+"""The devices of this machine, as JAX knows them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import jax
 
 from hlo_mlc.target.cuda import CudaTarget, for_device
 
+CPU = "cpu"
 CUDA = "cuda"
-"""What JAX calls the platform."""
+"""What JAX calls the platforms."""
 
 
 def first_gpu() -> jax.Device | None:
@@ -16,6 +19,18 @@ def first_gpu() -> jax.Device | None:
         return jax.local_devices(backend=CUDA)[0]
     except RuntimeError:
         return None
+
+
+def platform_of(leaves: Iterable[object]) -> str:
+    """Where JAX runs a function of such arguments, as it calls the platform: where they were put
+    on purpose, else where it runs everything."""
+    for leaf in leaves:
+        if isinstance(leaf, jax.Array) and not isinstance(leaf, jax.core.Tracer) and leaf.committed:
+            return next(iter(leaf.devices())).platform
+    default = jax.config.jax_default_device
+    if default is None:
+        return jax.default_backend()
+    return default if isinstance(default, str) else default.platform
 
 
 def target_here() -> CudaTarget | None:

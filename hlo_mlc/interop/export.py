@@ -12,6 +12,7 @@ A kernel is shared by all entries that call it.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import operator
 import os
@@ -29,6 +30,7 @@ from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.code import CpuTargets, GpuTargets
 from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.report import Report, byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
@@ -196,7 +198,8 @@ class _Writer:
             "name": name, "program": f"{prefix}.program",
             "original": f"{prefix}.original" if kernels else f"{prefix}.program",
             "signature": signature, "vjp_order": given.vjp_order, "embeds": bool(given.embed),
-            "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage}
+            "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage,
+            "parameters": _parameters(given), "documentation": _documentation(given)}
         return description, ExportedEntry(name, signature, tuple(kernels), report)
 
     def _target(self, target: CpuTarget | CudaTarget) -> dict[str, Any]:
@@ -221,10 +224,9 @@ class _Writer:
 def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
     """The function as we compile it for a target and as XLA does, and the arguments that both take:
     first the list of all embedded leaves, if any are."""
-    ours = given.function if hasattr(given.function, "choosing") else mlc_jit(given.function)
+    ours = given.function if isinstance(given.function, MlcFunction) else mlc_jit(given.function)
     if not given.embed:
-        # Made anew, so that nothing of it is lowered yet and its latest report is this export's.
-        return ours.choosing(ours.choose, target), ours.choosing("xla"), given.args
+        return ours.for_archive(target), ours.choosing("xla"), given.args
     leaves, tree = jax.tree.flatten([given.args[p] for p in given.embed])
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         raise UsageError("embed: the arguments that go into the file are given by value")
@@ -238,7 +240,7 @@ def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
 
     embedding.__name__ = getattr(given.function, "__name__", "function")
     wrapped = mlc_jit(embedding, choose=getattr(given.function, "choose", None))
-    return wrapped.choosing(wrapped.choose, target), wrapped.choosing("xla"), (leaves, *rest)
+    return wrapped.for_archive(target), wrapped.choosing("xla"), (leaves, *rest)
 
 
 def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:
@@ -266,6 +268,26 @@ def _kernel_ids(exported: jax.export.Exported) -> Iterator[str]:
 
     module.operation.walk(visit)
     return iter(found)
+
+
+def _parameters(given: Entry) -> list[str]:
+    """The names of the positional arguments that the exported function takes; none where its
+    signature does not say."""
+    try:
+        signature = inspect.signature(given.function)
+        bound = signature.bind(*given.args, **given.kwargs)
+    except (TypeError, ValueError):
+        return []
+    names = [name for name in bound.arguments
+             if signature.parameters[name].kind in (inspect.Parameter.POSITIONAL_ONLY,
+                                                    inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    return [name for n, name in enumerate(names[:len(given.args)]) if n not in given.embed]
+
+
+def _documentation(given: Entry) -> str | None:
+    """The function's own documentation, not that of the kind of object that it is."""
+    text = inspect.getdoc(given.function)
+    return None if text == inspect.getdoc(type(given.function)) else text
 
 
 def _signature(exported: jax.export.Exported, embedded: int) -> str:

@@ -54,6 +54,7 @@ class TracedFunction:
 
     name: str
     options: Options
+    for_archive: bool = False  # `hlo_mlc.export` asks for it, which writes kernels into its files
     ledger: Ledger = field(default_factory=Ledger)
 
     def __repr__(self) -> str:

@@ -7,24 +7,54 @@ process: loading a file is trusting its author as one trusts a program that one 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import ml_dtypes
 import numpy as np
 
+from hlo_mlc.interop import compat
 from hlo_mlc.interop.archived import PLATFORMS, Platform, target_line
+from hlo_mlc.interop.jit_object import JitObject
 from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 
 
-def load(path: str | os.PathLike[str], *, entry: str | None = None) -> Any:
+@dataclass(frozen=True, slots=True)
+class LoadedReport:
+    """What of a loaded function runs in kernels out of its file; `str` of it is for a person."""
+
+    path: Path
+    name: str
+    types: str
+    coverage: float  # the share of its operations that are in kernels
+    nests: Mapping[str, Sequence[str]]  # of each kernel by its id, what it computes
+    target: str | None  # for which the kernels were compiled that run here; None without any
+    parameters: inspect.Signature
+
+    @property
+    def headline(self) -> str:
+        return f"{self.name} of {self.path}: {self.types}"
+
+    def __str__(self) -> str:
+        if self.target is None:
+            return f"{self.headline}\nXLA compiles all of it"
+        lines = [self.headline, f"{self.coverage:.0%} of the operations in "
+                 f"{counted(len(self.nests), 'kernel')}, compiled for {self.target}"]
+        for kernel, nests in self.nests.items():
+            lines += [f"  kernel {kernel}", *(f"    {nest}" for nest in nests)]
+        return "\n".join(lines)
+
+
+def load(path: str | os.PathLike[str], *, entry: str | None = None) -> LoadedFunction:
     """A function out of a file that `hlo_mlc.export` wrote, as `jax.jit` gives it.
 
     `entry` names the one that is wanted if there are several. Its kernels are ready: those for the
@@ -41,15 +71,16 @@ def load(path: str | os.PathLike[str], *, entry: str | None = None) -> Any:
     try:
         platform = _platform(path, archive)
         chosen = _choose_entry(path, archive, entry)
-        fits = _publish(path, archive, chosen, platform) if chosen["kernels"] else True
-        block = archive.blocks[chosen["program" if fits else "original"]]
+        target = _publish(path, archive, chosen, platform) if chosen["kernels"] else None
+        original = chosen["kernels"] and target is None
+        block = archive.blocks[chosen["original" if original else "program"]]
         leaves = [_leaf(leaf, archive.blocks[leaf["block"]]) for leaf in chosen["leaves"]]
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UsageError):
             raise
         raise ArchiveError(f"{path} is malformed: {type(error).__name__}: {error}") from error
-    return _function(chosen["name"], _deserialized(path, block),
-                     leaves if chosen["embeds"] else None)
+    return _function(path, chosen, _deserialized(path, block),
+                     leaves if chosen["embeds"] else None, target)
 
 
 def describe(path: str | os.PathLike[str]) -> str:
@@ -122,19 +153,21 @@ def _choose_entry(path: Path, archive: Archive, name: str | None) -> Mapping[str
     return entries[name]
 
 
-def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: Platform) -> bool:
-    """Makes the entry's kernels callable; False where there are none that run here."""
+def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: Platform
+             ) -> Mapping[str, Any] | None:
+    """Makes the entry's kernels callable, those for the target that it returns; None where there
+    are none that run here."""
     targets = archive.description["targets"]
     target = next(iter(platform.fitting(targets)), None)
     if target is None:
         names = ", ".join(target["name"] for target in targets)
         warnings.warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
                       "XLA compiles the program instead", RuntimeWarning, stacklevel=4)
-        return False
+        return None
     for kernel_id in chosen["kernels"]:
         kernel = target["kernels"][kernel_id]
         platform.publish(kernel_id, kernel, bytes(archive.blocks[kernel["block"]]))
-    return True
+    return target
 
 
 def _leaf(leaf: Mapping[str, Any], block: bytes | memoryview) -> jax.Array:
@@ -156,20 +189,93 @@ def _deserialized(path: Path, block: bytes | memoryview) -> jax.export.Exported:
                            f"{type(error).__name__}: {error}") from error
 
 
-def _function(name: str, exported: jax.export.Exported, leaves: list[jax.Array] | None) -> Any:
+class LoadedFunction(JitObject[..., Any]):
+    """What `load` returns: a function of JAX with its kernels, ready to be called.
+
+    It runs under `jit`, under `vmap` (called for one element after the other) and, as often as it
+    was exported for, under `grad`.
+    """
+
+    _report: LoadedReport
+
+    def report(self) -> LoadedReport:
+        """What of the function runs in kernels out of the file."""
+        return self._report
+
+    def explain(self) -> str:
+        """The report in words."""
+        return str(self._report)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return self._report.parameters
+
+    def __repr__(self) -> str:
+        return f"<LoadedFunction {self._report.headline}>"
+
+
+def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Exported,
+              leaves: list[jax.Array] | None, target: Mapping[str, Any] | None) -> LoadedFunction:
+    name = chosen["name"]
+
+    def refuse(_: jax.export.Exported) -> NoReturn:
+        order = chosen["vjp_order"]
+        can = f"can be differentiated {_often(order)} only" if order else "cannot be differentiated"
+        raise UsageError(f"{name} of {path} {can}: export it with vjp_order={order + 1}")
+
     def loaded(*args: Any, **kwargs: Any) -> Any:
-        return exported.call(*args, **kwargs)
+        return program.call(*args, **kwargs)
 
+    program = compat.refusing_vjp(exported, refuse)
+    compat.map_calls_of_exported_functions()
     loaded.__name__ = loaded.__qualname__ = name
-    jitted = jax.jit(loaded)
-    if leaves is None:
-        return jitted
+    loaded.__doc__ = chosen.get("documentation")
+    jitted = compat.jit(loaded)
+    # Leaves are handed over at each call: XLA took twice as long to compile a program that contains
+    # 27 MB.
+    function = functools.update_wrapper(
+        LoadedFunction(jitted, *([] if leaves is None else [leaves])), loaded, updated=())
+    del function.__wrapped__
+    function._report = LoadedReport(
+        path, name, chosen["signature"], chosen["coverage"], _nests(chosen, target),
+        target["name"] if target else None,
+        _parameters(exported, chosen.get("parameters", ()), embeds=leaves is not None))
+    return function
 
-    # Handed over at each call: XLA took twice as long to compile a program that contains 27 MB.
-    @functools.wraps(loaded)
-    def embedding(*args: Any, **kwargs: Any) -> Any:
-        return jitted(leaves, *args, **kwargs)
 
-    embedding.lower = functools.partial(jitted.lower, leaves)
-    embedding.trace = functools.partial(jitted.trace, leaves)
-    return embedding
+def _nests(chosen: Mapping[str, Any], target: Mapping[str, Any] | None) -> dict[str, list[str]]:
+    """What each kernel that runs here computes."""
+    if target is None:
+        return {}
+    return {kernel: list(target["kernels"][kernel]["nests"]) for kernel in chosen["kernels"]}
+
+
+def _parameters(exported: jax.export.Exported, names: Sequence[str], embeds: bool
+                ) -> inspect.Signature:
+    """What the function takes, by the names that its parameters had."""
+    args, kwargs = exported.in_tree.children()
+    avals = iter(exported.in_avals)
+    kinds = inspect.Parameter
+    positional, keywords = ([_described(one, [next(avals) for _ in range(one.num_leaves)])
+                             for one in tree.children()] for tree in (args, kwargs))
+    positional = positional[1:] if embeds else positional
+    if len(names) != len(positional):
+        names = [f"arg{n}" for n in range(len(positional))]
+    try:
+        return inspect.Signature([
+            *(kinds(name, kinds.POSITIONAL_ONLY, annotation=text)
+              for name, text in zip(names, positional, strict=True)),
+            *(kinds(name, kinds.KEYWORD_ONLY, annotation=text)
+              for name, text in zip(kwargs.node_data()[1], keywords, strict=True))])
+    except (TypeError, ValueError):  # keywords may be no identifiers
+        return inspect.Signature([kinds("args", kinds.VAR_POSITIONAL),
+                                  kinds("kwargs", kinds.VAR_KEYWORD)])
+
+
+def _described(argument: jax.tree_util.PyTreeDef, leaves: Sequence[Any]) -> str:
+    """The type of an argument, for a person."""
+    if jax.tree_util.treedef_is_leaf(argument) and leaves:
+        return str(leaves[0])
+    container = argument.node_data()
+    name = container[0].__name__ if container else "None"
+    return f"{name} of {counted(len(leaves), 'array')}"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from jaxlib.mlir.dialects import func, stablehlo
 from hlo_mlc.explain import explain
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.function import resolve_options
+from hlo_mlc.interop.jitted import MlcFunction, jitted
+from hlo_mlc.interop.program import Program, Shapes, program_call_p
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -45,7 +48,9 @@ def compile_stablehlo(
 
     `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, or the path of a file with
     one of these. `target` and `choose` are as for `mlc_jit`. A function with dynamic shapes is
-    compiled for the shapes that it is called with, at the first such call.
+    compiled for the shapes that it is called with, at the first such call. Inside of functions that
+    JAX traces it is a call like others: under `jit` it is compiled as a part of them, `vmap` calls
+    it for one element after the other, and of its derivative it says that there is none.
 
     Raises: FrontendError if the module is malformed or has no such entry, UnsupportedOpError if
     it cannot run as a function on arrays of one device, UsageError and UnknownTargetError for
@@ -58,7 +63,7 @@ def compile_stablehlo(
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _Compiled:
     """The function compiled for one set of shapes."""
 
     execute: Callable[[list[Any]], tuple[jax.Array, ...]]
@@ -73,25 +78,61 @@ class StablehloFunction:
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
-        self._programs: dict[tuple[tuple[int, ...], ...], _Program] = {}
-        self._latest: _Program | None = None
+        self._programs: dict[Shapes, _Compiled] = {}
+        self._latest: _Compiled | None = None
         self._lock = threading.Lock()
+        self._traced = self._traceable()
+        taken, returned = (", ".join(map(str, types)) for types in
+                           (self._arguments, result_types(module, MAIN, name)))
+        self.__name__ = self.__qualname__ = name
+        self.__doc__ = f"@{name} of a StableHLO module: ({taken}) -> ({returned})."
+        self.__signature__ = inspect.Signature([
+            inspect.Parameter(f"arg{n}", inspect.Parameter.POSITIONAL_ONLY, annotation=str(one))
+            for n, one in enumerate(self._arguments)])
         if not self._is_dynamic:
             self._program(tuple(argument.shape for argument in self._arguments))
 
     def __call__(self, *arrays: Any) -> tuple[jax.Array, ...]:
-        """Runs the function.
+        """Runs the function, or makes it a part of one that JAX traces.
 
         Raises: UsageError if the arrays are not what the function takes.
         """
         self._check(arrays)
-        return self._program(tuple(tuple(array.shape) for array in arrays)).execute(arrays)
+        if any(isinstance(array, jax.core.Tracer) for array in arrays):
+            return self._traced(*arrays)
+        return self._run(arrays)
 
-    def report(self) -> Report:
-        """What was compiled and what stays with XLA; of the latest shapes if they are dynamic.
+    def trace(self, *args: Any) -> jax.stages.Traced:
+        """The function traced for such arguments, arrays or their types, as by `jax.jit`."""
+        self._check(args, allowed=jax.ShapeDtypeStruct)
+        with jax.enable_x64(True):  # exactly these types
+            return self._traced.trace(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """The function lowered for such arguments, as by `jax.jit`."""
+        self._check(args, allowed=jax.ShapeDtypeStruct)
+        with jax.enable_x64(True):
+            return self._traced.lower(*args)
+
+    def eval_shape(self, *args: Any) -> Any:
+        """The types of the results for such arguments."""
+        return self.trace(*args).out_info
+
+    def clear_cache(self) -> None:
+        """Forgets all that was compiled of the function."""
+        with self._lock:
+            self._programs.clear()
+        self._traced.clear_cache()
+
+    def report(self, *args: Any) -> Report:
+        """What was compiled and what stays with XLA: for such arguments, arrays or their types;
+        without any, of the latest shapes if they are dynamic.
 
         Raises: UsageError for a function with dynamic shapes that was not called yet.
         """
+        if args:
+            self._check(args, allowed=jax.ShapeDtypeStruct)
+            return self._program(tuple(tuple(array.shape) for array in args)).report
         if self._latest is None:
             raise UsageError(
                 f"@{self._name} has dynamic shapes and is compiled when it is called: "
@@ -99,9 +140,9 @@ class StablehloFunction:
             )
         return self._latest.report
 
-    def explain(self) -> str:
+    def explain(self, *args: Any) -> str:
         """The report in words, with the time of each kernel."""
-        return explain(self.report(), self._options)
+        return explain(self.report(*args), self._options)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, or for so many
@@ -122,13 +163,37 @@ class StablehloFunction:
         types_only = not args or any(isinstance(a, jax.ShapeDtypeStruct) for a in args)
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
-        module = self._refine(shapes) if self._is_dynamic else _extract_main(self._module, MAIN)
-        report = tuning.tune_module(module, self._options, trials=trials, minutes=minutes,
+        report = tuning.tune_module(self._module_for(shapes), self._options, trials=trials,
+                                    minutes=minutes,
                                     given=None if types_only else list(map(np.asarray, args)))
         with self._lock:
             self._programs.clear()
         self._program(shapes)
         return report
+
+    def __repr__(self) -> str:
+        return f"<StablehloFunction {self.__doc__.rstrip('.')}>"
+
+    def _traceable(self) -> MlcFunction[..., tuple[jax.Array, ...]]:
+        """The function for JAX to trace."""
+        program = Program(self._name, self._module_for, self._results, self._run)
+
+        def call(*arrays: Any) -> tuple[jax.Array, ...]:
+            return tuple(program_call_p.bind(*arrays, program=program))
+
+        call.__name__ = call.__qualname__ = self._name
+        return jitted(call, self._options, {})
+
+    def _run(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
+        return self._program(tuple(tuple(array.shape) for array in arrays)).execute(arrays)
+
+    def _module_for(self, shapes: Shapes) -> ir.Module:
+        """A copy of the module for arguments of these shapes."""
+        return self._refine(shapes) if self._is_dynamic else _extract_main(self._module, MAIN)
+
+    def _results(self, shapes: Shapes) -> tuple[ArgumentType, ...]:
+        module = self._refine(shapes) if self._is_dynamic else self._module
+        return result_types(module, MAIN, self._name)
 
     @property
     def _is_dynamic(self) -> bool:
@@ -148,11 +213,14 @@ class StablehloFunction:
                 )
             if not expected.accepts(array):
                 got = f"{array.dtype.name}[{', '.join(map(str, array.shape))}]"
+                narrow = jax.dtypes.canonicalize_dtype(expected.dtype)
+                hint = "; JAX has 64-bit types inside of functions only with jax_enable_x64" \
+                    if isinstance(array, jax.core.Tracer) and narrow != expected.dtype else ""
                 raise UsageError(
-                    f"Argument {index} of @{self._name}: expected {expected}, got {got}"
+                    f"Argument {index} of @{self._name}: expected {expected}, got {got}{hint}"
                 )
 
-    def _program(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
+    def _program(self, shapes: Shapes) -> _Compiled:
         program = self._programs.get(shapes)
         if program is None:
             with self._lock:
@@ -160,14 +228,14 @@ class StablehloFunction:
                 self._programs[shapes] = self._latest = program
         return program
 
-    def _compile(self, shapes: tuple[tuple[int, ...], ...]) -> _Program:
+    def _compile(self, shapes: Shapes) -> _Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
         compiled, report = compile_extracted(
             _extract_main(module, MAIN), self._options, entry=MAIN
         )
-        return _Program(compat.compile_for_cpu(compiled or module), report)
+        return _Compiled(compat.compile_for_cpu(compiled or module), report)
 
-    def _refine(self, shapes: tuple[tuple[int, ...], ...]) -> ir.Module:
+    def _refine(self, shapes: Shapes) -> ir.Module:
         """The module with all its shapes static, for arguments of these shapes.
 
         Raises: UnsupportedOpError if some shapes do not follow from those of the arguments.

@@ -18,6 +18,7 @@ from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.function import PLATFORMS, TracedFunction
 from hlo_mlc.report import Report
+from hlo_mlc.support.debug import Level, say
 
 mlc_call_p = jex.Primitive("mlc_call")
 """`results = mlc_call(*args, call_jaxpr=closed jaxpr, function=TracedFunction)`."""
@@ -45,9 +46,10 @@ def _lower_call(
     arguments = {"name": function.name, "call_jaxpr": call_jaxpr}
     if isinstance(module_context.cached_primitive_lowerings, _BodyCache):
         return lower(ctx, *operands, **arguments)
-    reason = _why_not(ctx, call_jaxpr)
+    reason = _why_not(ctx, call_jaxpr, function)
     if reason is not None:
         function.ledger.record(module_context.module, Report.untouched(reason))
+        say(Level.FUNCTIONS, function.options.debug, [f"{function.name} stays with XLA: {reason}"])
         return lower(ctx, *operands, **arguments)
 
     # In JAX's own cache, because that lives and dies with the module.  What is compiled for some
@@ -73,9 +75,13 @@ def _lower_call(
     return results
 
 
-def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any) -> str | None:
+def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction
+             ) -> str | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
+    if compat.is_for_export(module_context) and not function.for_archive:
+        return ("jax.export takes no custom calls, and its files hold no machine code; "
+                "hlo_mlc.export writes files with our kernels")
     platforms = tuple(ctx.platforms or module_context.platforms)
     if len(platforms) != 1 or platforms[0] not in PLATFORMS:
         return (f"it is lowered for {', '.join(platforms)}; what is lowered for one of "

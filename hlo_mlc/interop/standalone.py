@@ -19,6 +19,7 @@ from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph
+from hlo_mlc.interop import compat
 from hlo_mlc.interop.export import embedded_positions
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
 from hlo_mlc.report import byte_size, counted
@@ -82,7 +83,7 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
         return plain(*(values.get(n, args[n]) for n in range(len(args))), **keywords)
 
     described = [args[n] for n in given], dict(kwargs)
-    lowered = jax.jit(called, keep_unused=True).trace(*described).lower(
+    lowered = compat.jit(called, keep_unused=True).trace(*described).lower(
         lowering_platforms=("cpu",))
     # There is nobody in such a library whom kernels with checks could tell what they find.
     options = Options.from_environment(choose="ours", check=False)

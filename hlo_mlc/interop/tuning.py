@@ -27,6 +27,7 @@ from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import index_extents, invented_arguments
 from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
@@ -158,8 +159,14 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
     them is `mlc_jit(jax.grad(f))`.
 
-    Raises: UsageError for a call that leaves nothing to compile.
+    Raises: UsageError for a call that leaves nothing to compile, and where it does not run on the
+    CPU: there, other kernels would run than those that can be tuned.
     """
+    platform = platform_of(jax.tree.leaves((jitted.args, args, kwargs)))
+    if platform != CPU:
+        raise UsageError(
+            f"The function runs on {platform} here, and kernels can be tuned for CPUs only so far: "
+            "JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, tune it for those")
     lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
     program = lowered.compiler_ir()
     call = called_function(program)
@@ -167,7 +174,7 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
         raise UsageError("There is nothing to tune: the function computes nothing")
     entry = call.attributes["callee"].value
     module = called(program, ir.SymbolTable(program.operation), entry, list(call.operands))
-    given = given_operands(program, args, kwargs)
+    given = given_operands(program, (*jitted.args, *args), kwargs)
     report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes, given=given)
     jitted.clear_cache()  # what is compiled from now on follows the records
     return report

@@ -111,6 +111,9 @@ class Options:
     """Whether kernels for CPUs check every access, on arrays between guard pages: to find faults of
     ours. They take many times as long."""
 
+    enable: bool = field(default=False, metadata=_from("HLO_MLC_ENABLE", _switch))
+    """Whether importing `hlo_mlc` is to route every `jax.jit` through it (`hlo_mlc.install`)."""
+
     def __post_init__(self) -> None:
         for option in dataclasses.fields(self):
             value = getattr(self, option.name)
@@ -144,6 +147,16 @@ class Options:
     def replace(self, **changes: Any) -> Options:
         """These options with some changed."""
         return dataclasses.replace(self, **changes)
+
+
+def is_enabled() -> bool:
+    """What the environment says of `Options.enable`: the one option that is asked for on import,
+    where faults of others have no place.
+
+    Raises: ConfigurationError for a value that says neither yes nor no.
+    """
+    enable = {f.name: f for f in dataclasses.fields(Options)}["enable"]
+    return _read_environment({enable.name: enable}, skip={}).get(enable.name, enable.default)
 
 
 def _read_environment(

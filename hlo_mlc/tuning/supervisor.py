@@ -80,9 +80,9 @@ class Supervisor:
     def _start(self) -> None:
         ours, theirs = Pipe()
         # It finds what we find (a generator may come from anywhere), this very package whatever the
-        # current folder has, and gets no Ctrl-C: we do.
+        # current folder has, and gets no Ctrl-C: we do. It has no use for JAX.
         folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": ""}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hlo_mlc.tuning.worker", str(theirs.fileno())],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -193,6 +194,38 @@ def test_reports_say_tuned_only_of_what_is_built_as_recorded() -> None:
     with pytest.warns(RuntimeWarning, match="it gets the default"):
         rebuild_kernel(kernel, Options.from_environment(), target_of(Options.from_environment()))
     assert "tuned:" not in mlc_jit(product, choose="ours").report(X).explain()
+
+
+def test_where_jax_runs_on_gpus_nothing_is_tuned_for_cpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(tuning, "tune_module", lambda *_, **__: "tuned")
+    f = mlc_jit(product)
+    with pytest.raises(UsageError, match=r"runs on gpu here.*JAX_PLATFORMS=cpu"):
+        f.tune(np.ones((4, 4), np.float32))
+    on_cpu = jax.device_put(np.ones((4, 4), np.float32), jax.devices("cpu")[0])
+    assert f.tune(on_cpu) == "tuned"
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert f.tune(np.ones((4, 4), np.float32)) == "tuned"
+    path = tmp_path / "product.mlir"
+    path.write_text(jax.jit(product).lower(on_cpu).as_text())
+    ran = CliRunner().invoke(main, ["tune", str(path)])
+    assert ran.exit_code == 2 and "JAX runs on gpu here" in ran.output
+    assert CliRunner().invoke(main, ["tune", str(path), "--target", "cpu"]).output == "tuned\n"
+
+
+def test_methods_are_tuned_bound_to_their_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Model:
+        @functools.partial(mlc_jit, static_argnums=0)
+        def apply(self, x: jax.Array) -> jax.Array:
+            return jnp.tanh(x)
+
+    given = []
+    monkeypatch.setattr(tuning, "tune_module", lambda *_, **named: given.append(named["given"]))
+    x = np.ones((4, 4), np.float32)
+    Model().apply.tune(x)
+    np.testing.assert_array_equal(given[0], [x])
 
 
 def test_what_is_not_tuned_says_why() -> None:

@@ -1,0 +1,56 @@
+"""`python -m hlo_mlc script.py`: a program as it is, with every `jax.jit` through our compiler."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+from hlo_mlc.interop.routing import install
+from hlo_mlc.support.errors import MlcError
+
+_USAGE = """\
+usage: python -m hlo_mlc script.py [arguments]
+       python -m hlo_mlc -m module [arguments]
+
+Runs a Python program with every function that it or its libraries give to jax.jit compiled by
+hlo_mlc (see hlo_mlc.install). HLO_MLC_CHOOSE and the other options of the environment hold; the
+command hlo-mlc does all else.
+"""
+_MISUSE = 2  # as Python's own
+
+
+def main() -> int | str | None:
+    """Runs what the command line names, as Python would."""
+    match sys.argv[1:]:
+        case ["-h" | "--help", *_]:
+            print(_USAGE, end="")
+            return 0
+        case ["-m", module, *arguments]:
+            sys.argv = [module, *arguments]  # the name becomes the module's file
+            _install()
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case [script, *arguments] if not script.startswith("-"):
+            if not Path(script).exists():
+                print(f"error: there is no file {script}", file=sys.stderr)
+                return _MISUSE
+            sys.argv = [script, *arguments]
+            if not sys.flags.safe_path:
+                sys.path[0] = str(Path(script).resolve().parent)
+            _install()
+            runpy.run_path(script, run_name="__main__")
+        case _:
+            print(_USAGE, end="", file=sys.stderr)
+            return _MISUSE
+    return None
+
+
+def _install() -> None:
+    try:
+        install()
+    except MlcError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

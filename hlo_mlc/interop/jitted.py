@@ -1,0 +1,174 @@
+"""What `mlc_jit` makes of a function: an object of `jax.jit` that knows what we compile of it."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
+
+import jax
+import numpy as np
+from jax.extend import source_info_util
+
+from hlo_mlc.explain import explain as explain_report
+from hlo_mlc.gpu import GpuKernel
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.function import TracedFunction
+from hlo_mlc.interop.gpus import gpu_kernels
+from hlo_mlc.interop.jit_object import JitObject, P, R_co
+from hlo_mlc.interop.primitive import mlc_call_p
+from hlo_mlc.report import Report
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.options import Options
+
+if TYPE_CHECKING:
+    from hlo_mlc.interop.tuning import TuningReport
+
+# Operations come from the user's code, not from the file here that traces it.
+source_info_util.register_exclusion(str(Path(__file__).parent))
+
+
+Q = ParamSpec("Q")
+S = TypeVar("S")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Origin:
+    """What an object was made of."""
+
+    fun: Callable[..., Any]
+    function: TracedFunction
+    options: Options
+    jit_arguments: Mapping[str, Any]
+
+
+class MlcFunction(JitObject[P, R_co]):
+    """What `mlc_jit` returns: used as what `jax.jit` returns, which it is but for more methods."""
+
+    choose: str
+    _origin: _Origin
+
+    if TYPE_CHECKING:
+        @overload
+        def __get__(self, instance: None, owner: type | None = None) -> Self: ...
+        @overload
+        def __get__(self: MlcFunction[Concatenate[S, Q], R_co], instance: S,
+                    owner: type | None = None) -> MlcFunction[Q, R_co]: ...
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None or self.args:
+            return self
+        bound = MlcFunction(self.func, instance)  # as `_bind`, in half the time
+        bound.__dict__ = self.__dict__
+        return bound
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        origin = self._origin
+        return _again, (origin.fun, origin.options, origin.jit_arguments, self.args)
+
+    def report(self, *args: Any, **kwargs: Any) -> Report:
+        """What of the function is compiled for such arguments, and why the rest is not; without
+        any, of the most recent compilation."""
+        function = self._origin.function
+        if not args and not kwargs:
+            if function.ledger.latest is None:
+                raise UsageError(
+                    f"{function.name} has not been compiled yet: "
+                    "call it, or give the report the arguments that it would be called with"
+                )
+            return function.ledger.latest
+        found = function.ledger.find(self.lower(*args, **kwargs).compiler_ir())
+        return found or Report.untouched("it computes nothing: its results are its arguments")
+
+    def explain(self, *args: Any, **kwargs: Any) -> str:
+        """The report in words; each kernel is timed and compared with the machine's limits."""
+        return explain_report(self.report(*args, **kwargs), self._origin.options)
+
+    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
+             **kwargs: Any) -> TuningReport:
+        """Looks for faster schedules of each kernel on these arguments, until each had so many
+        trials or for so many minutes (2), and remembers them; says what came of it."""
+        # At first use: Optuna takes half a second to import, and few programs tune.
+        tuning = importlib.import_module("hlo_mlc.interop.tuning")
+        return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
+                                minutes=minutes)
+
+    def choosing(self, choose: str, target: str | None = None) -> MlcFunction[P, R_co]:
+        """The same function with another choice, for what needs both sides of it, or for another
+        target, for what is not to run here."""
+        options = self._origin.options
+        return self._with(options.replace(choose=choose, target=target or options.target))
+
+    def for_archive(self, target: str) -> MlcFunction[P, R_co]:
+        """The same function made anew for a target, so that nothing of it is lowered yet; only
+        then does `jax.export` get our kernels."""
+        return self._with(self._origin.options.replace(target=target), for_archive=True)
+
+    def kernels(self, *args: Any, **kwargs: Any) -> tuple[GpuKernel, ...]:
+        """The kernels for GPUs, with their source, that such a call would run."""
+        origin = self._origin
+        if origin.options.choose != "ours":
+            return self.choosing("ours").kernels(*args, **kwargs)
+        lowered = self.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
+        found = origin.function.ledger.find(lowered.compiler_ir())
+        return () if found is None else gpu_kernels(found, origin.options)
+
+    def _with(self, options: Options, for_archive: bool = False) -> MlcFunction[P, R_co]:
+        again = jitted(self._origin.fun, options, self._origin.jit_arguments, for_archive)
+        return again._bind(*self.args)
+
+
+def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],
+           for_archive: bool = False) -> MlcFunction[..., Any]:
+    """The function through `jax.jit` with its arguments, and through our compiler.
+
+    Raises: what `jax.jit` raises for a function or arguments that it does not take.
+    """
+    compat.check_callable(fun)
+    function = TracedFunction(getattr(fun, "__name__", type(fun).__name__), options, for_archive)
+
+    @functools.wraps(fun)
+    def staged(*args: Any, **kwargs: Any) -> Any:
+        if jax.config.jax_disable_jit:
+            return fun(*args, **kwargs)
+        return _stage(function, fun, args, kwargs)
+
+    # Attributes of the function's own are found in the object of `jax.jit`, behind our methods.
+    made = functools.update_wrapper(MlcFunction(compat.jit(staged, **jit_arguments)), fun,
+                                    updated=())
+    made.choose = options.choose
+    made._origin = _Origin(fun, function, options, jit_arguments)
+    return made
+
+
+def _again(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],
+           bound: tuple[Any, ...]) -> MlcFunction[..., Any]:
+    """What was pickled, which takes a pickler that can write functions."""
+    return jitted(fun, options, jit_arguments)._bind(*bound)
+
+
+def _stage(
+    function: TracedFunction, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Traces a function into one `mlc_call`."""
+    static = [i for i, value in enumerate(args) if _is_static(value)]
+    static_kwargs = {name: value for name, value in kwargs.items() if _is_static(value)}
+    traced = [value for i, value in enumerate(args) if i not in static]
+    traced_kwargs = {name: value for name, value in kwargs.items() if name not in static_kwargs}
+    # By its own signature: messages about tracers name the user's function and its arguments.
+    closed_jaxpr, results = jax.make_jaxpr(
+        functools.partial(fun, **static_kwargs), static_argnums=static, return_shape=True
+    )(*args, **traced_kwargs)
+    call_jaxpr, constants = compat.detach_constants(closed_jaxpr)
+    operands = jax.tree.leaves((traced, traced_kwargs))
+    outs = mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr, function=function)
+    return jax.tree.unflatten(jax.tree.structure(results), outs)
+
+
+def _is_static(value: Any) -> bool:
+    """Whether `jax.jit` was told that an argument is static: what is not consists of arrays."""
+    leaves = jax.tree.leaves(value)
+    arrays = (jax.core.Tracer, jax.Array, np.ndarray)
+    return bool(leaves) and not any(isinstance(leaf, arrays) for leaf in leaves)

@@ -1,0 +1,87 @@
+"""A StableHLO program as an operation of JAX, for calls of it inside functions that JAX traces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+import jax
+import jax.extend.core as jex
+from jax.interpreters import ad, batching, mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func
+
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.arguments import ArgumentType
+from hlo_mlc.interop.extraction import MAIN, function_named
+from hlo_mlc.support.errors import UsageError
+
+Shapes = tuple[tuple[int, ...], ...]
+
+program_call_p = jex.Primitive("stablehlo_program")
+"""`results = program_call(*args, program=Program)`."""
+program_call_p.multiple_results = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A program with an entry @main, whose users know it as `name`. Identity is equality."""
+
+    name: str
+    module: Callable[[Shapes], ir.Module]  # for arguments of such shapes
+    results: Callable[[Shapes], tuple[ArgumentType, ...]]
+    run: Callable[[Sequence[Any]], Sequence[jax.Array]]
+
+    def __repr__(self) -> str:
+        return f"@{self.name}"
+
+
+def _abstract_eval(*avals: Any, program: Program) -> list[jax.core.ShapedArray]:
+    """Raises: UsageError for results of types that JAX does not have as it is set up."""
+    results = program.results(_shapes(avals))
+    for result in results:
+        if jax.dtypes.canonicalize_dtype(result.dtype) != result.dtype:
+            raise UsageError(f"@{program.name} returns {result}: inside of other functions it "
+                             "takes 64-bit types, jax.config.update('jax_enable_x64', True)")
+    return [jax.core.ShapedArray(result.shape, result.dtype) for result in results]
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: ir.Value, program: Program
+           ) -> Sequence[ir.Value]:
+    """A call of the program's functions, which come along once for each set of shapes."""
+    module_context = ctx.module_context
+    shapes = _shapes(ctx.avals_in)
+    known = module_context.cached_primitive_lowerings
+    key = (program_call_p, program, shapes)
+    if key not in known:
+        text = program.module(shapes).operation.get_asm(enable_debug_info=True)
+        copy = ir.Module.parse(text, module_context.context)
+        types = function_named(copy, MAIN).type.results
+        symbol = mlir.merge_mlir_modules(module_context.module, program.name, copy,
+                                         dst_symtab=module_context.symbol_table)
+        known[key] = symbol, list(types)
+    symbol, types = known[key]
+    return func.CallOp(types, ir.FlatSymbolRefAttr.get(symbol), list(operands)).results
+
+
+def _refuse_derivative(primals: Any, tangents: Any, *, program: Program) -> NoReturn:
+    raise UsageError(
+        f"@{program.name} is a StableHLO program, of which there is no derivative: export that of "
+        "the function it was made of, jax.vjp or jax.value_and_grad, as a program of its own")
+
+
+def _run(*args: Any, program: Program) -> Sequence[jax.Array]:
+    return program.run(args)
+
+
+def _shapes(avals: Sequence[Any]) -> Shapes:
+    return tuple(tuple(aval.shape) for aval in avals)
+
+
+program_call_p.def_impl(_run)
+program_call_p.def_abstract_eval(_abstract_eval)
+mlir.register_lowering(program_call_p, _lower, cacheable=False)
+batching.primitive_batchers[program_call_p] = partial(compat.map_calls, program_call_p)
+ad.primitive_jvps[program_call_p] = _refuse_derivative
