@@ -33,7 +33,7 @@ from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import ConfigurationError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.templates.program import Decision, decisions_text
 from hlo_mlc.tensor.core import Nest
 from hlo_mlc.tensor.text import program_text
@@ -74,6 +74,15 @@ class KernelObject:
         return cls(about["symbol"], about["scratch_bytes"], nests, data[end:])
 
 
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel as LLVM IR."""
+
+    symbol: str
+    scratch_bytes: int
+    text: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltKernel:
     """A kernel that can be called, and how it was made."""
@@ -107,10 +116,16 @@ _built: dict[tuple[str, CpuTarget, bool], BuiltKernel] = {}  # also by whether i
 _building = threading.Lock()
 
 
-def built_kernel(kernel_id: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:
-    """The kernel with this id, if this process has compiled it for this target, with checks or
-    without."""
-    return _built.get((kernel_id, target, checked))
+def variant_of(target: CpuTarget) -> str:
+    """What the ids of kernels for a target end in: programs for this machine and for levels below
+    it may be in one process, and each calls its own code."""
+    return "" if target.name == HOST else f"-{target.name}"
+
+
+def built_kernel(fingerprint: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:
+    """The kernel with this fingerprint, if this process has compiled it for this target, with
+    checks or without."""
+    return _built.get((fingerprint, target, checked))
 
 
 def kernel_with_id(kernel_id: str) -> Kernel | None:
@@ -156,6 +171,15 @@ def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     return _assembled(loops, decisions, source, target, cache, key)
 
 
+def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> KernelSource:
+    """A kernel for any target, to be assembled together with others.
+
+    Raises: MlcError for a fault of the compiler.
+    """
+    loops, _ = scheduled(kernel, options, target)
+    return KernelSource(loops.name, loops.scratch_bytes, print_program(loops, target))
+
+
 def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
                   record: Recorder) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
@@ -174,7 +198,8 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target, options.check))
             if known is not None and record.folder is None:  # a dump shows all stages every time
-                variants.publish(kernel.fingerprint, known.code)  # others may have come since
+                # Others may have come since.
+                variants.publish(kernel.fingerprint + variant_of(target), known.code)
                 continue
             with _noted(failed, kernel, options):
                 source, work = _begin(kernel, options, target, cache, record)
@@ -185,7 +210,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 stored, code = one.future.result()
                 record.stage(f"assemble {name}", f"90-{name}.s",
                              lambda source=one.source: assembly(source, target))
-                variants.publish(kernel.fingerprint, code)
+                variants.publish(kernel.fingerprint + variant_of(target), code)
                 _built[kernel.fingerprint, target, options.check] = BuiltKernel(
                     kernel, stored.nests, code)
         built = {fingerprint: _built[fingerprint, target, options.check] for fingerprint in wanted

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from hlo_mlc.building import BuiltKernel, build_kernels, scheduled
+from hlo_mlc.building import BuiltKernel, build_kernels, scheduled, variant_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
@@ -40,8 +40,8 @@ from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
-from hlo_mlc.target import cpu as targets
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import HOST, CpuTarget
+from hlo_mlc.target.levels import planned_for
 from hlo_mlc.tensor.core import Nest, Step
 
 _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
@@ -74,18 +74,23 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
         plan, built = _plan_and_build(graph, read_donations(module, entry), options, target,
                                       record)
-        emitted = emit_module(plan.graph, module, entry) if plan.taken else module
+        emitted = module if not plan.taken else emit_module(
+            plan.graph, module, entry, variant=variant_of(target))
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = replace(report_on(plan, built, time.perf_counter() - began, record),
-                     predicted=predict(plan, target))
+                     predicted=predict(plan, target),
+                     level="" if target.name == HOST else target.name)
     report = replace(report, kernels=tuple(_as_tuned(k, options, target) for k in report.kernels))
     _say(entry, report, built, options, target)
     return CompiledModule(emitted, report)
 
 
 def target_of(options: Options) -> CpuTarget:
-    """The CPU to generate code for, and how fast it is, as far as that was measured."""
-    target = targets.host() if options.target == "cpu" else targets.named(options.target)
+    """The CPU to generate code for, and how fast it is, as far as that was measured.
+
+    Raises: UnknownTargetError for what is no CPU, or one that has more than this machine.
+    """
+    target = planned_for(options.target)
     if options.threads is not None:
         target = replace(target, cores=options.threads)
     return with_known_rates(target, options)

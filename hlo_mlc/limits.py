@@ -14,6 +14,7 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.runtime.busyness import BUSY, SHARE, observed, share_in, supersedes
 from hlo_mlc.runtime.measure import aligned_empty, bind_kernel
 from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.variants import load_object
@@ -60,15 +61,24 @@ class Limits:
 
 
 def machine_limits(options: Options, refresh: bool = False) -> Limits:
-    """The limits of this machine: those in the cache folder, measured in a second if there are none
-    or if `refresh` asks for it."""
+    """The limits of this machine: those in the cache folder, measured in a second if there are
+    none, if they were measured while it was busy, or if `refresh` asks for it."""
     target = host()
     path = note_path(options.cache_dir, target)
-    known = None if refresh else _from_note(path)
-    if known is None:
-        known = measure_limits(target)
-        write_note(path, {"cpu": model_name(), "cores": target.cores, **asdict(known)})
-    return known
+    known = _from_note(path)
+    earlier = None if known is None else others_share(path)
+    if known is not None and earlier <= BUSY and not refresh:
+        return known
+    found, share = observed(lambda: measure_limits(target))
+    if known is not None and not supersedes(share, earlier):
+        return known
+    write_note(path, {"cpu": model_name(), "cores": target.cores, SHARE: share, **asdict(found)})
+    return found
+
+
+def others_share(path: Path) -> float:
+    """The share of the CPUs' time that other programs had when these limits were measured."""
+    return share_in(read_note(path))
 
 
 def note_path(cache_dir: Path, target: CpuTarget) -> Path:

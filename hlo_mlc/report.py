@@ -102,6 +102,7 @@ class Report:
     left: tuple[LeftReport, ...] = ()
     apart: tuple[LeftReport, ...] = ()  # ops in kernels that did not join those before them
     predicted: Prediction | None = None  # unless a part of it is not modelled
+    level: str = ""  # of CPUs that it was compiled for, if not for this machine
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -116,8 +117,9 @@ class Report:
         count, calls = len(self.kernels), sum(kernel.uses for kernel in self.kernels)
         kernels = counted(count, "kernel")
         called = f" ({calls} calls)" if calls > count else ""
+        level = f" for {self.level}" if self.level else ""
         return (f"coverage: {self.coverage:.0%} of the operations in {kernels}{called}; "
-                f"compiled in {self.seconds * 1e3:.0f} ms")
+                f"compiled{level} in {self.seconds * 1e3:.0f} ms")
 
     def explain(self, measured: Mapping[str, KernelTime] | None = None) -> str:
         """The report as text for a person, with the kernels' times (by id) that were measured."""

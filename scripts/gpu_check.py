@@ -49,7 +49,7 @@ TESTS = ("tests/codegen/cuda/test_gpu.py",)
 VERSIONS = ("jax", "jaxlib", "numpy", "cupy-cuda13x", "torch", "triton", "hlo-mlc")
 # Seconds that building, the tests and torch may take, and after which what hangs is given up.
 BUILD_SECONDS, TEST_SECONDS, TORCH_SECONDS, GIVEN_UP = 120, 150, 60, 60
-BUILT = "HLO_MLC_GPU_CHECK_BUILT"  # in the environment of the process that follows a build
+BUILT = "MLC_GPU_CHECK_BUILT"  # in the environment of the process that follows a build
 
 
 def build() -> str:

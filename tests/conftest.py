@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cuda.emulation import Emulator
 from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
-from hlo_mlc.compiler import is_small_unit
+from hlo_mlc.compiler import is_small_unit, target_of
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.gpu import limits_of
@@ -38,12 +38,14 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
+from hlo_mlc.runtime import busyness
 from hlo_mlc.runtime.measure import run_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
-from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.target.cpu import CpuTarget, named
+from hlo_mlc.target.levels import THIS_MACHINE, runnable
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
@@ -70,9 +72,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
     parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
                      "the same: a sample")
+    parser.addoption("--target", default=THIS_MACHINE, metavar="LEVEL", help="compile for a level "
+                     "below this machine, such as x86-64-v3")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    level = config.getoption("--target")
+    if level not in runnable():
+        raise pytest.UsageError(f"--target {level}: expected one of {', '.join(runnable())}")
+    os.environ["HLO_MLC_TARGET"] = level
     if config.getoption("--check"):
         os.environ["HLO_MLC_CHECK"] = "1"
 
@@ -83,11 +91,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = items[::step]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _idle() -> Iterator[None]:
+    """The machine counts as idle: what else runs decides nothing, not even other tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(busyness, "read_clocks", lambda: None)
+        yield
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     shutil.rmtree(_CACHE, ignore_errors=True)
 
 
 GPU = limits_of(cuda.named("sm_90"))
+PLANNED = named("x86-64-v4")  # what functions are taken apart for, wherever the parts run then
 Arrays = Sequence[np.ndarray]
 Tuned = Mapping[int, tuple[str, Parameters]]
 _PAGE = mmap.PAGESIZE
@@ -271,8 +288,8 @@ def _take_module_apart(module: ir.Module, limits: Limits = LIMITS) -> Parts:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
     graph, _ = simplify(import_function(module), references, verify=True)
-    plan = partition(graph, lambda cluster: choose_all(cluster, host()),
-                     lambda unit: is_small_unit(unit, host()), limits=limits)
+    plan = partition(graph, lambda cluster: choose_all(cluster, PLANNED),
+                     lambda unit: is_small_unit(unit, PLANNED), limits=limits)
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
 
 
@@ -325,13 +342,15 @@ class MachineCode:
     def __init__(self, fences: Fenced, check: Callable[..., None] | None = None) -> None:
         """`check(program, operands, results)` looks at all that is run."""
         self._fences, self._check = fences, check
+        self.target = target_of(Options.from_environment())  # --target, else this machine
         self._compiled: dict[tuple, KernelCode] = {}
 
     def code(self, program: TensorProgram, tuned: Tuned | None = None,
              target: CpuTarget | None = None) -> KernelCode:
         """A program compiled with these templates and parameters, for this target."""
-        loops, _ = schedule_program(program, target or host(), tuned)
-        generated = generate(loops, target or host(), Options.from_environment().check)
+        target = target or self.target
+        loops, _ = schedule_program(program, target, tuned)
+        generated = generate(loops, target, Options.from_environment().check)
         return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
 
     def executing(self, *, tuned: Tuned | None = None, target: CpuTarget | None = None,

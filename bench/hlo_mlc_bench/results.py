@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import model_name
 
 SCHEMA = 1
@@ -24,8 +25,9 @@ FIRST_CALL_EXTRA_S = 0.06
 """A first call may take the factor times that of jax.jit, or so much more, whichever is longer."""
 
 _PACKAGES = ("hlo-mlc", "jax", "jaxlib", "numpy", "llvmlite", "optuna")
-# What has to agree for rows of two runs to stand in one table.
-_COMPARABLE = ("cpu", "cores", "python", "packages", "choose")
+# What has to agree for rows of two runs to stand in one table, and what those mean that are silent.
+_COMPARABLE = {"cpu": None, "cores": None, "target": "cpu", "python": None, "packages": None,
+               "choose": None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +144,7 @@ def environment(choose: str, rounds: int) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "cpu": model_name(),
         "cores": len(os.sched_getaffinity(0)),
+        "target": Options.from_environment().target,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -155,11 +158,12 @@ def check_comparable(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
 
     Raises: UsageError naming the first thing that differs.
     """
-    for name in _COMPARABLE:
-        if old.get(name) != new.get(name):
+    for name, unsaid in _COMPARABLE.items():
+        there, here = old.get(name, unsaid), new.get(name, unsaid)
+        if there != here:
             raise UsageError(
-                f"The results to resume were measured with {name} = {old.get(name)!r}, this run "
-                f"has {new.get(name)!r}: their rows cannot stand in one table; start a new file"
+                f"The results to resume were measured with {name} = {there!r}, this run has "
+                f"{here!r}: their rows cannot stand in one table; start a new file"
             )
 
 

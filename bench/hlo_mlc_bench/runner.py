@@ -13,7 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from hlo_mlc.building import variant_of
+from hlo_mlc.compiler import target_of
 from hlo_mlc.runtime import variants
+from hlo_mlc.support.options import Options
 from hlo_mlc_bench import check, timing
 from hlo_mlc_bench.case import Case, Function
 from hlo_mlc_bench.results import Row
@@ -121,7 +124,8 @@ def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
     predicted = report.predicted
     expected = (None, None) if predicted is None else (
         predicted.xla_us / 1e3, predicted.ours_us / 1e3)
-    ids = {kernel.id for kernel in report.kernels}
+    variant = variant_of(target_of(Options.from_environment()))
+    ids = {kernel.id + variant for kernel in report.kernels}
     if not ids:
         return Inspection(0, report.coverage, 0.0, *expected)
     variants.reset_profile()

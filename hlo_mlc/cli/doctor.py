@@ -15,12 +15,15 @@ from hlo_mlc import MlcError, __version__
 from hlo_mlc.compiler import target_of
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.limits import machine_limits, note_path
+from hlo_mlc.limits import others_share as limits_share
 from hlo_mlc.report import byte_size
 from hlo_mlc.runtime import library
+from hlo_mlc.runtime.busyness import busy_line
 from hlo_mlc.runtime.cache import object_cache
-from hlo_mlc.runtime.rates import rates_path
+from hlo_mlc.runtime.rates import others_share, rates_path
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
+from hlo_mlc.target.levels import runnable
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
 
 _PACKAGES = ("jax", "jaxlib", "numpy", "llvmlite", "optuna", "rich", "click")
@@ -72,13 +75,14 @@ def _versions() -> Facts:
 
 
 def _target(options: Options) -> Facts:
-    target = cpu.host() if options.target == "cpu" else cpu.named(options.target)
+    target = target_of(options)
     yield "processor", cpu.model_name()
     yield "code for", f"{target.name} ({target.cpu}), {target.triple}"
     yield "vectors", f"{target.registers} of {8 * target.vector_bytes} bits"
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)
     yield "caches", ", ".join(map(byte_size, sizes))
     yield "cores", str(target.cores)
+    yield "HLO_MLC_TARGET", f"{options.target}, of {', '.join(runnable())}"
     yield "devices of JAX", ", ".join(str(device) for device in jax.devices())
 
 
@@ -105,7 +109,10 @@ def _limits(options: Options, refresh: bool) -> Facts:
     for cache in limits.caches:
         yield f"up to {byte_size(cache.capacity)}", f"{cache.gb_s:.0f} GB/s read and written"
     yield "memory", f"{limits.memory_gb_s:.0f} GB/s read and written"
-    yield "remembered in", str(note_path(options.cache_dir, cpu.host()))
+    path = note_path(options.cache_dir, cpu.host())
+    if line := busy_line(limits_share(path)):
+        yield "measured", line
+    yield "remembered in", str(path)
 
 
 def _rates(options: Options, refresh: bool) -> Facts:
@@ -127,4 +134,6 @@ def _rates(options: Options, refresh: bool) -> Facts:
     if rates == Rates():
         yield "remembered in", "nowhere: these are typical figures, not measured ones"
     else:
+        if line := busy_line(others_share(options.cache_dir, target_of(options))):
+            yield "measured", line
         yield "remembered in", str(rates_path(options.cache_dir, target_of(options)))

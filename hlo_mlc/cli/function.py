@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import math
+import os
 import re
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -30,33 +33,41 @@ _DTYPES = {
     **{f"i{bits}": getattr(jnp, f"int{bits}") for bits in (8, 16, 32, 64)},
     **{f"u{bits}": getattr(jnp, f"uint{bits}") for bits in (8, 16, 32, 64)},
 }
+_BY_ANY_NAME = _DTYPES | {jnp.dtype(dtype).name: dtype for dtype in _DTYPES.values()}
+_MOST_BYTES = np.iinfo(np.int64).max
+
+# What files begin with that somebody may take for programs. Source: ELF specification; ar(5).
+_LIBRARIES = (b"\x7fELF", b"!<arch>\n", b"!<thin>\n")
 
 
 def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.ShapeDtypeStruct:
-    """`f32[512,1024]` -> the type of an argument; `f32[]` is a scalar. Where `symbols` are given,
-    a size may be one of them, as in `f32[batch,1024]`.
+    """`f32[512,1024]` or `float32[512,1024]` -> the type of an argument; `f32[]` is a scalar.
+    Where `symbols` are given, a size may be one of them, as in `f32[batch,1024]`.
 
     Raises: UsageError for anything else.
     """
     match = _ARGUMENT.fullmatch(text.replace(" ", ""))
     if match is None:
         raise UsageError(f"An argument is written like f32[512,1024] or i32[], not {text!r}")
-    if match["dtype"] not in _DTYPES:
+    if match["dtype"] not in _BY_ANY_NAME:
         raise UsageError(
-            f"Argument {text!r}: there is no dtype {match['dtype']!r}; "
-            f"there are {', '.join(_DTYPES)}"
+            f"Argument {text!r}: there is no dtype {match['dtype']!r}"
+            f"{did_you_mean(match['dtype'], _BY_ANY_NAME)}; there are {', '.join(_DTYPES)}"
         )
-    dtype = jnp.dtype(_DTYPES[match["dtype"]])
+    dtype = jnp.dtype(_BY_ANY_NAME[match["dtype"]])
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise UsageError(f"Argument {text!r}: JAX takes 64-bit types only with --x64")
     sizes = [size for size in match["sizes"].split(",") if size]
+    known = [int(size) for size in sizes if size.isdecimal()]
+    if math.prod(known) * dtype.itemsize > _MOST_BYTES or max(known, default=0) > _MOST_BYTES:
+        raise UsageError(f"Argument {text!r}: no array has so many elements")
     if symbols is not None:
         shape = jax.export.symbolic_shape(",".join(sizes), scope=symbols)
         return jax.ShapeDtypeStruct(shape, dtype)
     if not all(size.isdecimal() for size in sizes):
         raise UsageError(f"Argument {text!r}: sizes are numbers here; only a file of "
                          "`hlo-mlc export` can be for all of them")
-    return jax.ShapeDtypeStruct([int(size) for size in sizes], dtype)
+    return jax.ShapeDtypeStruct(known, dtype)
 
 
 def read_arrays(paths: Sequence[Path]) -> tuple[np.ndarray, ...]:
@@ -84,9 +95,10 @@ def read_arrays(paths: Sequence[Path]) -> tuple[np.ndarray, ...]:
 def is_file(program: str) -> bool:
     """Whether what is typed means a file, rather than MODULE:FUNCTION.
 
-    Raises: UsageError for the name of a file that is not there.
+    Raises: UsageError for the name of a file that is not there, or that holds no module.
     """
     if Path(program).is_file():
+        _check_content(Path(program))
         return True
     if Path(program).is_dir():
         raise UsageError(f"{program!r} is a folder; expected a file or MODULE:FUNCTION")
@@ -95,19 +107,36 @@ def is_file(program: str) -> bool:
     return False
 
 
+def _check_content(path: Path) -> None:
+    """Raises: UsageError for a file that is no StableHLO module, with what to give instead."""
+    if path.suffix == ".py":
+        raise UsageError(f"{path} is a Python file: say which function, as {path}:FUNCTION")
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(max(map(len, _LIBRARIES)))
+    except OSError as error:
+        raise UsageError(f"Cannot read {path}: {error.strerror or error}") from error
+    if not beginning:
+        raise UsageError(f"{path} is empty; expected a StableHLO module")
+    if beginning.startswith(_LIBRARIES):
+        raise UsageError(f"{path} is a library of machine code, which does not say what it was "
+                         "made of; expected a StableHLO module, a file of `hlo-mlc export` "
+                         "(--format jax), or MODULE:FUNCTION")
+
+
 def resolve(text: str) -> Callable[..., Any]:
-    """`package.module:name` -> the function, with the current folder searched first.
+    """`package.module:name` or `file.py:name` -> the function, with the current folder (or the
+    file's) searched first for what is imported.
 
     Raises: UsageError when the module cannot be imported or has no such function.
     """
-    module_name, _, path = text.partition(":")
+    module_name, _, path = text.rpartition(":")
     if not module_name or not path:
         raise UsageError(f"There is no file {text!r}, and a function is given as MODULE:FUNCTION")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
     try:
-        found = importlib.import_module(module_name)
+        found = _imported(module_name)
+    except UsageError:
+        raise
     except Exception as error:  # a module runs the user's code, which may raise anything
         raise UsageError(
             f"Cannot import {module_name!r}: {type(error).__name__}: {error}"
@@ -120,6 +149,40 @@ def resolve(text: str) -> Callable[..., Any]:
     if not callable(found):
         raise UsageError(f"{text!r} is {type(found).__name__}, not a function")
     return found
+
+
+def _imported(name: str) -> ModuleType:
+    """The module of this name, or in the file of this name.
+
+    Raises: UsageError for a file that holds none; whatever the module raises.
+    """
+    file = Path(name)
+    if file.suffix != ".py":
+        if file.is_file() or os.sep in name:
+            raise UsageError(f"{name!r} is no module of Python; a function is given as "
+                             "MODULE:FUNCTION or FILE.py:FUNCTION")
+        _search_first(Path.cwd())
+        return importlib.import_module(name)
+    if not file.is_file():
+        raise UsageError(f"There is no file {name!r}; a function is given as MODULE:FUNCTION or "
+                         "FILE.py:FUNCTION")
+    _search_first(file.absolute().parent)
+    # Under its own name, which its classes are found by, unless another module has that.
+    module_name = file.stem if file.stem not in sys.modules else str(file.absolute())
+    spec = importlib.util.spec_from_file_location(module_name, file.absolute())
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[module_name]
+        raise
+    return module
+
+
+def _search_first(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]) -> None:

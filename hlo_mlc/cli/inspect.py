@@ -25,6 +25,7 @@ _DUMP = "HLO_MLC_DUMP"
 @parameters.argument_types()
 @parameters.entry
 @parameters.choose
+@parameters.target
 @parameters.x64
 @click.option(
     "--dump",
@@ -36,6 +37,7 @@ def inspect(
     given: tuple[str, ...],
     entry: str,
     choose: str,
+    target: str,
     x64: bool,
     dump: Path | None,
 ) -> None:
@@ -54,12 +56,13 @@ def inspect(
             if given:
                 raise UsageError("--arg is for MODULE:FUNCTION: a StableHLO file says itself what "
                                  "it takes")
-            text = compile_stablehlo(Path(program), entry=entry, choose=choose).explain()
+            text = compile_stablehlo(Path(program), entry=entry, choose=choose,
+                                     target=target).explain()
         else:
             function = resolve(program)
             args = arguments(function, given)
             check_traceable(program, function, args)
-            text = mlc_jit(function, choose=choose).explain(*args)
+            text = mlc_jit(function, choose=choose, target=target).explain(*args)
     click.echo(text)
     if dump is not None:
         click.echo(f"stages: {dump}")

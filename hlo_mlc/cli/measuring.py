@@ -19,7 +19,7 @@ import hlo_mlc_bench.runner as runner
 from hlo_mlc import mlc_jit
 from hlo_mlc.compiler import target_of
 from hlo_mlc.interop.calibration import calibrated
-from hlo_mlc.runtime.rates import remember_rates
+from hlo_mlc.runtime.rates import others_share, remember_rates
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.results import Results, Row
@@ -61,7 +61,8 @@ def measure(
             with runner.measuring(compile_ours):
                 if options.calibrate:  # the cache is empty there, but the machine is the same
                     here = Options.from_environment()
-                    remember_rates(here.cache_dir, target_of(here), rates)
+                    share = others_share(options.cache_dir, target_of(options))
+                    remember_rates(here.cache_dir, target_of(here), rates, share)
                 for case in cases:
                     progress.update(task, description=case.name)
                     results = results.with_row(runner.run_case(case, compile_ours, rounds))

@@ -18,6 +18,14 @@ choose = click.option(
     help="Predict whose kernels are faster, measure it, or take always ours or XLA's.",
 )
 
+target = click.option(
+    "--target",
+    default=lambda: Options.from_environment().target,
+    show_default="HLO_MLC_TARGET, else cpu",
+    help="What to compile for: cpu is this machine, x86-64-v2, x86-64-v3 or x86-64-v4 one that has "
+    "no more instructions.",
+)
+
 entry = click.option(
     "--entry", default="main", show_default=True, help="Which function of a module."
 )

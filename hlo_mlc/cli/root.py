@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import warnings
@@ -12,6 +13,7 @@ import click
 
 from hlo_mlc import __version__
 from hlo_mlc.support.errors import MlcError, UsageError, did_you_mean
+from hlo_mlc.support.options import Options
 
 _FAILURE = 1
 _MISUSE = 2  # as click's own usage errors
@@ -62,6 +64,8 @@ class _Commands(click.Group):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(_INTERRUPTED)
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+            raise  # no errors of a command
         except MlcError as error:
             click.echo(f"error: {_one_line(error)}", err=True)
             ctx.exit(_MISUSE if isinstance(error, UsageError) else _FAILURE)
@@ -71,6 +75,20 @@ class _Commands(click.Group):
             command = error.ctx.command_path if error.ctx is not None else ctx.command_path
             click.echo(f"error: {error.format_message()} (`{command} --help` says more)", err=True)
             ctx.exit(_MISUSE)
+        except click.ClickException:
+            raise  # in one line as well
+        except Exception as error:  # whatever JAX, XLA or the user's own code may raise
+            if _is_debugging():
+                raise
+            click.echo(f"error: {type(error).__name__}: {' '.join(str(error).split())} "
+                       "(HLO_MLC_DEBUG=1 shows where it was raised)", err=True)
+            ctx.exit(_FAILURE)
+
+
+def _is_debugging() -> bool:
+    with contextlib.suppress(MlcError):
+        return Options.from_environment().debug > 0
+    return False
 
 
 def _show_warning(usual: Callable[..., None], message: Warning | str, category: type[Warning],

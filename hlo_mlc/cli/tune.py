@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 import jax
+from click.core import ParameterSource
 
 from hlo_mlc import compile_stablehlo, mlc_jit
 from hlo_mlc.cli import parameters
@@ -20,6 +21,7 @@ from hlo_mlc.cli.function import (
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.tuning import TuningInterrupted
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.target.levels import runnable
 
 _INTERRUPTED = 130  # as shells have it
 
@@ -40,11 +42,7 @@ _INTERRUPTED = 130  # as shells have it
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long; 2 if not given."
 )
-@click.option(
-    "--target",
-    default=None,
-    help="What to tune for: cpu is this machine's, and what is taken where JAX runs on CPUs.",
-)
+@parameters.target
 @parameters.x64
 @click.pass_context
 def tune(
@@ -55,7 +53,7 @@ def tune(
     entry: str,
     trials: int | None,
     minutes: float | None,
-    target: str | None,
+    target: str,
     x64: bool,
 ) -> None:
     """Finds the fastest schedules of PROGRAM's kernels and records them for the compiler.
@@ -69,11 +67,11 @@ def tune(
     Ctrl-C ends the search and records the best so far. The same command goes on where it was, also
     after it was killed.
     """
-    if target not in (None, CPU):
-        raise UsageError(f"--target {target}: kernels are tuned by running them, and those for "
-                         "this machine's CPU (cpu) are the only ones that can be tuned so far")
+    if target not in runnable():
+        raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "
+                         f"run on this machine's CPU are for {', '.join(runnable())}")
     platform = platform_of(())
-    if target is None and platform != CPU:
+    if platform != CPU and ctx.get_parameter_source("target") is ParameterSource.DEFAULT:
         raise UsageError(f"JAX runs on {platform} here, and kernels can be tuned for CPUs only so "
                          "far: --target cpu tunes those for this machine's CPU")
     if given and files:
@@ -83,13 +81,14 @@ def tune(
                 jax.default_device(jax.local_devices(backend=CPU)[0]):
             if is_file(program):
                 args = read_arrays(files) if files else tuple(map(parse_argument, given))
-                function = compile_stablehlo(Path(program), entry=entry)
+                function = compile_stablehlo(Path(program), entry=entry, target=target)
                 report = function.tune(*args, trials=trials, minutes=minutes)
             else:
                 function = resolve(program)
                 args = read_arrays(files) if files else arguments(function, given)
                 check_traceable(program, function, args)
-                tuned = function if hasattr(function, "tune") else mlc_jit(function)
+                tuned = (function.choosing(function.choose, target) if hasattr(function, "choosing")
+                         else mlc_jit(function, target=target))
                 report = tuned.tune(*args, trials=trials, minutes=minutes)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:

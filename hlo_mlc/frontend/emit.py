@@ -25,8 +25,10 @@ KERNEL_TARGET = "hlo_mlc_kernel"
 _TYPED_FFI = 4
 
 
-def emit_module(graph: Graph, source: ir.Module, entry: str = "main") -> ir.Module:
-    """A copy of `source` whose function `entry` has the body `graph`.
+def emit_module(graph: Graph, source: ir.Module, entry: str = "main", *, variant: str = ""
+                ) -> ir.Module:
+    """A copy of `source` whose function `entry` has the body `graph`; `variant` is what the ids of
+    its kernels end in.
 
     Private functions that are not called any more are left out; argument and result attributes
     (donation, sharding, names) stay with the function.  `source` stays as it was: nodes are
@@ -41,7 +43,7 @@ def emit_module(graph: Graph, source: ir.Module, entry: str = "main") -> ir.Modu
         replaced = find_function(source, entry)
         for op in source.body.operations:
             if op.operation == replaced:
-                _emit_function(graph, replaced, end)
+                _emit_function(graph, replaced, end, variant)
             else:
                 op.operation.clone(end)
         try:
@@ -54,18 +56,20 @@ def emit_module(graph: Graph, source: ir.Module, entry: str = "main") -> ir.Modu
     return module
 
 
-def _emit_function(graph: Graph, source: ir.Operation, end: ir.InsertionPoint) -> None:
+def _emit_function(graph: Graph, source: ir.Operation, end: ir.InsertionPoint, variant: str
+                   ) -> None:
     attributes = {name: source.attributes[name] for name in source.attributes}
     function = ir.Operation.create(
         source.name, attributes=attributes, regions=1, loc=source.location, ip=end
     )
-    _Emitter().region(graph, function.regions[0], source.regions[0])
+    _Emitter(variant).region(graph, function.regions[0], source.regions[0])
 
 
 class _Emitter:
     """What each value and type was written as."""
 
-    def __init__(self) -> None:
+    def __init__(self, variant: str) -> None:
+        self._variant = variant
         self._values: dict[Value, ir.Value] = {}
         self._types: dict[TensorType, ir.Type] = {}
 
@@ -132,7 +136,7 @@ class _Emitter:
 
     def _kernel(self, node: Node, end: ir.InsertionPoint) -> ir.Operation:
         config = {
-            "id": ir.StringAttr.get(node.attributes["id"]),
+            "id": ir.StringAttr.get(node.attributes["id"] + self._variant),
             "dims": ir.DenseI64ArrayAttr.get(node.attributes["dims"]),
         }
         several = len(node.results) > 1

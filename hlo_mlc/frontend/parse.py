@@ -18,6 +18,8 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
 
     Raises: FrontendError with MLIR's own diagnostic.
     """
+    if not source.strip():
+        raise FrontendError("expected a StableHLO module, got an empty text")
     context = context if context is not None else mlir.make_ir_context()
     with context:
         try:

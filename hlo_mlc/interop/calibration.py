@@ -26,8 +26,9 @@ from jax import lax
 from hlo_mlc.compiler import target_of
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.runtime.busyness import BUSY, observed, supersedes
 from hlo_mlc.runtime.measure import made_up
-from hlo_mlc.runtime.rates import known_rates, remember_rates
+from hlo_mlc.runtime.rates import known_rates, others_share, remember_rates
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
@@ -57,17 +58,22 @@ _one_at_a_time = threading.Lock()
 
 
 def calibrated(options: Options, *, refresh: bool = False) -> Rates:
-    """The rates of this machine: those in the cache folder, measured now if there are none or if
-    `refresh` asks for it; typical ones where the options want no others."""
+    """The rates of this machine: those in the cache folder, measured now if there are none, if they
+    were measured while it was busy, or if `refresh` asks for it; typical ones where the options
+    want no others."""
     target = target_of(options)
     if options.target != "cpu" or not options.calibrate:
         return target.rates
     with _one_at_a_time:
-        known = None if refresh else known_rates(options.cache_dir, target)
-        if known is None:
-            known = measure_rates(target)
-            remember_rates(options.cache_dir, target, known)
-    return known
+        known = known_rates(options.cache_dir, target)
+        earlier = None if known is None else others_share(options.cache_dir, target)
+        if known is not None and earlier <= BUSY and not refresh:
+            return known
+        found, share = observed(lambda: measure_rates(target))
+        if known is not None and not supersedes(share, earlier):
+            return known
+        remember_rates(options.cache_dir, target, found, share)
+    return found
 
 
 def measure_rates(target: CpuTarget, longest_s: float = LONGEST_S) -> Rates:

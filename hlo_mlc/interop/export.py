@@ -249,8 +249,8 @@ def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:
     try:
         return bytes(exported.serialize(vjp_order=vjp_order))
     except ImportError as error:
-        raise ArchiveError("Exporting takes the package `flatbuffers`: "
-                           "pip install 'hlo-mlc[export]'") from error
+        raise ArchiveError("Exporting takes the package `flatbuffers`, which hlo-mlc is installed "
+                           "with: pip install flatbuffers") from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"The function cannot be exported: {error}") from error
 

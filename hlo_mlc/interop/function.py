@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from jaxlib.mlir import ir
 
 from hlo_mlc.report import Report
-from hlo_mlc.support.errors import UnknownTargetError
 from hlo_mlc.support.options import Options
-
-TARGETS = ("cpu",)
-"""What programs can be compiled for here and now."""
+from hlo_mlc.target.levels import planned_for
 
 PLATFORMS = ("cpu", "cuda")
 """What they may be lowered for, as JAX calls it."""
@@ -67,8 +64,5 @@ def resolve_options(choose: str | None, target: str | None) -> Options:
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
     options = Options.from_environment(choose=choose, target=target)
-    if options.target not in TARGETS:
-        raise UnknownTargetError(
-            f"Target {options.target!r}: JAX functions can be compiled for {', '.join(TARGETS)}"
-        )
+    planned_for(options.target)  # not at the first call: what cannot be is said at once
     return options

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
+from hlo_mlc.building import variant_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.types import write_type
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.partition.plan import Cluster
+from hlo_mlc.target.cpu import CpuTarget
 
 
 def original_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module:
@@ -27,11 +29,12 @@ def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Mo
     return _emitted(_computing(graph, graph.parameters, cluster.operands), source)
 
 
-def kernel_program(source: ir.Module, cluster: Cluster) -> ir.Module:
-    """The same as a call of our kernel."""
+def kernel_program(source: ir.Module, cluster: Cluster, target: CpuTarget) -> ir.Module:
+    """The same as a call of our kernel for a target."""
     call = Node(KERNEL_OP, cluster.operands, cluster.results,
                 {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
-    return _emitted(Graph(cluster.operands, (call,), cluster.results), source)
+    return _emitted(Graph(cluster.operands, (call,), cluster.results), source,
+                    variant_of(target))
 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
@@ -53,7 +56,7 @@ def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value
     return Graph(parameters, tuple(placed), results)
 
 
-def _emitted(graph: Graph, source: ir.Module) -> ir.Module:
+def _emitted(graph: Graph, source: ir.Module, variant: str = "") -> ir.Module:
     """The graph as the function @main of a module in the context of `source`."""
     with source.context, ir.Location.unknown():
         results = ", ".join(str(write_type(_type(value))) for value in graph.results)
@@ -64,7 +67,7 @@ def _emitted(graph: Graph, source: ir.Module) -> ir.Module:
             f"func.func @{MAIN}({parameters}) -> ({results}) {{\n"
             f"  %r:{len(graph.results)} = stablehlo.custom_call @replaced() : () -> ({results})\n"
             f"  return {names} : {results}\n}}")
-    return emit_module(graph, stub, MAIN)
+    return emit_module(graph, stub, MAIN, variant=variant)
 
 
 def _type(value: Value) -> TensorType:

@@ -80,11 +80,11 @@ def mlc_jit(
 
     `choose` says how to choose between our kernels and XLA's: "auto" (predict; on GPUs by a model
     that was never checked on one), "measure", "ours" (all that we can compile) or "xla" (nothing);
-    None asks the environment. `target` is what to compile for. All else is as for `jax.jit`, and so
-    is what comes back, which composes with every transformation. It has more methods:
-    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` says
-    it in words, `tune(*args)` looks for faster schedules, and `choosing(choose)` is the same
-    function with another choice.
+    None asks the environment. `target` is what to compile for: "cpu" (this machine), or a level,
+    such as "x86-64-v3", that it has. All else is as for `jax.jit`, and so is what comes back, which
+    composes with every transformation. It has more methods: `report(*args)` says what of the
+    function is compiled for such arguments, `explain(*args)` says it in words, `tune(*args)` looks
+    for faster schedules, and `choosing(choose)` is the same function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
     (`jax.jit = mlc_jit`; see also `hlo_mlc.install`).

@@ -15,7 +15,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class JitObject(functools.partial, Generic[P, R_co]):
-    """A `jax.jit` object with leading arguments bound, none as a rule, and room for methods.
+    """A `jax.jit` object with some arguments bound, none as a rule, and room for methods.
 
     JAX's type takes no subclasses. A partial function of it is called without a frame of ours, and
     all that it lacks is looked up in what it is a part of.
@@ -26,15 +26,15 @@ class JitObject(functools.partial, Generic[P, R_co]):
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """The function traced for such arguments, as by `jax.jit`."""
-        return self.func.trace(*self._with_bound(args, kwargs), **kwargs)
+        return self.func.trace(*self._with_bound(args, kwargs), **self.keywords, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The function lowered for such arguments, as by `jax.jit`."""
-        return self.func.lower(*self._with_bound(args, kwargs), **kwargs)
+        return self.func.lower(*self._with_bound(args, kwargs), **self.keywords, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results for such arguments."""
-        return self.func.eval_shape(*self._with_bound(args, kwargs), **kwargs)
+        return self.func.eval_shape(*self._with_bound(args, kwargs), **self.keywords, **kwargs)
 
     def clear_cache(self) -> None:
         """Forgets all that was compiled of the function."""
@@ -90,6 +90,6 @@ class JitObject(functools.partial, Generic[P, R_co]):
         return self._bind(*(copy.deepcopy(arg, memo) for arg in self.args))
 
     def _bind(self, *args: Any) -> Self:
-        bound = type(self)(self.func, *args)
+        bound = type(self)(self.func, *args, **self.keywords)
         bound.__dict__ = self.__dict__  # shared, since methods are bound at each look-up
         return bound

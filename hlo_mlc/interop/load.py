@@ -21,11 +21,14 @@ import numpy as np
 
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.archived import PLATFORMS, Platform, target_line
+from hlo_mlc.interop.calling import check_call
 from hlo_mlc.interop.jit_object import JitObject
 from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
+
+_EMBEDDED = "<embedded values>"  # no name that a caller may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +185,8 @@ def _deserialized(path: Path, block: bytes | memoryview) -> jax.export.Exported:
     try:
         return jax.export.deserialize(bytearray(block))
     except ImportError as error:
-        raise ArchiveError("Loading takes the package `flatbuffers`: "
-                           "pip install 'hlo-mlc[export]'") from error
+        raise ArchiveError("Loading takes the package `flatbuffers`, which hlo-mlc is installed "
+                           "with: pip install flatbuffers") from error
     except Exception as error:  # whatever a reader of another version may raise
         raise ArchiveError(f"{path} holds a program that JAX {jax.__version__} cannot read: "
                            f"{type(error).__name__}: {error}") from error
@@ -224,7 +227,9 @@ def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Export
         raise UsageError(f"{name} of {path} {can}: export it with vjp_order={order + 1}")
 
     def loaded(*args: Any, **kwargs: Any) -> Any:
-        return program.call(*args, **kwargs)
+        inside = [kwargs.pop(_EMBEDDED)] if _EMBEDDED in kwargs else []
+        check_call(name, exported, args, kwargs, embedded=len(inside))
+        return program.call(*inside, *args, **kwargs)
 
     program = compat.refusing_vjp(exported, refuse)
     compat.map_calls_of_exported_functions()
@@ -232,9 +237,9 @@ def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Export
     loaded.__doc__ = chosen.get("documentation")
     jitted = compat.jit(loaded)
     # Leaves are handed over at each call: XLA took twice as long to compile a program that contains
-    # 27 MB.
-    function = functools.update_wrapper(
-        LoadedFunction(jitted, *([] if leaves is None else [leaves])), loaded, updated=())
+    # 27 MB.  By name, so that messages of JAX's count the arguments as the caller does.
+    inside = {} if leaves is None else {_EMBEDDED: leaves}
+    function = functools.update_wrapper(LoadedFunction(jitted, **inside), loaded, updated=())
     del function.__wrapped__
     function._report = LoadedReport(
         path, name, chosen["signature"], chosen["coverage"], _nests(chosen, target),

@@ -233,7 +233,13 @@ class StablehloFunction:
         compiled, report = compile_extracted(
             _extract_main(module, MAIN), self._options, entry=MAIN
         )
-        return _Compiled(compat.compile_for_cpu(compiled or module), report)
+        try:
+            return _Compiled(compat.compile_for_cpu(compiled or module), report)
+        except jax.errors.JaxRuntimeError as error:
+            raise UnsupportedOpError(
+                f"@{self._name}", f"XLA cannot compile it ({error}); custom calls are registered "
+                "with jax.ffi.register_ffi_target beforehand"
+            ) from error
 
     def _refine(self, shapes: Shapes) -> ir.Module:
         """The module with all its shapes static, for arguments of these shapes.

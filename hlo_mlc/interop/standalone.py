@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import jax
 
-from hlo_mlc.building import kernel_object
+from hlo_mlc.building import kernel_source
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.c_names import why_no_name
 from hlo_mlc.interop.export import embedded_positions
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
 from hlo_mlc.report import byte_size, counted
@@ -31,7 +31,6 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import architecture
 
-_C_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _C_TYPES = {
     "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
     "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
@@ -90,18 +89,18 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     _, plan = clusters_of(lowered.compiler_ir(), options)
     for node, reason in plan.left.items():
         raise UnsupportedOpError(node.op, reason, location=node.location or None)
-    objects = {c.kernel.fingerprint: kernel_object(c.kernel, options, chosen)
+    kernels = {c.kernel.fingerprint: kernel_source(c.kernel, options, chosen)
                for c, _ in plan.taken}
-    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in objects.items()})
-    entry = print_entry(name, memory, {key: made.symbol for key, made in objects.items()},
+    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in kernels.items()})
+    entry = print_entry(name, memory, {key: made.symbol for key, made in kernels.items()},
                         len(plan.graph.parameters), len(plan.graph.results), chosen)
-    kernels = [Member(f"kernel{n}.o", made.symbol, made.code)
-               for n, made in enumerate(objects.values())]
-    entry_code = compile_ir(entry, chosen)
+    # One object: libraries with the same kernel, for other targets maybe, are linked into one
+    # program, and each calls its own.
+    code = compile_ir(entry, chosen, static=[made.text for made in kernels.values()])
     if library.suffix == ".so":
-        content = shared_library(library.name, entry_code, kernels, architecture(chosen))
+        content = shared_library(library.name, code, architecture(chosen))
     else:
-        content = static_library([Member("entry.o", name, entry_code), *kernels])
+        content = static_library([Member(f"{name[:10]}.o", name, code)])
     names = _parameters(function, len(args))
     leaves = [_name_of(where, [names[n] for n in given]) for where, _ in
               jax.tree_util.tree_flatten_with_path(described)[0]]
@@ -111,7 +110,7 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
         write_whole(header, [_header(name, plan.graph, memory, leaves).encode()], PUBLIC)
     except OSError as error:
         raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
-    return LibraryReport(library, header, len(objects), memory.workspace_bytes,
+    return LibraryReport(library, header, len(kernels), memory.workspace_bytes,
                          memory.total_bytes)
 
 
@@ -121,9 +120,9 @@ def _library_and_name(path: Path) -> tuple[Path, str]:
     name = library.stem.removeprefix("lib") if path.suffix else library.stem
     if library.suffix not in (".a", ".so"):
         raise UsageError(f"{path}: the name of a library ends in .a (static) or .so (shared)")
-    if not _C_NAME.fullmatch(name):
-        raise UsageError(f"{path}: a function in C cannot be called {name!r}; a name has letters, "
-                         "digits and underscores")
+    if reason := why_no_name(name):
+        raise UsageError(f"{path}: a function in C cannot be called {name!r}: {reason}; the last "
+                         "part of the path is its name")
     return library, name
 
 

@@ -343,7 +343,8 @@ class _Session:
         rebuild_kernel(cluster.kernel, self._options, self._target)
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
-        times = self._times(original, kernel_program(self._module, cluster), operands)
+        program = kernel_program(self._module, cluster, self._target)
+        times = self._times(original, program, operands)
         measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
                                        xla_ratio=times.speedup)
         sure = times.sure_speedup

@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 from pathlib import Path
 
+from hlo_mlc.runtime.busyness import SHARE, share_in
 from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, model_name
@@ -24,9 +25,14 @@ def known_rates(cache_dir: Path, target: CpuTarget) -> Rates | None:
     return rates if rates.are_sane else None
 
 
-def remember_rates(cache_dir: Path, target: CpuTarget, rates: Rates) -> None:
-    """Keeps what was measured; only warns if it cannot."""
-    note = {"cpu": model_name(), "cores": target.cores, **dataclasses.asdict(rates)}
+def others_share(cache_dir: Path, target: CpuTarget) -> float:
+    """The share of the CPUs' time that other programs had when these rates were measured."""
+    return share_in(read_note(rates_path(cache_dir, target)))
+
+
+def remember_rates(cache_dir: Path, target: CpuTarget, rates: Rates, share: float = 0.0) -> None:
+    """Keeps what was measured while other programs had this share; only warns if it cannot."""
+    note = {"cpu": model_name(), "cores": target.cores, SHARE: share, **dataclasses.asdict(rates)}
     write_note(rates_path(cache_dir, target), note)
 
 

@@ -1,4 +1,4 @@
-"""Shared libraries: object files linked by the system's own linker."""
+"""Shared libraries: an object file linked by the system's own linker."""
 
 from __future__ import annotations
 
@@ -6,27 +6,23 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import RuntimeLibraryError, UsageError
 
 
-def shared_library(name: str, entry: bytes, members: Sequence[Member], architecture: str) -> bytes:
-    """A library that exports what the object file `entry` defines; of the members, which it calls,
-    nothing is seen from outside.
+def shared_library(name: str, code: bytes, architecture: str) -> bytes:
+    """A library of one object file.
 
     Raises: UsageError without a linker for the architecture, RuntimeLibraryError where it fails.
     """
     compiler = _compiler(architecture)
     with tempfile.TemporaryDirectory(prefix="hlo_mlc_") as folder:
-        objects, kernels, library = (Path(folder) / n for n in ("entry.o", "kernels.a", name))
-        objects.write_bytes(entry)
-        kernels.write_bytes(static_library(members))
+        objects, library = (Path(folder) / n for n in ("code.o", name))
+        objects.write_bytes(code)
         ran = subprocess.run(
-            [compiler, "-shared", "-o", library, objects, kernels, f"-Wl,-soname,{name}",
-             "-Wl,--exclude-libs,ALL", "-Wl,-z,noexecstack", "-Wl,-z,text"],
+            [compiler, "-shared", "-o", library, objects, f"-Wl,-soname,{name}",
+             "-Wl,-z,noexecstack", "-Wl,-z,text"],
             capture_output=True, text=True)
         if ran.returncode:
             last = (ran.stderr.strip().splitlines() or ["no reason given"])[-1]

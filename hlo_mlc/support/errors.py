@@ -9,10 +9,12 @@ import difflib
 from collections.abc import Iterable
 
 
-def did_you_mean(value: object, known: Iterable[str]) -> str:
-    """What to put behind the name of something that does not exist: the known one next to it."""
-    close = difflib.get_close_matches(str(value).lower(), list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def did_you_mean(value: object, known: Iterable[str], prefix: str = "") -> str:
+    """What to put behind the name of something that does not exist: the known one next to it, not
+    counting a `prefix` that all of them have."""
+    by_letters = {name.removeprefix(prefix).lower(): name for name in known}
+    close = difflib.get_close_matches(str(value).removeprefix(prefix).lower(), by_letters, n=1)
+    return f" (did you mean {by_letters[close[0]]!r}?)" if close else ""
 
 
 class MlcError(Exception):

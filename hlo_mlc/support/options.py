@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +17,8 @@ CHOICES = ("auto", "measure", "ours", "xla")
 """How to choose between our kernels and XLA's: by prediction, by measuring, always one side."""
 
 MAX_DEBUG = 4
+
+_PREFIX = "HLO_MLC_"
 
 
 def _choose(value: object) -> str:
@@ -81,8 +85,8 @@ class Options:
     """`auto` (predict), `measure`, `ours` (all that we can compile) or `xla` (nothing)."""
 
     target: str = field(default="cpu", metadata=_from("HLO_MLC_TARGET", _target))
-    """What to compile for: `cpu` is this machine; ahead of time also a CPU level (`x86-64-v3`) or a
-    GPU architecture (`sm_90`)."""
+    """What to compile for: `cpu` is this machine, a level (`x86-64-v3`) one that has no more
+    instructions; ahead of time also other CPUs and GPU architectures (`sm_90`)."""
 
     cache_dir: Path = field(
         default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _folder)
@@ -129,7 +133,8 @@ class Options:
     def from_environment(cls, **overrides: Any) -> Options:
         """The options that the environment asks for, except where `overrides` say otherwise.
 
-        An override of None stands for "not given"; so does an empty environment variable.
+        An override of None stands for "not given"; so does an empty environment variable. One that
+        is named like ours and is none gets a warning, once.
 
         Raises: UsageError for an unknown or invalid override, ConfigurationError for an invalid
         environment variable.
@@ -141,6 +146,9 @@ class Options:
                     f"There is no option {name!r}{did_you_mean(name, fields)}. "
                     f"Options are: {', '.join(fields)}"
                 )
+        for variable in sorted(os.environ):
+            if variable.startswith(_PREFIX):
+                _name_unknown(variable)
         given = {name: value for name, value in overrides.items() if value is not None}
         return cls(**_read_environment(fields, skip=given) | given)
 
@@ -173,3 +181,13 @@ def _read_environment(
         except ValueError as error:
             raise ConfigurationError(f"Environment variable {variable}={text!r}: {error}") from None
     return values
+
+
+@functools.cache
+def _name_unknown(variable: str) -> None:
+    """Warns of an environment variable that nobody reads; of each once."""
+    known = [option.metadata["variable"] for option in dataclasses.fields(Options)]
+    if variable not in known:
+        others = did_you_mean(variable, known, _PREFIX) or f"; there are {', '.join(known)}"
+        warnings.warn(f"hlo_mlc: there is no environment variable {variable}{others}",
+                      RuntimeWarning, stacklevel=3)

@@ -13,6 +13,9 @@ import llvmlite.binding as llvm
 from hlo_mlc.support.errors import UnknownTargetError
 from hlo_mlc.target.rates import Rates
 
+HOST = "host"
+"""What this machine is called where levels are."""
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -131,7 +134,7 @@ _LEVELS = {
 
 def names() -> tuple[str, ...]:
     """The names that `named` knows."""
-    return ("host", *_LEVELS)
+    return (HOST, *_LEVELS)
 
 
 def named(name: str) -> CpuTarget:
@@ -139,7 +142,7 @@ def named(name: str) -> CpuTarget:
 
     Raises: UnknownTargetError for any other name.
     """
-    if name == "host":
+    if name == HOST:
         return host()
     if name not in _LEVELS:
         raise UnknownTargetError(
@@ -160,9 +163,9 @@ def host() -> CpuTarget:
     caches, cores = read_caches(), len(os.sched_getaffinity(0))
     architecture = triple.partition("-")[0]
     if architecture == "x86_64":
-        return _x86("host", triple, cpu, features.flatten(), present, caches, cores)
+        return _x86(HOST, triple, cpu, features.flatten(), present, caches, cores)
     if architecture in ("aarch64", "arm64"):
-        return _aarch64("host", triple, cpu, features.flatten(), caches, cores)
+        return _aarch64(HOST, triple, cpu, features.flatten(), caches, cores)
     raise UnknownTargetError(
         f"This machine is a {architecture}; code can be generated for x86-64 and aarch64")
 

@@ -1,12 +1,18 @@
-"""Whether this machine can run code that was generated for a target."""
+"""Whether this machine can run code that was generated for a target, and as which it may plan."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import llvmlite.binding as llvm
 
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.support.errors import UnknownTargetError, did_you_mean
+from hlo_mlc.target import cuda
+from hlo_mlc.target.cpu import HOST, CpuTarget, host, named, names
+
+THIS_MACHINE = "cpu"
+"""What this machine is called where programs are compiled to run at once."""
 
 # What each level adds to the one before, as LLVM calls it.
 # Source: x86-64 psABI, "Micro-Architecture Levels".
@@ -31,3 +37,49 @@ def required_features(target: CpuTarget) -> frozenset[str]:
 def present_features() -> frozenset[str]:
     """The features that this machine has."""
     return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+
+
+def missing_features(target: CpuTarget) -> frozenset[str]:
+    """What code for a target of this architecture may use and this machine lacks."""
+    return required_features(target) - present_features()
+
+
+def runnable() -> tuple[str, ...]:
+    """What programs that run here can be compiled for: this machine, and levels that it has."""
+    levels = (named(name) for name in names() if name != HOST)
+    return (THIS_MACHINE, *(
+        level.name for level in levels
+        if architecture(level) == architecture(host()) and not missing_features(level)))
+
+
+def planned_for(name: str) -> CpuTarget:
+    """The CPU that programs which run here are planned for: this machine ("cpu"), or a level, whose
+    instructions are used alone.
+
+    A level is planned with the cores and the caches of this machine, which its code meets, and with
+    typical rates (target/rates.py): what was measured here was measured with other instructions.
+
+    Raises: UnknownTargetError for another name, and for a level that has more than this machine.
+    """
+    if name == THIS_MACHINE:
+        return host()
+    if name not in runnable():
+        raise UnknownTargetError(f"Target {name!r}: {_why_not(name)}; expected one of "
+                                 f"{', '.join(runnable())}")
+    here = host()
+    return replace(named(name), cores=here.cores, l1_bytes=here.l1_bytes, l2_bytes=here.l2_bytes,
+                   l3_bytes=here.l3_bytes)
+
+
+def _why_not(name: str) -> str:
+    """Why programs that run here cannot be compiled for something."""
+    if name in cuda.names():
+        return "code for a GPU by name is what `hlo_mlc.export` makes, ahead of time"
+    if name == HOST:
+        return f"the machine that a program runs on is called {THIS_MACHINE!r}"
+    if name not in names():
+        return f"there is no such CPU{did_you_mean(name, runnable())}"
+    level = named(name)
+    if architecture(level) != architecture(host()):
+        return f"it is an {architecture(level)} processor, and this machine is not"
+    return f"this machine lacks {', '.join(sorted(missing_features(level)))}"

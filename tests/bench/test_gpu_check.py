@@ -97,7 +97,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 @pytest.mark.parametrize(("before", "status", "returned", "said"), [
     ({}, 0, 7, "ran -m pip install --no-index --no-deps --no-build-isolation"),
     ({}, 1, 1, "hlo_mlc cannot be built: no compiler"),
-    ({"HLO_MLC_GPU_CHECK_BUILT": "1"}, 0, 1, "cannot be imported after a build")])
+    ({"MLC_GPU_CHECK_BUILT": "1"}, 0, 1, "cannot be imported after a build")])
 def test_it_builds_what_is_not_there(before: dict, status: int, returned: int, said: str) -> None:
     ran = subprocess.run(
         [sys.executable, "-c", BUILDING, str(SCRIPT), "--seconds", "5"], text=True,

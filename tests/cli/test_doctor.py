@@ -11,8 +11,10 @@ import pytest
 from hlo_mlc import limits
 from hlo_mlc.interop import calibration
 from hlo_mlc.limits import Level, Limits
-from hlo_mlc.runtime import library
+from hlo_mlc.runtime import busyness, library
+from hlo_mlc.runtime.busyness import Clocks
 from hlo_mlc.support.errors import RuntimeLibraryError
+from hlo_mlc.target.levels import runnable
 from hlo_mlc.target.rates import Rates
 
 
@@ -39,7 +41,7 @@ def test_an_unknown_target_is_a_problem(hlo_mlc: Callable, monkeypatch: pytest.M
     monkeypatch.setenv("HLO_MLC_TARGET", "vax")
     result = hlo_mlc("doctor", "--quick")
     assert result.exit_code == 1
-    assert "There is no CPU target 'vax'" in result.stdout
+    assert "Target 'vax': there is no such CPU" in result.stdout
 
 
 def test_the_limits_are_measured_once_and_again_when_asked_to(
@@ -69,3 +71,29 @@ def test_the_rates_are_measured_once(
         assert result.exit_code == 0, result.output
         assert f"exp {figure}" in result.stdout
     assert list((tmp_path / "cache").glob("rates-*.json"))
+
+
+def test_figures_of_a_busy_machine_are_marked(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    known = Limits(1.0, (Level(1 << 20, 1.0),), 1.0)
+    monkeypatch.setattr(limits, "measure_limits", lambda target: known)
+    monkeypatch.setattr(calibration, "measure_rates", lambda target: Rates(xla_exp=3.25))
+    moments = [Clocks(2.0 * n, 3.0 * n, 1.0 * n, cpus=2) for n in range(4)]
+    monkeypatch.setattr(busyness, "read_clocks", lambda: moments.pop(0))
+    result = hlo_mlc("doctor")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.count("while the machine was busy: others had 50% of its CPUs") == 2
+    assert result.stderr.count("warning: measured this machine while the machine was busy") == 2
+    moments[:] = [Clocks(2.0 * n, 3.0 * n, 3.0 * n, cpus=2) for n in range(4)]
+    result = hlo_mlc("doctor")
+    assert "machine was busy" not in result.output and not moments
+
+
+def test_it_names_the_level(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    level = runnable()[1]
+    monkeypatch.setenv("HLO_MLC_TARGET", level)
+    result = hlo_mlc("doctor", "--quick")
+    assert result.exit_code == 0 and f"{level}, of cpu, {level}" in result.stdout

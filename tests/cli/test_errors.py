@@ -30,6 +30,14 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.save(tmp_path / "four.npy", np.ones(4, np.float32))
     (tmp_path / "open.mlir").write_text(
         _MODULE.format(name="main", body=_NEGATE).replace("4x", "?x"))
+    (tmp_path / "call.mlir").write_text(_MODULE.format(name="main", body=(
+        "%0 = stablehlo.custom_call @nobody_knows(%x) : (tensor<4xf32>) -> tensor<4xf32> "
+        "return %0 : tensor<4xf32>")))
+    (tmp_path / "empty.mlir").touch()
+    (tmp_path / "empty.mlc").touch()
+    (tmp_path / "static.a").write_bytes(b"!<arch>\n" + bytes(60))
+    (tmp_path / "shared.so").write_bytes(b"\x7fELF" + bytes(60))
+    (tmp_path / "failing.py").write_text("def f(x):\n    raise OSError('no licence')\n")
     (tmp_path / "records.json").write_text('{"format": "hlo_mlc records 9", "records": []}')
 
 
@@ -61,6 +69,25 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["inspect", "folder"], 2, "'folder' is a folder; expected a file or MODULE:FUNCTION"),
         (["inspect", "open.mlir", "--arg", "f32[4]"], 2, "a StableHLO file says itself what"),
         (["inspect", "mistaken:f", "--arg", "f64[4]"], 2, "64-bit types only with --x64"),
+        (["inspect", "mistaken:f", "--arg", "flaot32[4]"], 2, "'flaot32' (did you mean 'float32'"),
+        (["inspect", "mistaken:f", "--arg", f"f32[{10**20}]"], 2, "no array has so many elements"),
+        (["inspect", "mistaken:f", "--arg", "f32[4]", "--target", "v3"], 1, "'v3': there is no su"),
+        (["inspect", "mistaken.py"], 2, "say which function, as mistaken.py:FUNCTION"),
+        (["inspect", "gone.py:f"], 2, "There is no file 'gone.py'; a function is given as MODULE:"),
+        (["inspect", "raising.py:f"], 2, "Cannot import 'raising.py': OSError: no licence"),
+        (["inspect", "shared.so:f"], 2, "'shared.so' is no module of Python; a function is given"),
+        (["inspect", "failing.py:f", "--arg", "f32[4]"], 2, "OSError: no licence"),
+        (["inspect", "call.mlir"], 1, "No registered implementation for untyped custom call to "
+         "nobody_knows for Host); custom calls are registered with jax.ffi.register_ffi_target"),
+        (["inspect", "empty.mlir"], 2, "empty.mlir is empty; expected a StableHLO module"),
+        (["inspect", "empty.mlc"], 2, "empty.mlc is empty; expected a StableHLO module"),
+        (["inspect", "static.a"], 2, "static.a is a library of machine code"),
+        (["inspect", "shared.so"], 2, "shared.so is a library of machine code"),
+        (["tune", "call.mlir", "--trials", "1"], 1, "XLA cannot compile it"),
+        (["tune", "shared.so"], 2, "expected a StableHLO module, a file of `hlo-mlc export`"),
+        (["export", "shared.so", "-o", "f.mlc"], 2, "shared.so is a library of machine code"),
+        (["export", "mistaken:f", "--arg", "f32[4]", "-o", "double.a", "--format", "c"], 2,
+         "cannot be called 'double': that is a keyword of C or C++"),
         (["tune", "mistaken:f"], 2, "--arg f32[512,1024] for each argument"),
         (["tune", "mistaken:f", "--arg", "f32[n]"], 2, "sizes are numbers here"),
         (["tune", "mistaken:f", "--arg", "f32[4]", "--minutes", "nan"], 2, "and some time"),
@@ -177,3 +204,26 @@ def test_an_invalid_environment_variable(
     result = hlo_mlc("cache", "list")
     assert result.exit_code == 1
     assert "error: Environment variable HLO_MLC_CACHE_LIMIT_MIB='much'" in result.stderr
+
+
+def test_what_nobody_expects_is_one_line_too(
+    hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traceback is shown on request."""
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of\nwit")
+
+    monkeypatch.setattr("hlo_mlc.cli.cache.object_cache", fail)
+    result = hlo_mlc("cache", "list")
+    assert result.exit_code == 1
+    assert result.stderr == ("error: RuntimeError: out of wit (HLO_MLC_DEBUG=1 shows where it was "
+                             "raised)\n")
+    monkeypatch.setenv("HLO_MLC_DEBUG", "1")
+    assert isinstance(hlo_mlc("cache", "list").exception, RuntimeError)
+
+
+def test_unknown_variables_are_named(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HLO_MLC_CHOSE_AT_THE_COMMAND_LINE", "ours")
+    result = hlo_mlc("records", "list")
+    assert result.exit_code == 0
+    assert "warning: there is no environment variable HLO_MLC_CHOSE_AT_THE" in result.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from hlo_mlc import MlcError, limits
 from hlo_mlc.cli.function import arguments, parse_argument, resolve
 from hlo_mlc.limits import Level, Limits
+from hlo_mlc.target.levels import runnable
 
 _SOURCE = """
 import jax.numpy as jnp
@@ -46,6 +48,32 @@ def test_explains_a_function(hlo_mlc: Callable, module: str) -> None:
     result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours")
     assert result.exit_code == 0, result.output
     assert "coverage: 100%" in result.stdout
+
+
+def test_explains_a_function_in_a_file(
+    hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what lies beside it, and whatever other modules are called."""
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    beside = f"beside_{tmp_path.name}".replace("-", "_")
+    (folder / f"{beside}.py").write_text(_SOURCE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("model_in_a_file", "json"):
+        (folder / f"{name}.py").write_text(f"from {beside} import softmax\n")
+        result = hlo_mlc("inspect", f"elsewhere/{name}.py:softmax", "--arg", "float32[128,64]",
+                         "--choose", "ours")
+        assert result.exit_code == 0, result.output
+        assert "coverage: 100%" in result.stdout
+    assert not hasattr(sys.modules["json"], "softmax")
+
+
+def test_explains_for_a_level(hlo_mlc: Callable, module: str) -> None:
+    level = runnable()[1]
+    result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours",
+                     "--target", level)
+    assert result.exit_code == 0, result.output
+    assert f"; compiled for {level} in " in result.stdout
 
 
 def test_the_environment_says_how_to_choose(
@@ -135,6 +163,9 @@ def test_leaves_the_rest_to_xla_and_says_so(hlo_mlc: Callable, module: str) -> N
         ("i32[]", (), np.int32),
         ("u8[0, 2]", (0, 2), np.uint8),
         ("bool[1]", (1,), np.bool_),
+        ("float32[2,3]", (2, 3), np.float32),
+        ("bfloat16[3]", (3,), jnp.bfloat16),
+        ("uint8[]", (), np.uint8),
     ],
 )
 def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:

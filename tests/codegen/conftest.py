@@ -19,6 +19,7 @@ from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.errors import KernelFaultError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
+from hlo_mlc.target.levels import THIS_MACHINE, runnable
 
 _PAGE = mmap.PAGESIZE
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -139,17 +140,7 @@ def unflushed_machine() -> Machine:
     return Machine(checked=False)
 
 
-_LEVELS = ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4")
-
-
-def _runnable_levels() -> list[str]:
-    if not host().is_x86:
-        return []
-    needs = {"x86-64": 16, "x86-64-v2": 16, "x86-64-v3": 32, "x86-64-v4": 64}
-    return [level for level in _LEVELS if needs[level] <= host().vector_bytes]
-
-
-@pytest.fixture(params=["host", *_runnable_levels()])
+@pytest.fixture(params=["host", *(level for level in runnable() if level != THIS_MACHINE)])
 def target(request: pytest.FixtureRequest) -> CpuTarget:
     """Each target that this machine can run."""
     return named(request.param)

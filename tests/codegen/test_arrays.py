@@ -24,6 +24,7 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.target.cpu import host, named
+from hlo_mlc.target.levels import runnable
 
 X = Buffer("x", t.F32, (4, 13), "operand")
 Y = Buffer("y", t.F32, (2, 13), "result")
@@ -105,7 +106,7 @@ def _program(*body: Stmt) -> LoopProgram:
 
 
 def test_short_vectors_in_registers_are_written_whole() -> None:
-    source = print_program(_program(_zero(), _sum(), _result()), host())
+    source = print_program(_program(_zero(), _sum(), _result()), named("x86-64-v4"))
     assert "select" not in source and "fadd <16 x float>" in source
 
 
@@ -131,6 +132,6 @@ def test_tiles_by_machine_code(program: LoopProgram, machine) -> None:
     """Against the interpreter, on numbers whose sums are exact."""
     x = np.round(np.random.default_rng(3).standard_normal(X.shape) * 8).astype(np.float32)
     (expected,) = interpret(program, [x])
-    for target in (host(), named("x86-64")) if host().is_x86 else (host(),):
+    for target in (host(), *(named(level) for level in runnable() if level == "x86-64")):
         (actual,) = machine.run(program, [x], target=target)
         np.testing.assert_array_equal(actual, expected)

@@ -25,7 +25,7 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.target.cpu import CpuTarget, host
+from hlo_mlc.target.cpu import CpuTarget, host, named
 
 I32_ADD = Combiner((Var("a", t.I32),), (Var("b", t.I32),),
                    (apply("add", Var("a", t.I32), Var("b", t.I32)),), None, "add")
@@ -91,7 +91,7 @@ def test_a_single_task_is_no_task() -> None:
     y = Buffer("y", t.I32, (1,), "result")
     program = LoopProgram("one", (), (y,), (_loop(
         "i", 1, LoopKind.PARALLEL, Store(y, (variable("i", 1),), const(3, t.I32))),))
-    assert "@task" not in print_program(program, host())
+    assert "@task" not in print_program(program, named("x86-64-v3"))
 
 
 def test_while(target: CpuTarget, machine) -> None:
@@ -202,7 +202,7 @@ def test_unrolled_loops_share_what_does_not_depend_on_them() -> None:
         _loop("k", depth, LoopKind.SERIAL, tile(Accumulate(
             (acc,), (r, u), add, (apply("mul", load(a, (k, r)), load(b, (k, u))),)))),
         tile(Store(c, (r, u), load(acc, (r, u)))))),))
-    text = print_program(program, host())
+    text = print_program(program, named("x86-64-v3"))
     loop = text[text.index("phi i64"):text.index("br i1")]
     assert loop.count("!invariant.load") == rows + columns
 

@@ -30,7 +30,7 @@ X, Y = np.ones((2, 3), np.float32), np.float32(1)
         ("func.func @main(%x: tensor<2xf32>) -> tensor<3xf32> {\n  return %x : tensor<2xf32>\n}",
          "doesn't match function result type"),
         ("func.func @main() {\n  %0 = other.op\n}", "unknown|unregistered|expected"),
-        (b"", "no function @main"),
+        (b"", "got an empty text"),
         (b"ML\xefR\x0dnot bytecode", "bytecode|string"),
         (b"ML\xefR\x0dStableHLO_v1.0.0\0not bytecode", "artifact"),
         (b"\xff\xfe\x00", "text of 3 bytes"),

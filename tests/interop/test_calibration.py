@@ -13,7 +13,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.compiler import target_of
 from hlo_mlc.interop import calibration
 from hlo_mlc.interop.calibration import calibrated, measure_rates
-from hlo_mlc.runtime.rates import known_rates, remember_rates
+from hlo_mlc.runtime.rates import known_rates, others_share, remember_rates
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 from hlo_mlc.target.rates import Rates
@@ -41,6 +41,23 @@ def test_it_measures_once_and_again_when_asked_to(tmp_path: Path, measured: list
     assert target_of(options).rates == MEASURED
     calibrated(options, refresh=True)
     assert len(measured) == 2
+
+
+def test_what_was_measured_on_a_busy_machine_is_marked_and_measured_again(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Better figures replace it, and are not replaced."""
+    left = [(Rates(xla_exp=2.0), 0.8), (Rates(xla_exp=3.0), 0.9), (Rates(xla_exp=4.0), 0.03),
+            (Rates(xla_exp=5.0), 0.7)]
+    monkeypatch.setattr(calibration, "observed", lambda measure: left.pop(0))
+    options = Options(cache_dir=tmp_path)
+
+    def found(refresh: bool = False) -> tuple[float, float]:
+        return (calibrated(options, refresh=refresh).xla_exp,
+                others_share(tmp_path, target_of(options)))
+
+    assert [found(), found(), found()] == [(2.0, 0.8), (2.0, 0.8), (4.0, 0.03)]
+    assert found(refresh=True) == (4.0, 0.03)
+    assert not left and found() == (4.0, 0.03)
 
 
 @pytest.mark.parametrize("changes", [{"calibrate": False}, {"target": "x86-64-v3"}])

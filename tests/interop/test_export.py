@@ -111,6 +111,29 @@ def test_ways_to_say_what_is_embedded(path: Path, embed: int | Sequence[int]) ->
     np.testing.assert_array_equal(hlo_mlc.load(path)(x, 5 * b), x * w - 5 * b)
 
 
+@pytest.mark.parametrize("embed", [(), (0,)], ids=["all given", "weights inside"])
+def test_errors_count_the_arguments_of_the_caller(path: Path, embed: tuple[int, ...]) -> None:
+    hlo_mlc.export(layer, PARAMETERS, X, path=path, embed=embed, scale=np.float32(2))
+    function, given = load(path), () if embed else (PARAMETERS,)
+    weights = "" if embed else r"{'b': float32\[32\], 'w': float32\[48,32\]}, "
+    signature = rf"layer was exported for \({weights}float32\[16,48\], scale=float32\[\]\), and"
+    for call in (function, jax.jit(function), function.lower):
+        with pytest.raises(UsageError, match=rf"{signature} is called with \({weights}float32\[16,"
+                                             r"48\]\)(\n|$)"):
+            call(*given, X)
+        with pytest.raises(UsageError, match=rf"argument {len(given)} is to be float32\[16,48\], "
+                                             r"and is float32\[48,16\]"):
+            call(*given, X.T, scale=np.float32(2))
+        with pytest.raises(UsageError, match=r"scale is to be float32\[\], and is int32\[\]"):
+            call(*given, X, scale=np.int32(2))
+        with pytest.raises(TypeError, match=rf"args\[{len(given)}\]"):
+            call(*given, "x", scale=np.float32(2))
+    if not embed:
+        with pytest.raises(UsageError, match=r"argument 0\['w'\] is to be float32\[48,32\]"):
+            function({**PARAMETERS, "w": X}, X, scale=np.float32(2))
+    same(function(*given, X, scale=np.float32(2)), layer(PARAMETERS, X, scale=np.float32(2)))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "bool", "float32"])
 def test_embedded_types(path: Path, dtype: str) -> None:
     kind = jnp.dtype(dtype)

@@ -20,10 +20,11 @@ from jax import lax
 
 from hlo_mlc import UnsupportedOpError, export_c, mlc_jit
 from hlo_mlc.cli import main
+from hlo_mlc.interop.c_names import why_no_name
 from hlo_mlc.runtime.measure import aligned_empty
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.target import cpu
-from hlo_mlc.target.levels import present_features, required_features
+from hlo_mlc.target.levels import present_features, required_features, runnable
 
 FEATURES_OF_V3 = required_features(cpu.named("x86-64-v3"))
 PROGRAM = Path(__file__).parent / "standalone.c"
@@ -285,6 +286,58 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Cannot write"):
         export_c(jnp.tanh, x, path=tmp_path / "no" / "f")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "reason"), [
+    ("double", "a keyword"), ("class", "a keyword"), ("exp", "the C library"),
+    ("expf", "the C library"), ("index", "the C library"), ("uint8_t", "the C library"),
+    ("INT8_MAX", "the C library"), ("main", "where a program begins"),
+    ("_Big", "names with two underscores"), ("a__b", "names with two underscores"),
+    ("1st", "letters, digits and underscores")])
+@pytest.mark.parametrize("suffix", ["", ".a", ".so"])
+def test_names_that_mean_something_else(tmp_path: Path, name: str, suffix: str, reason: str
+                                        ) -> None:
+    with pytest.raises(UsageError, match=f"cannot be called '{name}': .*{reason}"):
+        export_c(jnp.tanh, normal(4, 4), path=tmp_path / f"{name}{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["softmax", "step", "expl1", "mean", "_small", "double_", "x2"])
+def test_names_that_are_free(name: str) -> None:
+    assert why_no_name(name) == ""
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["what is needed", "all there is"])
+def test_libraries_with_the_same_kernel_in_one_program(tmp_path: Path, whole: bool) -> None:
+    """Each calls its own, which may be for another target; nothing but the functions is seen."""
+    x = normal(40, 64)
+    for name, target in (("narrow", runnable()[1]), ("own", "host")):
+        export_c(jax.nn.softmax, x, path=tmp_path / name, target=target)
+        symbols = subprocess.run(["nm", "-g", "--defined-only", tmp_path / f"{name}.a"],
+                                 capture_output=True, text=True, check=True).stdout
+        assert re.findall(r" [A-Z] (\w+)", symbols) == [name]
+    assert only_kernel_id(tmp_path / "narrow.a") == only_kernel_id(tmp_path / "own.a")
+    (tmp_path / "both.c").write_text("""
+        #include <stdio.h>
+        #include <stdlib.h>
+        #include "narrow.h"
+        #include "own.h"
+        int main(void) {
+            float *x = malloc(40 * 64 * 4), *a = malloc(40 * 64 * 4), *b = malloc(40 * 64 * 4);
+            void *workspace = aligned_alloc(64, 1 << 20);
+            if (fread(x, 4, 40 * 64, stdin) != 40 * 64) return 1;
+            narrow(x, a, workspace);
+            own(x, b, workspace);
+            fwrite(a, 4, 40 * 64, stdout);
+            fwrite(b, 4, 40 * 64, stdout);
+            return NARROW_WORKSPACE_BYTES > 1 << 20 || OWN_WORKSPACE_BYTES > 1 << 20;
+        }""")
+    libraries = ["-Wl,--whole-archive"] * whole + [tmp_path / "narrow.a", tmp_path / "own.a"]
+    subprocess.run([CC, "-std=c11", "-Wall", "-Werror", f"-I{tmp_path}", tmp_path / "both.c",
+                    *libraries, "-Wl,--no-whole-archive", "-o", tmp_path / "both"], check=True)
+    ran = subprocess.run([tmp_path / "both"], input=x.tobytes(), capture_output=True, check=True)
+    for result in np.frombuffer(ran.stdout, np.float32).reshape(2, *x.shape):
+        np.testing.assert_allclose(result, jax.nn.softmax(x), rtol=2e-5)
 
 
 def test_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -307,14 +307,16 @@ def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
         return jnp.argmax(y, 1), y.at[3:5].set(y[:2]) @ x.T, jnp.cumsum(y, 1)
 
     module = jax.jit(function).lower(X).compiler_ir()
-    graph, plan = clusters_of(module, Options.from_environment(choose="ours"))
+    options = Options.from_environment(choose="ours")
+    graph, plan = clusters_of(module, options)
     assert len(plan.taken) > 1
     mlc_jit(function, choose="ours")(X)
     for cluster, _ in plan.taken:
         operands = [np.ones(b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands]
         expected, actual = (
             compile_stablehlo(str(program), choose="xla")(*operands) for program in (
-                original_program(graph, module, cluster), kernel_program(module, cluster)))
+                original_program(graph, module, cluster),
+                kernel_program(module, cluster, target_of(options))))
         for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Iterable
 
 import llvmlite.binding as llvm
 
@@ -15,13 +16,14 @@ from hlo_mlc.target.cpu import CpuTarget
 _CODE_GENERATION_LEVEL = 2
 
 
-def compile_ir(ir: str, target: CpuTarget) -> bytes:
-    """The relocatable object file (ELF) that LLVM makes of a module.
+def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> bytes:
+    """The relocatable object file (ELF) that LLVM makes of a module, and of those in `static`, of
+    which nothing is seen from outside.
 
     Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
     """
     machine = _machine(target)
-    return machine.emit_object(_optimized(ir, machine))
+    return machine.emit_object(_optimized(ir, machine, static))
 
 
 def assembly(ir: str, target: CpuTarget) -> str:
@@ -41,17 +43,29 @@ def optimized_ir(ir: str, target: CpuTarget) -> str:
     return str(_optimized(ir, _machine(target)))
 
 
-def _optimized(ir: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
-    context = llvm.create_context()  # one for each module: contexts belong to one thread
+def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()
+               ) -> llvm.ModuleRef:
+    context = llvm.create_context()  # one for each object: contexts belong to one thread
+    module = _parsed(ir, context)
+    for text in static:
+        part = _parsed(text, context)
+        names = [function.name for function in part.functions if not function.is_declaration]
+        module.link_in(part)
+        for name in names:
+            module.get_function(name).linkage = llvm.Linkage.internal
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_sroa_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    return module
+
+
+def _parsed(ir: str, context: llvm.ContextRef) -> llvm.ModuleRef:
     try:
         module = llvm.parse_assembly(ir, context)
         module.verify()
     except RuntimeError as error:
         raise CodegenError(f"LLVM rejects the generated code: {str(error).strip()}",
                            context=_offending_line(ir, str(error))) from error
-    passes = llvm.create_new_module_pass_manager()
-    passes.add_sroa_pass()
-    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module
 
 
