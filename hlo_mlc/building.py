@@ -14,7 +14,6 @@ import importlib.metadata
 import json
 import struct
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,7 +30,8 @@ from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.records import Schedules, open_records, target_key
 from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.dumps import Recorder
-from hlo_mlc.support.errors import ConfigurationError
+from hlo_mlc.support.faults import Contained, Fault
+from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.templates.program import Decision, decisions_text
@@ -97,7 +97,7 @@ class Building:
     """The kernels that can be called, and why others could not be built, by fingerprint."""
 
     built: Mapping[str, BuiltKernel]
-    failed: Mapping[str, str]
+    failed: Mapping[str, Fault]
 
 
 _Callable = tuple[KernelObject, KernelCode]
@@ -113,7 +113,8 @@ class _Pending:
 
 
 _built: dict[tuple[str, CpuTarget, bool], BuiltKernel] = {}  # also by whether it has checks
-_building = threading.Lock()
+_building = process_lock()
+
 
 
 def variant_of(target: CpuTarget) -> str:
@@ -192,7 +193,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     if not wanted:
         return Building({}, {})
     cache = object_cache(options)
-    failed: dict[str, str] = {}
+    failed: dict[str, Fault] = {}
     with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         for kernel in wanted.values():
@@ -218,17 +219,9 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     return Building(built, failed)
 
 
-@contextlib.contextmanager
-def _noted(failed: dict[str, str], kernel: Kernel, options: Options) -> Iterator[None]:
-    """What fails in here is noted as the kernel's failure, unless the user wants ours only."""
-    try:
-        yield
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        if options.choose == "ours":
-            raise
-        failed[kernel.fingerprint] = f"{type(error).__name__}: {error}"
+def _noted(failed: dict[str, Fault], kernel: Kernel, options: Options) -> Contained:
+    """What fails in here is noted as the kernel's fault, unless the user wants ours only."""
+    return Contained(options.choose, functools.partial(failed.__setitem__, kernel.fingerprint))
 
 
 @contextlib.contextmanager

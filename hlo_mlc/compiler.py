@@ -6,7 +6,6 @@ Read `compile_module` first: it is the path of every program, one line a stage.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -38,6 +37,7 @@ from hlo_mlc.runtime.records import OURS, open_records, target_key
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
 from hlo_mlc.target.cpu import HOST, CpuTarget
@@ -49,10 +49,14 @@ _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
 @dataclass(frozen=True, slots=True)
 class CompiledModule:
-    """A compiled module; it is the very module that was given if no part of it was taken."""
+    """A compiled module; it is the very module that was given if no part of it was taken.
+
+    `faults` are the reasons why clusters that were to be taken were not.
+    """
 
     module: ir.Module
     report: Report
+    faults: tuple[Fault, ...] = ()
 
 
 @on_one_stack
@@ -72,8 +76,8 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
         graph, _ = simplify(graph, references)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
-        plan, built = _plan_and_build(graph, read_donations(module, entry), options, target,
-                                      record)
+        plan, built, failed = _plan_and_build(graph, read_donations(module, entry), options,
+                                              target, record)
         emitted = module if not plan.taken else emit_module(
             plan.graph, module, entry, variant=variant_of(target))
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
@@ -82,7 +86,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
                      level="" if target.name == HOST else target.name)
     report = replace(report, kernels=tuple(_as_tuned(k, options, target) for k in report.kernels))
     _say(entry, report, built, options, target)
-    return CompiledModule(emitted, report)
+    return CompiledModule(emitted, report, tuple(failed.values()))
 
 
 def target_of(options: Options) -> CpuTarget:
@@ -98,9 +102,9 @@ def target_of(options: Options) -> CpuTarget:
 
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
                     target: CpuTarget, record: Recorder
-                    ) -> tuple[Plan, Mapping[str, BuiltKernel]]:
-    """The plan, and its kernels; a cluster whose kernel cannot be built stays with XLA."""
-    failed: dict[str, str] = {}
+                    ) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
+    """The plan, its kernels, and why others could not be built: their clusters stay with XLA."""
+    failed: dict[str, Fault] = {}
     while True:
         choose = _chooser(options, target, failed)
         plan = partition(graph, choose, lambda unit: is_small_unit(unit, target), donated)
@@ -113,19 +117,21 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
         if not result.failed:
             if options.check:
-                _describe([cluster for cluster, _ in plan.taken])
-            return plan, result.built
-        for reason in result.failed.values():
-            warnings.warn(f"hlo_mlc leaves a cluster to XLA: {reason}", RuntimeWarning,
-                          stacklevel=2)
-        failed.update(result.failed)
+                _describe([cluster for cluster, _ in plan.taken], target)
+            return plan, result.built, failed
+        for cluster, _ in plan.taken:
+            if fault := result.failed.get(cluster.kernel.fingerprint):
+                places = (node.location for node in cluster.nodes if node.location)
+                failed[cluster.kernel.fingerprint] = replace(
+                    fault, part="a cluster", location=fault.location or next(places, ""))
 
 
-def _describe(clusters: Sequence[Cluster]) -> None:
+def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
     """Tell the runtime which lines of the user's program the faults of kernels belong to."""
     places: dict[str, dict[str, list[str]]] = {}  # a kernel may stand for several parts of it
     for cluster in clusters:
-        named = places.setdefault(cluster.kernel.fingerprint, {})
+        kernel_id = cluster.kernel.fingerprint + variant_of(target)
+        named = places.setdefault(kernel_id, {})
         for name, location in cluster.locations.items():
             named.setdefault(name, []).append(location)
         named.setdefault("", []).extend(node.location for node in cluster.nodes)
@@ -135,15 +141,13 @@ def _describe(clusters: Sequence[Cluster]) -> None:
             for name, locations in named.items()})
 
 
-def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, str]) -> Chooser:
+def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, Fault]) -> Chooser:
     rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
 
     def choose(cluster: Cluster) -> Verdict:
         verdict = rule(cluster, target)
-        reason = failed.get(cluster.kernel.fingerprint)
-        if reason is None:
-            return verdict
-        return replace(verdict, take=False, reason=f"the compiler failed with {reason}")
+        fault = failed.get(cluster.kernel.fingerprint)
+        return verdict if fault is None else replace(verdict, take=False, reason=fault.reason)
 
     return choose
 

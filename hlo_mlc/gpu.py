@@ -8,7 +8,6 @@ model (partition/gpu_cost.py).
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +21,10 @@ from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.compiler import CompiledModule, is_small_unit, plan_text, report_on
-from hlo_mlc.expr.dtypes import F32, U8, TensorType
+from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
@@ -38,6 +37,7 @@ from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
@@ -78,7 +78,7 @@ class GpuKernel:
 
 
 _built: dict[tuple[str, CudaTarget], GpuKernel] = {}
-_building = threading.Lock()
+_building = process_lock()
 
 
 def gpu_kernel(kernel_id: str, target: CudaTarget) -> GpuKernel | None:
@@ -205,7 +205,7 @@ def resources(compiled: Compiled, source: Source) -> tuple[str, ...]:
 
 
 def _with_scratch(graph: Graph, scratch: Mapping[str, int]) -> Graph:
-    """Each kernel that needs scratch has one result more for it: memory that is taken during an
+    """Each kernel with the scratch that its call is to be given: memory that is taken during an
     execution could not be captured into a command buffer."""
     nodes = tuple(_node_with_scratch(node, scratch) for node in graph.nodes)
     return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
@@ -214,7 +214,7 @@ def _with_scratch(graph: Graph, scratch: Mapping[str, int]) -> Graph:
 def _node_with_scratch(node: Node, scratch: Mapping[str, int]) -> Node:
     if node.op == KERNEL_OP:
         size = scratch[node.attributes["id"]]
-        memory = (Value(TensorType((size,), U8)),) if size else ()
-        return replace(node, results=(*node.results, *memory)) if memory else node
+        return replace(node, attributes={**node.attributes, "scratch_bytes": size}) if size \
+            else node
     regions = tuple(_with_scratch(region, scratch) for region in node.regions)
     return node if regions == node.regions else replace(node, regions=regions)

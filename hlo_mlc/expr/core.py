@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 import struct
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from hlo_mlc.expr.dtypes import BOOL, Dim, DType
 from hlo_mlc.expr.ops import OPS
+from hlo_mlc.support.locks import process_lock
 
 _interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+_lock = process_lock()
 
 
 class Expr:

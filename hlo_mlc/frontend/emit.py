@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 
 import numpy as np
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import U8, TensorType
 from hlo_mlc.frontend.attributes import NotModelled, write_attributes
 from hlo_mlc.frontend.captures import captured_uses
 from hlo_mlc.frontend.importer import find_function
@@ -17,7 +18,31 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.support.errors import FrontendError
 
 # A node of our own: a kernel that runs as one custom call.  Attributes: `id` (str, its logical
-# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints).
+# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints), and
+# `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it.
+#
+# XLA moves, copies and merges calls by what it is told of them and by where they stand.  What its
+# passes take for granted, and how a call of ours is written so that it holds (names are those of
+# XLA's files in xla/service and xla/hlo):
+#
+# roots      A computation's root with operands is taken for a tuple of them:
+#            WhileUtil::GetInvariantGTEsForWhileBody (while_util.cc), on which
+#            while_loop_invariant_code_motion.cc and while_loop_constant_sinking.cc build, compares
+#            operand i with carried value i; so do while_loop_simplifier.cc, hlo_module_dce.cc and
+#            while_loop_analysis.cc, which even looks for counters behind a custom call.  JAX's
+#            root is a tuple, but TupleSimplifier::RemoveWholeTuple (tuple_simplifier.cc) puts a
+#            call in its place whose results, all and in order, are the tuple: carried values then
+#            count as unchanged, and the loop never ends.  It asks whether the shapes are the same.
+#            Hence a call with several results has one more, of no bytes, that nothing reads: no
+#            tuple is all of its results.  One result alone is no tuple, and stays inside of one.
+# purity     `has_side_effect` is false: calls may be merged (hlo_cse.cc), dropped (hlo_dce.cc),
+#            and moved out of loops that make no trip (while_loop_invariant_code_motion.cc).  So a
+#            kernel is a function of its operands, keeps nothing, and never traps.
+# aliases    An aliased operand is one of an update in place (GetInPlaceInputOutputPairs in
+#            hlo_dataflow_analysis.cc): copy_insertion.cc copies what is read later, constants and
+#            arguments that were not donated.  hlo_verifier.cc (HandleCustomCall) only compares
+#            shapes: that no operand or result is in two pairs is seen to here.
+# layouts    Those that are stated are kept (layout_assignment.cc); without, XLA may choose others.
 KERNEL_OP = "hlo_mlc.kernel"
 KERNEL_TARGET = "hlo_mlc_kernel"
 
@@ -91,7 +116,8 @@ class _Emitter:
         end = ir.InsertionPoint(block)
         for node in graph.nodes:
             operation = self._node(node, end)
-            self._values.update(zip(node.results, operation.results, strict=True))
+            written = list(operation.results)[: len(node.results)]  # a call has one that is unread
+            self._values.update(zip(node.results, written, strict=True))
         name, location = "stablehlo.return", ir.Location.unknown()
         if source is not None:
             *_, terminator = source.blocks[0].operations
@@ -139,10 +165,11 @@ class _Emitter:
             "id": ir.StringAttr.get(node.attributes["id"] + self._variant),
             "dims": ir.DenseI64ArrayAttr.get(node.attributes["dims"]),
         }
-        several = len(node.results) > 1
+        unread = _unread(node)
+        several = len(node.results) + len(unread) > 1
         aliases = [
             stablehlo.OutputOperandAlias.get([result] if several else [], operand, [])
-            for result, operand in node.attributes["aliases"]
+            for result, operand in _one_to_one(node)
         ]
         attributes = {
             "call_target_name": ir.StringAttr.get(KERNEL_TARGET),
@@ -150,17 +177,17 @@ class _Emitter:
             "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _TYPED_FFI),
             "backend_config": ir.DictAttr.get(config),
             "operand_layouts": _row_major(node.operands),
-            "result_layouts": _row_major(node.results),
+            "result_layouts": _row_major((*node.results, *unread)),
             "output_operand_aliases": ir.ArrayAttr.get(aliases),
         }
-        return self._create(node, attributes, end, op="stablehlo.custom_call")
+        call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread))
+        return self._create(call, attributes, end)
 
     def _create(
         self,
         node: Node,
         attributes: dict[str, ir.Attribute],
         end: ir.InsertionPoint,
-        op: str | None = None,
     ) -> ir.Operation:
         if node.origin is None:
             location = ir.Location.name(node.location) if node.location else ir.Location.unknown()
@@ -175,7 +202,7 @@ class _Emitter:
             for i, value in enumerate(node.results)
         ]
         operation = ir.Operation.create(
-            op or node.op,
+            node.op,
             results=types,
             operands=[self._values[value] for value in node.operands],
             attributes=attributes,
@@ -193,6 +220,23 @@ class _Emitter:
         if value.type not in self._types:
             self._types[value.type] = write_type(value.type)
         return self._types[value.type]
+
+
+def _unread(node: Node) -> tuple[Value, ...]:
+    """What a kernel's call has as its last result beside those that are read: its scratch, also one
+    of no bytes where the call is a tuple without."""
+    size = node.attributes.get("scratch_bytes", 0)
+    return (Value(TensorType((size,), U8)),) if size or len(node.results) > 1 else ()
+
+
+def _one_to_one(node: Node) -> tuple[tuple[int, int], ...]:
+    """The aliases of a kernel, each of which has a result and an operand of its own."""
+    aliases = node.attributes["aliases"]
+    for name, numbers in zip(("result", "operand"), zip(*aliases, strict=True), strict=False):
+        if len(set(numbers)) < len(numbers):
+            raise FrontendError(f"expected each {name} of a kernel in one alias at most, got "
+                                f"(result, operand) {aliases}", location=node.location or None)
+    return aliases
 
 
 def _replace_captures(operation: ir.Operation, values: list[ir.Value]) -> None:

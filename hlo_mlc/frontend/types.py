@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -61,6 +62,14 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     if attribute.is_splat:
         return _splat(literal[(0,) * literal.ndim], tensor.shape)
     return literal
+
+
+def literal_identity(constant: ir.Operation) -> Hashable:
+    """What two constants of one context have in common only if they are equal."""
+    try:
+        return constant.attributes["value"]
+    except TypeError:  # Python has no class for attributes of complex elements
+        return constant
 
 
 def write_literal(literal: np.ndarray, dtype: DType) -> ir.DenseElementsAttr:

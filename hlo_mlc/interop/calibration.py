@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -29,7 +27,9 @@ from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.runtime.busyness import BUSY, observed, supersedes
 from hlo_mlc.runtime.measure import made_up
 from hlo_mlc.runtime.rates import known_rates, others_share, remember_rates
+from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
 
@@ -54,7 +54,7 @@ _ROWS = 1024  # and columns, of a sum over rows
 Found = Mapping[str, float]
 """Rates by the names of their fields."""
 
-_one_at_a_time = threading.Lock()
+_one_at_a_time = process_lock()
 
 
 def calibrated(options: Options, *, refresh: bool = False) -> Rates:
@@ -89,8 +89,7 @@ def measure_rates(target: CpuTarget, longest_s: float = LONGEST_S) -> Rates:
                     if time.perf_counter() > end:
                         return rates if rates.are_sane else Rates()
             except Exception as error:  # whatever a compiler may raise: nothing depends on this
-                warnings.warn(f"hlo_mlc cannot measure this machine: {error}", RuntimeWarning,
-                              stacklevel=2)
+                warn(f"hlo_mlc cannot measure this machine: {error}")
     return rates if rates.are_sane else Rates()
 
 

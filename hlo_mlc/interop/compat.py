@@ -15,7 +15,17 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import ad_util, api, api_util, checkify, compiler, core, effects, source_info_util
+from jax._src import (
+    ad_util,
+    api,
+    api_util,
+    checkify,
+    compiler,
+    core,
+    effects,
+    source_info_util,
+    traceback_util,
+)
 from jax._src import linear_util as lu
 from jax._src.export import _export
 from jax._src.interpreters import ad, batching
@@ -38,6 +48,9 @@ NOT_SPECIFIED = inspect.signature(jit).parameters["fun"].default
 
 check_callable = api_util.check_callable
 """Raises the TypeError that `jax.jit` raises for what it cannot be applied to."""
+
+hide_frames = traceback_util.register_exclusion
+"""Leaves the frames of a folder's files out of the tracebacks that JAX filters."""
 
 detach_constants = pe.separate_consts
 """Closed jaxpr -> (jaxpr that takes its constants as leading arguments, those constants)."""
@@ -67,6 +80,14 @@ def partition_count(axis_context: Any) -> int:
 def is_for_export(module_context: Any) -> bool:
     """Whether `jax.export` asks for the module that is being lowered."""
     return module_context.lowering_parameters.for_export
+
+
+def source_line(jaxpr: Any) -> tuple[str, int] | None:
+    """The file and the line at which the function that a jaxpr was made from begins."""
+    info = jaxpr.jaxpr.debug_info
+    if info is None or info.func_filename is None or info.func_lineno is None:
+        return None
+    return info.func_filename, info.func_lineno
 
 
 def refusing_vjp(exported: jax.export.Exported, refuse: Callable[[Any], Any]

@@ -2,49 +2,55 @@
 
 from __future__ import annotations
 
-import warnings
-
 from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, compile_module
 from hlo_mlc.interop import gpus
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.interop.extraction import function_named
+from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.interop.measuring import choose_fastest, register_handler
 from hlo_mlc.report import Report
-from hlo_mlc.support.errors import ConfigurationError, FrontendError
+from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
 
 
 def compile_extracted(
-    module: ir.Module, options: Options, *, entry: str, platform: str = "cpu"
+    module: ir.Module, options: Options, *, entry: str, platform: str = "cpu",
+    faults: Faults | None = None,
 ) -> tuple[ir.Module | None, Report]:
     """The compiled module and the report on it; None if XLA is to get the original.
 
     A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
-    asks for our kernels: then it is raised.
+    asks for our kernels: then it is raised. `faults` are those that the function has met before.
 
     Raises: ConfigurationError for settings that cannot be followed, such as a dump folder that
     cannot be written.
     """
+    faults = faults or Faults()
+    subject = Subject(entry, options, lambda: module)
+    answer: list[tuple[ir.Module | None, Report]] = []
+    with faults.contained(subject, lambda reason: answer.append((None, Report.untouched(reason)))):
+        answer.append(compile_function(module, subject, faults, entry=entry, platform=platform))
+    return answer[0]
+
+
+def compile_function(
+    module: ir.Module, subject: Subject, faults: Faults, *, entry: str, platform: str
+) -> tuple[ir.Module | None, Report]:
+    """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
+
+    Raises: any exception that a fault of the compiler may show itself as.
+    """
+    options = subject.options
     if options.choose == "xla":
         return None, Report.untouched('choose="xla" asks for it')
-    try:
-        compiled = _compile(module, options, entry, platform)
-        if compiled.module is module:
-            return None, compiled.report
+    compiled = _compile(module, options, entry, platform)
+    if compiled.module is not module:
         register_handler(platform)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        if options.choose == "ours":
-            raise
-        reason = f"the compiler failed with {type(error).__name__}: {error}"
-        warnings.warn(
-            f"hlo_mlc leaves {entry} to XLA: {reason}", RuntimeWarning, stacklevel=2
-        )
-        return None, Report.untouched(reason)
-    return compiled.module, compiled.report
+    for fault in compiled.faults:
+        faults.tell(fault, subject)
+    return compiled.module if compiled.module is not module else None, compiled.report
 
 
 def _compile(module: ir.Module, options: Options, entry: str, platform: str) -> CompiledModule:

@@ -98,22 +98,31 @@ def splice(
     """Makes @name of the module call what is @name in `compiled`. Consumes `compiled`.
 
     The function itself stays, with a body of one call: JAX remembers it and may call it again.
+    Where anything fails, the module is as it was.
     """
     for operation in list(compiled.body.operations):
         if operation.operation.name == _MESH:
             operation.operation.erase()
     donate(compiled, name, {})  # which only says something about the function that XLA runs
     rename_to_main(compiled, name)
-    target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
     function = symbols[name]
     body = function.regions[0].blocks[0]
-    for operation in reversed(list(body.operations)):
+    *computing, terminator = body.operations
+    known = len(module.body.operations)
+    try:
+        target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
+        with ir.InsertionPoint.at_block_begin(body), function.location:
+            call = func.CallOp(
+                function.type.results, ir.FlatSymbolRefAttr.get(target), list(body.arguments)
+            )
+    except BaseException:
+        for operation in reversed(list(module.body.operations)[known:]):
+            symbols.erase(operation)
+        raise
+    for number, result in enumerate(call.results):
+        terminator.operands[number] = result
+    for operation in reversed(computing):
         operation.operation.erase()
-    with ir.InsertionPoint(body), function.location:
-        call = func.CallOp(
-            function.type.results, ir.FlatSymbolRefAttr.get(target), list(body.arguments)
-        )
-        func.ReturnOp(call.results)
 
 
 def _callees(function: ir.Operation) -> set[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from jaxlib.mlir import ir
 
+from hlo_mlc.interop.faults import Faults
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.levels import planned_for
@@ -53,6 +54,7 @@ class TracedFunction:
     options: Options
     for_archive: bool = False  # `hlo_mlc.export` asks for it, which writes kernels into its files
     ledger: Ledger = field(default_factory=Ledger)
+    faults: Faults = field(default_factory=Faults)
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.options.choose}]"

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Operations come from the user's code, not from the file here that traces it.
 source_info_util.register_exclusion(str(Path(__file__).parent))
+# Nor do errors.
+compat.hide_frames(str(Path(__file__).parents[1]))
 
 
 Q = ParamSpec("Q")

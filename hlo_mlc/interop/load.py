@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, read_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
+from hlo_mlc.support.warning import warn
 
 _EMBEDDED = "<embedded values>"  # no name that a caller may use
 
@@ -164,8 +164,8 @@ def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: 
     target = next(iter(platform.fitting(targets)), None)
     if target is None:
         names = ", ".join(target["name"] for target in targets)
-        warnings.warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
-                      "XLA compiles the program instead", RuntimeWarning, stacklevel=4)
+        warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
+             "XLA compiles the program instead")
         return None
     for kernel_id in chosen["kernels"]:
         kernel = target["kernels"][kernel_id]

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import importlib.metadata
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +29,9 @@ from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.records import open_records, target_key
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.errors import CacheError, UnsupportedOpError
+from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.warning import warn
 
 CANDIDATES = ("ours", "auto")
 """What is tried against XLA's own: all that we can compile, and what is predicted to be faster."""
@@ -57,7 +57,7 @@ _REFUSED = {
 
 Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 
-_one_at_a_time = threading.Lock()
+_one_at_a_time = process_lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
             step = _TF32_STEP if platform == devices.CUDA else 0.0
             if difference := disagreement(run(), expected, step):
                 remark = f'choose="{choose}" does not compute what XLA does: {difference}'
-                warnings.warn(f"hlo_mlc: {remark}; not taken", RuntimeWarning, stacklevel=2)
+                warn(f"hlo_mlc: {remark}; not taken")
                 remarks.append(remark)
                 continue
             times = _time(run_original, run, _BUDGET_S / len(programs))

@@ -22,6 +22,7 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
+from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.program import Program, Shapes, program_call_p
@@ -81,6 +82,7 @@ class StablehloFunction:
         self._programs: dict[Shapes, _Compiled] = {}
         self._latest: _Compiled | None = None
         self._lock = threading.Lock()
+        self._faults = Faults()
         self._traced = self._traceable()
         taken, returned = (", ".join(map(str, types)) for types in
                            (self._arguments, result_types(module, MAIN, name)))
@@ -231,7 +233,7 @@ class StablehloFunction:
     def _compile(self, shapes: Shapes) -> _Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
         compiled, report = compile_extracted(
-            _extract_main(module, MAIN), self._options, entry=MAIN
+            _extract_main(module, MAIN), self._options, entry=MAIN, faults=self._faults
         )
         try:
             return _Compiled(compat.compile_for_cpu(compiled or module), report)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,13 +13,15 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import DONATED
-from hlo_mlc.frontend.types import read_type, write_literal
+from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
+from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, TracedFunction
 from hlo_mlc.report import Report
 from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.warning import is_internal
 
 mlc_call_p = jex.Primitive("mlc_call")
 """`results = mlc_call(*args, call_jaxpr=closed jaxpr, function=TracedFunction)`."""
@@ -46,33 +49,69 @@ def _lower_call(
     arguments = {"name": function.name, "call_jaxpr": call_jaxpr}
     if isinstance(module_context.cached_primitive_lowerings, _BodyCache):
         return lower(ctx, *operands, **arguments)
-    reason = _why_not(ctx, call_jaxpr, function)
-    if reason is not None:
-        function.ledger.record(module_context.module, Report.untouched(reason))
-        say(Level.FUNCTIONS, function.options.debug, [f"{function.name} stays with XLA: {reason}"])
-        return lower(ctx, *operands, **arguments)
+    line = compat.source_line(call_jaxpr)
+    subject = Subject(function.name, function.options, lambda: str(call_jaxpr),
+                      None if line is None or is_internal(line[0]) else line)
 
-    # In JAX's own cache, because that lives and dies with the module.  What is compiled for some
-    # constants is called with no others.
-    known = _constants(operands)
-    cache = module_context.cached_primitive_lowerings.setdefault(
-        (mlc_call_p, function, module_context.axis_context,
-         tuple((number, constant.attributes["value"]) for number, constant in known.items())),
-        _BodyCache()
-    )
+    def leave(reason: str) -> None:
+        function.ledger.record(module_context.module, Report.untouched(reason))
+
+    cache = None
+    with function.faults.contained(subject, leave):
+        reason = _why_not(ctx, call_jaxpr, function)
+        if reason is None:
+            cache = _body_cache(module_context, operands, function)
+        else:
+            leave(reason)
+            say(Level.FUNCTIONS, function.options.debug,
+                [f"{function.name} stays with XLA: {reason}"])
+    if cache is None:
+        return lower(ctx, *operands, **arguments)
     body_context = module_context.replace(
         cached_primitive_lowerings=cache, lowering_cache=cache.operations
     )
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
+    with function.faults.contained(subject, leave):
+        (platform,) = ctx.platforms or module_context.platforms
+        _take_over(module_context, cache, results, operands, function, subject, leave, platform)
+    return results
+
+
+def _body_cache(
+    module_context: mlir.ModuleContext, operands: Sequence[Any], function: TracedFunction
+) -> _BodyCache:
+    """The cache for what a call consists of: in JAX's own, because that lives and dies with the
+    module.  What is compiled for some constants is called with no others."""
+    constants = _constants(operands).items()
+    return module_context.cached_primitive_lowerings.setdefault(
+        (mlc_call_p, function, module_context.axis_context,
+         tuple((number, literal_identity(constant)) for number, constant in constants)),
+        _BodyCache()
+    )
+
+
+def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: Any,
+               operands: Sequence[Any], function: TracedFunction, subject: Subject,
+               leave: Callable[[str], None], platform: str) -> None:
+    """Compiles the function that a call of the program's calls, unless that was done before, and
+    puts what was compiled in its place, if that is anything."""
+    module, symbols = module_context.module, module_context.symbol_table
     call = _call(jax.tree.leaves(results)[0])
     symbol = call.attributes["callee"].value
     if symbol not in cache.compiled:
-        (platform,) = ctx.platforms or module_context.platforms
-        cache.compiled[symbol] = _compile(module_context, symbol, function, operands, platform)
+        cache.compiled[symbol] = False
+        extracted = called(module, symbols, symbol, operands)
+        subject = replace(subject, program=lambda: extracted)
+        with function.faults.contained(subject, leave):
+            compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
+                                                platform=platform)
+            function.ledger.record(module, report)
+            if compiled is not None:
+                splice(module, symbols, symbol, compiled)
+                cache.compiled[symbol] = True
     if cache.compiled[symbol]:
-        for number in known:
+        for number in _constants(operands):
             call.operands[number] = _placeholder(call.operands[number])
-    return results
 
 
 def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction
@@ -140,19 +179,6 @@ def called(module: ir.Module, symbols: ir.SymbolTable, symbol: str, operands: Se
     donate(extracted, symbol, _donations(module, operands))
     write_in(extracted, symbol, _constants(operands))
     return extracted
-
-
-def _compile(module_context: mlir.ModuleContext, symbol: str, function: TracedFunction,
-             operands: Sequence[Any], platform: str) -> bool:
-    """Puts what is compiled of a function in its place, if anything of it is taken over."""
-    module, symbols = module_context.module, module_context.symbol_table
-    extracted = called(module, symbols, symbol, operands)
-    compiled, report = compile_extracted(extracted, function.options, entry=symbol,
-                                         platform=platform)
-    if compiled is not None:
-        splice(module, symbols, symbol, compiled)
-    function.ledger.record(module, report)
-    return compiled is not None
 
 
 def _placeholder(constant: ir.Value) -> ir.Value:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.splat import splat
@@ -80,7 +80,7 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
 
     def fold(node: Node, context: Rewriter) -> Value | None:
         """`op(constants)` -> `constant`"""
-        if node.op not in foldable:
+        if node.op not in foldable or _is_modulus(node):
             return None
         reference = references[node.op]
         shape = node.results[0].type.shape
@@ -97,6 +97,11 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
         return context.constant(_compact(_evaluate(reference, node, literals)))
 
     return fold
+
+
+def _is_modulus(node: Node) -> bool:
+    """Whether it is the absolute value of complex numbers: a square root, which is not exact."""
+    return node.op == "stablehlo.abs" and node.operands[0].type.dtype.kind is Kind.COMPLEX
 
 
 def _evaluate(reference: Reference, node: Node, operands: list[np.ndarray]) -> np.ndarray:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from hlo_mlc.support.warning import warn
 
 BUSY = 0.1
 """The share of the CPUs' time from which on others make a machine busy: kernels on all its CPUs are
@@ -74,8 +75,7 @@ def observed(measure: Callable[[], T]) -> tuple[T, float]:
     after = read_clocks()
     share = 0.0 if before is None or after is None else before.share_of_others(after)
     if share > BUSY:
-        warnings.warn(f"hlo_mlc measured this machine {busy_line(share)}", RuntimeWarning,
-                      stacklevel=3)
+        warn(f"hlo_mlc measured this machine {busy_line(share)}")
     return found, share
 
 

@@ -11,7 +11,6 @@ import struct
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from hlo_mlc.runtime.files import TEMPORARY_PREFIX, write_whole
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.warning import warn
 
 DEFAULT_LIMIT_BYTES = 1 << 30
 
@@ -192,7 +192,7 @@ class ObjectCache:
                     path.unlink()
 
     def _warn(self, message: str) -> None:
-        warnings.warn(f"hlo_mlc cache: {message}", RuntimeWarning, stacklevel=3)
+        warn(f"hlo_mlc cache: {message}")
 
 
 def object_cache(options: Options) -> ObjectCache:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Sequence
 
 import jax
 
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import RuntimeLibraryError
+from hlo_mlc.support.locks import process_lock
 
 PLATFORM = "CUDA"
 """What XLA calls it."""
 
 _STATE_TYPE_NAME = "hlo_mlc_cuda_kernel_state"
 _published: set[str] = set()
-_registration_lock = threading.Lock()
+_registration_lock = process_lock()
 _registered = False
 
 

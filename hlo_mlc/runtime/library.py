@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
-import threading
 
 from hlo_mlc.support.errors import RuntimeLibraryError
+from hlo_mlc.support.locks import process_lock
 
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
@@ -48,7 +48,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlc_ffi_state_type_info": (_pointer, []),
 }
 
-_registration_lock = threading.Lock()
+_registration_lock = process_lock()
 _registered = False
 
 

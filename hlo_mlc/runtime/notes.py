@@ -7,13 +7,13 @@ damaged reads as None, and costs no more than finding out again.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
+from hlo_mlc.support.warning import warn
 
 Note = Mapping[str, Any]
 """What JSON can hold, by name."""
@@ -56,5 +56,5 @@ def write_note(path: Path, content: Note) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, [f"{json.dumps(content, indent=1)}\n".encode()])
     except OSError as error:
-        warnings.warn(f"hlo_mlc cannot write {path} ({error.strerror or error}); what it measured "
-                      "will be measured again", RuntimeWarning, stacklevel=2)
+        warn(f"hlo_mlc cannot write {path} ({error.strerror or error}); what it measured "
+             "will be measured again")

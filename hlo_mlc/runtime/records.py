@@ -15,7 +15,6 @@ import hashlib
 import json
 import math
 import re
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates.base import Parameters
@@ -282,4 +282,4 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"hlo_mlc records: {message}", RuntimeWarning, stacklevel=4)
+    warn(f"hlo_mlc records: {message}")

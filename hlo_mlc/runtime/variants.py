@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ import llvmlite.binding as llvm
 
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import CodegenError, RuntimeLibraryError, UsageError
+from hlo_mlc.support.locks import process_lock
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ _published: set[KernelCode] = set()
 
 _MACHINE = slice(18, 20)  # where an ELF header says what machine it is for; System V ABI
 
-_jit_lock = threading.Lock()
+_jit_lock = process_lock()
 _library_numbers = itertools.count()
 
 

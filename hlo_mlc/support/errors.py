@@ -73,6 +73,10 @@ class UnsupportedOpError(MlcError):
         return f"{self.op} is not supported: {self.reason}"
 
 
+class CompilerFault(MlcError):
+    """The compiler failed in a way that it has no other class for; the cause is chained."""
+
+
 class PassError(MlcError):
     """A graph pass met a graph that breaks what the pass requires, or failed to keep a promise."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hlo_mlc.support.errors import ConfigurationError, UsageError, did_you_mean
+from hlo_mlc.support.warning import warn
 
 CHOICES = ("auto", "measure", "ours", "xla")
 """How to choose between our kernels and XLA's: by prediction, by measuring, always one side."""
@@ -189,5 +189,4 @@ def _name_unknown(variable: str) -> None:
     known = [option.metadata["variable"] for option in dataclasses.fields(Options)]
     if variable not in known:
         others = did_you_mean(variable, known, _PREFIX) or f"; there are {', '.join(known)}"
-        warnings.warn(f"hlo_mlc: there is no environment variable {variable}{others}",
-                      RuntimeWarning, stacklevel=3)
+        warn(f"hlo_mlc: there is no environment variable {variable}{others}")

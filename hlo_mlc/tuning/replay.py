@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.program import Decision, schedule_program
 from hlo_mlc.tensor.core import TensorProgram
@@ -20,8 +19,7 @@ def replay(program: TensorProgram, target: CpuTarget, schedules: Schedules
     if not schedules:
         return default
     if space_of(program, default[1], target).configuration(schedules) is None:
-        warnings.warn(f"hlo_mlc: the recorded schedule of {program.name} is not one that today's "
-                      "templates have; it gets the default (tune it again)", RuntimeWarning,
-                      stacklevel=2)
+        warn(f"hlo_mlc: the recorded schedule of {program.name} is not one that today's "
+             "templates have; it gets the default (tune it again)")
         return default
     return schedule_program(program, target, schedules)

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from optuna.storages.journal import JournalFileBackend
 from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.warning import warn
 
 
 def journal_path(options: Options) -> Path:
@@ -137,4 +137,4 @@ def _aside(path: Path) -> Path:
 
 
 def _warn(message: str) -> None:
-    warnings.warn(f"hlo_mlc studies: {message}", RuntimeWarning, stacklevel=4)
+    warn(f"hlo_mlc studies: {message}")

@@ -193,9 +193,12 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
     monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)
     monkeypatch.setattr(building, "replay", faulty)
     module = module_of(function, x)
-    with pytest.warns(RuntimeWarning, match="leaves a cluster to XLA: CodegenError: no code for"):
-        report = compile_module(module, Options.from_environment(choose="auto")).report
+    compiled = compile_module(module, Options.from_environment(choose="auto"))
+    report = compiled.report
     assert report.kernels
+    (fault,) = compiled.faults
+    assert fault.reason == "the compiler failed with CodegenError: no code for this one"
+    assert Path(__file__).name in fault.location
     assert any("no code for this one" in left.reason for left in report.left)
     with pytest.raises(CodegenError):
         compile_module(module, Options.from_environment(choose="ours"))

@@ -71,6 +71,31 @@ def test_kernel_of_several_results_names_the_aliased_one(module: ir.Module) -> N
     assert "output_tuple_indices = [1], operand_index = 0" in _line(emitted, "custom_call")
 
 
+def test_no_call_is_all_of_a_tuple(module: ir.Module) -> None:
+    """A call with several results has one more, which nothing reads; it is the scratch if any."""
+    graph = import_function(module)
+    for results, scratch, types in (
+        (1, 0, "tensor<2x3xf32>"),
+        (2, 0, "(tensor<2x3xf32>, tensor<2x3xf32>, tensor<0xui8>)"),
+        (1, 64, "(tensor<2x3xf32>, tensor<64xui8>)"),
+        (2, 64, "(tensor<2x3xf32>, tensor<2x3xf32>, tensor<64xui8>)"),
+    ):
+        kernel = _kernel(graph.parameters, results)
+        kernel = dataclasses.replace(
+            kernel, attributes={**kernel.attributes, "scratch_bytes": scratch})
+        emitted = emit_module(Graph(graph.parameters, (kernel,), kernel.results[:1]), module)
+        assert _line(emitted, "custom_call").endswith(f"-> {types}")
+
+
+@pytest.mark.parametrize(("aliases", "what"), [
+    (((0, 0), (1, 0)), "each operand"), (((0, 0), (0, 1)), "each result")])
+def test_aliases_are_one_to_one(module: ir.Module, aliases: tuple, what: str) -> None:
+    graph = import_function(module)
+    kernel = _kernel(graph.parameters, 2, aliases)
+    with pytest.raises(FrontendError, match=f"expected {what} of a kernel in one alias at most"):
+        emit_module(Graph(graph.parameters, (kernel,), kernel.results[:1]), module)
+
+
 def test_source_stays_as_it_was(module: ir.Module) -> None:
     graph = import_function(module)
     emit_module(Graph(graph.parameters, (), graph.parameters[:1]), module)

@@ -17,6 +17,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling
 from hlo_mlc.report import Report
+from hlo_mlc.support.errors import CompilerFault
 from hlo_mlc.support.options import Options
 
 X = jnp.arange(8.0)
@@ -207,5 +208,5 @@ def test_a_fault_of_the_compiler_is_raised_when_ours_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiling, "compile_module", failing)
-    with pytest.raises(ZeroDivisionError, match="a fault in the compiler"):
+    with pytest.raises(CompilerFault, match="ZeroDivisionError: a fault in the compiler"):
         mlc_jit(lambda x: x * 2, choose="ours")(X)
