@@ -43,6 +43,10 @@ int mlc_variant_exists(const char* id) {
 
 int mlc_variant_remove(const char* id) { return VariantTable::Get().Remove(id) ? kDone : kNo; }
 
+int mlc_variant_remove_unused(const char* id) {
+  return VariantTable::Get().RemoveUnused(id) ? kDone : kNo;
+}
+
 int mlc_variant_describe(const char* id, const char* lines) {
   const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
   if (slot == nullptr) return kNo;

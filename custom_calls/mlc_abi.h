@@ -90,13 +90,17 @@ typedef struct MlcCheckedKernel {
 MLC_EXPORT int64_t mlc_abi_version(void);
 
 /* Makes `entry` the code behind `id`, for executables still to be loaded and for those already
- * loaded. The code must stay mapped for as long as the process lives: an execution that began
- * with it may still be running. */
+ * loaded. The code must stay mapped until mlc_variant_remove_unused says that nobody holds it: an
+ * execution that began with it may still be running. */
 MLC_EXPORT int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes);
 MLC_EXPORT int mlc_variant_exists(const char* id);
 
 /* Forgets `id`: executables loaded from now on do not find it; those already loaded keep it. */
 MLC_EXPORT int mlc_variant_remove(const char* id);
+
+/* Forgets `id` if no executable holds it. 1: there is none that does, and none will find it, so
+ * that whatever was published as `id` may be unmapped; 0: some executable still calls it. */
+MLC_EXPORT int mlc_variant_remove_unused(const char* id);
 
 /* Says for what lines of the user's program a kernel stands, for the errors of kernels with checks.
  * Each line of `lines` is the name of a buffer, a tab, and where what it holds is computed; the one

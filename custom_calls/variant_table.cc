@@ -82,6 +82,16 @@ bool VariantTable::Remove(std::string_view id) {
   return slots_.erase(std::string(id)) > 0;
 }
 
+bool VariantTable::RemoveUnused(std::string_view id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = slots_.find(std::string(id));
+  if (found == slots_.end()) return true;
+  // Others are added under the lock only, so nobody can come to hold it meanwhile.
+  if (found->second.use_count() > 1) return false;
+  slots_.erase(found);
+  return true;
+}
+
 std::shared_ptr<Slot> VariantTable::Find(std::string_view id) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = slots_.find(std::string(id));

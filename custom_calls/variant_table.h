@@ -62,6 +62,8 @@ class VariantTable {
 
   void Set(std::string_view id, Variant variant);
   bool Remove(std::string_view id);
+  // Forgets `id` unless an executable holds on to its slot; says whether it is gone.
+  bool RemoveUnused(std::string_view id);
   std::shared_ptr<Slot> Find(std::string_view id) const;
   void ResetCalls();
 

@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -53,12 +54,14 @@ class KernelObject:
 
     symbol: str
     scratch_bytes: int
+    lines: int  # of the LLVM IR that it was made from
     nests: tuple[NestReport, ...]
     code: bytes  # a relocatable object file
 
     def pack(self) -> bytes:
         """The object as bytes."""
         about = json.dumps({"symbol": self.symbol, "scratch_bytes": self.scratch_bytes,
+                            "lines": self.lines,
                             "nests": [asdict(nest) for nest in self.nests]}).encode()
         return _LENGTH.pack(len(about)) + about + self.code
 
@@ -71,7 +74,7 @@ class KernelObject:
         nests = tuple(NestReport(n["template"], n["parameters"],
                                  tuple(map(tuple, n["refused"])), n["text"])
                       for n in about["nests"])
-        return cls(about["symbol"], about["scratch_bytes"], nests, data[end:])
+        return cls(about["symbol"], about["scratch_bytes"], about["lines"], nests, data[end:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +86,26 @@ class KernelSource:
     text: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class BuiltKernel:
-    """A kernel that can be called, and how it was made."""
+    """A kernel that can be called, and how it was made.  It can be called as long as somebody has
+    this, or a loaded program calls it."""
 
     kernel: Kernel
     nests: tuple[NestReport, ...]
+    lines: int  # of LLVM IR
     code: KernelCode
+    lease: variants.Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """The kernels that can be called, and why others could not be built, by fingerprint."""
+    """The kernels that can be called, why others could not be built, and why others were not, as
+    they would take too long, by fingerprint."""
 
     built: Mapping[str, BuiltKernel]
     failed: Mapping[str, Fault]
+    too_long: Mapping[str, str]
 
 
 _Callable = tuple[KernelObject, KernelCode]
@@ -112,9 +120,19 @@ class _Pending:
     future: Future[_Callable]
 
 
-_built: dict[tuple[str, CpuTarget, bool], BuiltKernel] = {}  # also by whether it has checks
-_building = process_lock()
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A kernel's source, empty if it is not needed, how long it is, and what makes it callable."""
 
+    source: str
+    lines: int
+    work: Callable[[], _Callable]
+
+
+_Key = tuple[str, CpuTarget, bool]  # a fingerprint, for what, and whether it has checks
+_built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
+_building = process_lock()
+_keepers: list[list[BuiltKernel]] = []
 
 
 def variant_of(target: CpuTarget) -> str:
@@ -125,13 +143,24 @@ def variant_of(target: CpuTarget) -> str:
 
 def built_kernel(fingerprint: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:
     """The kernel with this fingerprint, if this process has compiled it for this target, with
-    checks or without."""
+    checks or without, and needs it."""
     return _built.get((fingerprint, target, checked))
 
 
 def kernel_with_id(kernel_id: str) -> Kernel | None:
-    """The kernel with this id, if this process has compiled it for any target."""
+    """The kernel with this id, if this process has compiled it for any target and needs it."""
     return next((b.kernel for (known, *_), b in _built.items() if known == kernel_id), None)
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """All kernels that are built in here can be called until the end."""
+    kept: list[BuiltKernel] = []
+    _keepers.append(kept)
+    try:
+        yield
+    finally:
+        _keepers.remove(kept)
 
 
 def scheduled(kernel: Kernel, options: Options, target: CpuTarget
@@ -182,41 +211,65 @@ def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
 
 
 def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
-                  record: Recorder) -> Building:
+                  record: Recorder, most_lines: int | None = None) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
 
-    A fault of the compiler costs only the kernel that shows it.
+    A fault of the compiler costs only the kernel that shows it.  The kernel that would make it more
+    than `most_lines` of LLVM IR is not built, nor are those after it; what is in the cache counts
+    the same, so that a program always gets the same kernels.
 
     Raises: MlcError for the fault if `options.choose` is "ours".
     """
     wanted = {kernel.fingerprint: kernel for kernel in kernels}
     if not wanted:
-        return Building({}, {})
+        return Building({}, {}, {})
     cache = object_cache(options)
+    built: dict[str, BuiltKernel] = {}
     failed: dict[str, Fault] = {}
+    too_long: dict[str, str] = {}
+    remaining = sys.maxsize if most_lines is None else most_lines
+    variants.release_unused()
     with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target, options.check))
-            if known is not None and record.folder is None:  # a dump shows all stages every time
+            if too_long:
+                too_long[kernel.fingerprint] = _too_long(most_lines)
+                continue
+            if known is not None and record.folder is None and known.lines <= remaining:
                 # Others may have come since.
                 variants.publish(kernel.fingerprint + variant_of(target), known.code)
-                continue
+                built[kernel.fingerprint] = known
+                remaining -= known.lines
+                continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
-                source, work = _begin(kernel, options, target, cache, record)
-                pending.append(_Pending(kernel, source, assembler.submit(work)))
+                begun = _begin(kernel, options, target, cache, record)
+                remaining -= begun.lines
+                if remaining < 0:
+                    too_long[kernel.fingerprint] = _too_long(most_lines)
+                    continue
+                pending.append(_Pending(kernel, begun.source, assembler.submit(begun.work)))
         for one in pending:
             kernel, name = one.kernel, one.kernel.program.name
             with _noted(failed, kernel, options):
                 stored, code = one.future.result()
                 record.stage(f"assemble {name}", f"90-{name}.s",
                              lambda source=one.source: assembly(source, target))
-                variants.publish(kernel.fingerprint + variant_of(target), code)
-                _built[kernel.fingerprint, target, options.check] = BuiltKernel(
-                    kernel, stored.nests, code)
-        built = {fingerprint: _built[fingerprint, target, options.check] for fingerprint in wanted
-                 if fingerprint not in failed}
-    return Building(built, failed)
+                kernel_id = kernel.fingerprint + variant_of(target)
+                lease = variants.lease(kernel_id)
+                variants.publish(kernel_id, code)
+                fresh = BuiltKernel(kernel, stored.nests, stored.lines, code, lease)
+                built[kernel.fingerprint] = fresh
+                _built[kernel.fingerprint, target, options.check] = fresh
+    for kept in tuple(_keepers):
+        kept += built.values()
+    return Building(built, failed, too_long)
+
+
+def _too_long(most_lines: int) -> str:
+    return (f"with those before it, it would be more than {most_lines:,} lines of LLVM IR, which "
+            'take longer to compile than XLA may need for a program of this size; choose="ours" '
+            "compiles it")
 
 
 def _noted(failed: dict[str, Fault], kernel: Kernel, options: Options) -> Contained:
@@ -236,14 +289,13 @@ def _eager_switching() -> Iterator[None]:
 
 
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder) -> tuple[str, Callable[[], _Callable]]:
-    """The kernel's source, empty if it is not needed, and what makes it callable."""
+           record: Recorder) -> _Begun:
     schedules = _schedules(kernel, options, target)
     key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
     if stored is not None and record.folder is None:
-        return "", functools.partial(_load, stored)
+        return _Begun("", stored.lines, functools.partial(_load, stored))
     name = kernel.program.name
     record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = replay(kernel.program, target, schedules)
@@ -251,16 +303,16 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
     record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
     source = print_program(loops, target, options.check)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
-    if stored is not None:
-        return source, functools.partial(_load, stored)
-    return source, lambda: _load(_assembled(loops, decisions, source, target, cache, key))
+    work = functools.partial(_load, stored) if stored is not None else \
+        lambda: _load(_assembled(loops, decisions, source, target, cache, key))
+    return _Begun(source, source.count("\n"), work)
 
 
 def _assembled(loops: LoopProgram, decisions: Sequence[Decision], source: str, target: CpuTarget,
                cache: ObjectCache, key: str) -> KernelObject:
     """The object of a kernel, which is also put into the cache."""
-    fresh = KernelObject(loops.name, loops.scratch_bytes, tuple(map(nest_report, decisions)),
-                         compile_ir(source, target))
+    fresh = KernelObject(loops.name, loops.scratch_bytes, source.count("\n"),
+                         tuple(map(nest_report, decisions)), compile_ir(source, target))
     cache.put(key, fresh.pack())
     return fresh
 
@@ -273,7 +325,8 @@ def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules, checked:
     """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
     has checks, and all that makes code."""
     tuned = sorted((n, name, sorted(p.items())) for n, (name, p) in schedules.items())
-    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{checked}\n{_generators()}"
+    described = KernelObject.__match_args__
+    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{checked}\n{described}\n{_generators()}"
     return hashlib.sha256(identity.encode()).hexdigest()
 
 

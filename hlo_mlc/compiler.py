@@ -89,6 +89,25 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
     return CompiledModule(emitted, report, tuple(failed.values()))
 
 
+# Lines of LLVM IR for a program, for each of its operations, and for each that updates a part of an
+# array.  A line took 40 to 60 us to print and compile; chains of 2,000 operations took XLA 0.2 to
+# 0.7 ms for each, chains of 2,000 updates 4.  So a first call takes about twice as long as XLA's at
+# most, or 1.5 s longer.
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_UPDATE = 24_000, 2, 40
+_UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
+
+
+def most_lines_for(graph: Graph) -> int:
+    """How much LLVM IR may be compiled for a program, by what XLA would have to do for it."""
+    return _LINES + _lines_for_nodes(graph)
+
+
+def _lines_for_nodes(graph: Graph) -> int:
+    own = (_LINES_FOR_UPDATE if node.op in _UPDATES else _LINES_FOR_OPERATION
+           for node in graph.nodes)
+    return sum(own) + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
+
+
 def target_of(options: Options) -> CpuTarget:
     """The CPU to generate code for, and how fast it is, as far as that was measured.
 
@@ -105,17 +124,20 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
                     ) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
     """The plan, its kernels, and why others could not be built: their clusters stay with XLA."""
     failed: dict[str, Fault] = {}
+    refused: dict[str, str] = {}
+    most_lines = None if options.choose == "ours" else most_lines_for(graph)
     while True:
-        choose = _chooser(options, target, failed)
+        choose = _chooser(options, target, refused)
         plan = partition(graph, choose, lambda unit: is_small_unit(unit, target), donated)
         if options.choose != "ours":
             plan = worth_it(plan, target)
-            if more := completion(plan, target, failed):
+            if more := completion(plan, target, refused):
                 plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
                                   "starts no thread for it")
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
-        result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record)
-        if not result.failed:
+        result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record,
+                               most_lines)
+        if not result.failed and not result.too_long:
             if options.check:
                 _describe([cluster for cluster, _ in plan.taken], target)
             return plan, result.built, failed
@@ -124,6 +146,8 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
                 places = (node.location for node in cluster.nodes if node.location)
                 failed[cluster.kernel.fingerprint] = replace(
                     fault, part="a cluster", location=fault.location or next(places, ""))
+        refused.update((kernel, fault.reason) for kernel, fault in result.failed.items())
+        refused.update(result.too_long)
 
 
 def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
@@ -141,13 +165,13 @@ def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
             for name, locations in named.items()})
 
 
-def _chooser(options: Options, target: CpuTarget, failed: Mapping[str, Fault]) -> Chooser:
+def _chooser(options: Options, target: CpuTarget, refused: Mapping[str, str]) -> Chooser:
     rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
 
     def choose(cluster: Cluster) -> Verdict:
         verdict = rule(cluster, target)
-        fault = failed.get(cluster.kernel.fingerprint)
-        return verdict if fault is None else replace(verdict, take=False, reason=fault.reason)
+        reason = refused.get(cluster.kernel.fingerprint)
+        return verdict if reason is None else replace(verdict, take=False, reason=reason)
 
     return choose
 
@@ -232,7 +256,7 @@ def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> Ke
         bytes=predicted.bytes, operations=predicted.operations,
         contraction_flops=predicted.contraction_flops,
         data_dependent=any(map(is_data_dependent, program.steps)),
-        ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason)
+        ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason, kept=built)
 
 
 def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:

@@ -30,7 +30,7 @@ class KernelReport:
     """One kernel: what it computes and what it is expected to cost.
 
     `data_dependent` says that its time depends on the values of its operands: it may not be run on
-    made-up ones.
+    made-up ones.  `kept` is what keeps it callable as long as somebody has the report.
     """
 
     id: str
@@ -50,6 +50,7 @@ class KernelReport:
     uses: int = 1
     resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
     tuned: Measured | None = None  # when its schedule was found, if it was
+    kept: object = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class Cpus:
 
     def publish(self, kernel_id: str, kernel: Described, code: bytes) -> None:
         library.register_with_jax()
+        variants.keep(kernel_id)
         if not variants.exists(kernel_id):
             variants.publish(kernel_id, variants.load_object(code, kernel["symbol"],
                                                              kernel["scratch_bytes"]))

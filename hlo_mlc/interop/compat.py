@@ -56,6 +56,15 @@ detach_constants = pe.separate_consts
 """Closed jaxpr -> (jaxpr that takes its constants as leading arguments, those constants)."""
 
 
+def bind_again(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
+    """The results of an equation's primitive for other operands, as if it stood where it does."""
+    primitive, source = equation.primitive, equation.source_info
+    names = source_info_util.current_name_stack() + source.name_stack
+    with source_info_util.user_context(source.traceback, name_stack=names), equation.ctx.manager:
+        results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return results if primitive.multiple_results else [results]
+
+
 def has_side_effects(jaxpr: Any) -> bool:
     """Whether running it does more than compute results (prints, callbacks with effects, refs).
 

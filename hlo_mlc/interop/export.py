@@ -26,6 +26,7 @@ import numpy as np
 from jax.export import DisabledSafetyCheck
 from jaxlib.mlir import ir
 
+from hlo_mlc.building import keeping
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.code import CpuTargets, GpuTargets
@@ -121,7 +122,8 @@ def export(
         entries = {name: entry(function, *args, embed=embed, vjp_order=vjp_order, **kwargs)}
     if not entries or not targets:
         raise UsageError("There is nothing to export: it takes a function and a target")
-    return _Writer(targets_named(targets)).write(Path(path), entries)
+    with keeping():
+        return _Writer(targets_named(targets)).write(Path(path), entries)
 
 
 def embedded_positions(embed: int | Sequence[int], count: int) -> tuple[int, ...]:

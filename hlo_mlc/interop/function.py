@@ -17,6 +17,11 @@ PLATFORMS = ("cpu", "cuda")
 """What they may be lowered for, as JAX calls it."""
 
 
+_reports_on: weakref.WeakKeyDictionary[ir.Module, list[Report]] = weakref.WeakKeyDictionary()
+"""All that was compiled into each module: as long as it is there, it may be compiled by XLA, which
+has to find the kernels."""
+
+
 class Ledger:
     """The reports on one function: one for each module that it was lowered into.
 
@@ -34,6 +39,7 @@ class Ledger:
     def record(self, module: ir.Module, report: Report) -> None:
         with self._lock:
             self._by_module[module] = report
+            _reports_on.setdefault(module, []).append(report)
             self._latest = report
 
     def find(self, module: ir.Module) -> Report | None:

@@ -19,10 +19,12 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
+from hlo_mlc.interop.nesting import shallow
 from hlo_mlc.interop.primitive import mlc_call_p
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.stack import deep_calls
 
 if TYPE_CHECKING:
     from hlo_mlc.interop.tuning import TuningReport
@@ -135,7 +137,8 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
     def staged(*args: Any, **kwargs: Any) -> Any:
         if jax.config.jax_disable_jit:
             return fun(*args, **kwargs)
-        return _stage(function, fun, args, kwargs)
+        with deep_calls():
+            return _stage(function, fun, args, kwargs)
 
     # Attributes of the function's own are found in the object of `jax.jit`, behind our methods.
     made = functools.update_wrapper(MlcFunction(compat.jit(staged, **jit_arguments)), fun,
@@ -163,8 +166,8 @@ def _stage(
     closed_jaxpr, results = jax.make_jaxpr(
         functools.partial(fun, **static_kwargs), static_argnums=static, return_shape=True
     )(*args, **traced_kwargs)
-    call_jaxpr, constants = compat.detach_constants(closed_jaxpr)
     operands = jax.tree.leaves((traced, traced_kwargs))
+    call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, operands))
     outs = mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr, function=function)
     return jax.tree.unflatten(jax.tree.structure(results), outs)
 

@@ -22,7 +22,7 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.building import rebuild_kernel
+from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
@@ -200,7 +200,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     library.register_with_jax()
     session = _Session(module, entry, options, trials, minutes, given)
     kernels: list[TunedKernel] = []
-    with TuningProgress() as progress, jax.ensure_compile_time_eval():
+    with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
             for kernel in session.kernels(progress):
                 kernels.append(kernel)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -43,6 +43,9 @@ MANY_PARTS, LONG_PART = 4, 64
 WASTED, WASTED_FOR_PART, SHORTEST_PART = 4, 2_000, 16
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter.
 DEPTH_LIMIT = 64
+# Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
+# that a few dozen rotations in a row would be written out for thousands of places.
+PARTS_LIMIT = 32
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class StageLowering:
     _reads: dict[tuple[Value, Indices], Expr] = field(default_factory=dict)
     _costs: dict[Value, int] = field(default_factory=dict)
     _depths: dict[Value, int] = field(default_factory=dict)
+    _parts: dict[Value, int] = field(default_factory=dict)
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
@@ -161,13 +165,18 @@ class StageLowering:
                 cost = terms * sum(self._costs.get(v, 0) for v in node.operands)
                 cost += operation_cost(node) if terms == 1 else terms
                 depth = 1 + max((self._depths.get(v, 0) for v in node.operands), default=0)
+                inside = [self._parts.get(v, 1) for v in node.operands]
+                joins = node.op == "stablehlo.concatenate"
+                parts = sum(inside) if joins else max(inside, default=1)
+                too_many = joins and parts > PARTS_LIMIT and max(inside) > 1
                 if _has_many_parts(node) or self._has_costly_parts(node):
                     self._store_parts(node, value)
-                elif depth > DEPTH_LIMIT or self._needs_buffer(node, value, cost, uses):
+                elif depth > DEPTH_LIMIT or too_many or self._needs_buffer(node, value, cost, uses):
                     self.store(node, value, lowered.elements[position])
                 else:
                     self._costs[value] = cost
                     self._depths[value] = depth
+                    self._parts[value] = parts
         elif isinstance(lowered, Fold):
             self._fold(node, lowered)
         elif isinstance(lowered, Scan):
@@ -206,29 +215,25 @@ class StageLowering:
     def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where a product, looking through data movement, reads each element several times,
         or little is to be copied."""
-        for user in uses.get(value, ()):
-            if user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
-                    value.type.bytes <= JOINED_LIMIT or times_read(user, value) >= REUSED)):
-                return True
-            moved = moves(user) and user.op != "stablehlo.concatenate"
-            if moved and self._is_multiplied(user.results[0], uses):
-                return True  # what is joined again is for the next one to decide
-        return False
+        def unjoined(user: Node) -> bool:
+            return moves(user) and user.op != "stablehlo.concatenate"
+
+        # What is joined again is for the next one to decide.
+        return any(user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
+            read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED))
+            for user, read in _users_behind(value, uses, unjoined))
 
     def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where windows are searched for an element, which goes in vectors only if those of
         neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
-        return any(user.op == "stablehlo.select_and_scatter" or (
-            user.op == "stablehlo.pad" and self._is_picked_from(user.results[0], uses))
-            for user in uses.get(value, ()))
+        return any(user.op == "stablehlo.select_and_scatter" for user, _ in _users_behind(
+            value, uses, lambda user: user.op == "stablehlo.pad"))
 
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""
-        for user in uses.get(value, ()):
+        for user, read in _users_behind(value, uses, moves):
             is_factor = user.op == "stablehlo.dot_general" and cost <= self.prologue
-            if not is_factor and _rereads(user, value, cost):
-                return True
-            if moves(user) and self._is_reread(user.results[0], cost, uses):
+            if not is_factor and _rereads(user, read, cost):
                 return True
         return False
 
@@ -330,6 +335,22 @@ class StageLowering:
 
     def _emit(self, node: Node, stage: Stage, update: bool = False, inner: bool = False) -> None:
         self.items.append(Item(stage, node, update, inner=inner))
+
+
+def _users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],
+                  through: Callable[[Node], bool]) -> Iterator[tuple[Node, Value]]:
+    """The users of a value, and of the results of those that one looks `through`, each with what
+    it reads; no deeper than values are read through one another."""
+    seen, front = {value}, [value]
+    for _ in range(DEPTH_LIMIT):
+        behind = []
+        for read in front:
+            for user in uses.get(read, ()):
+                yield user, read
+                if through(user) and user.results[0] not in seen:
+                    seen.add(user.results[0])
+                    behind.append(user.results[0])
+        front = behind
 
 
 def written_out(fold: Fold) -> Pointwise:

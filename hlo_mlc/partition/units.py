@@ -22,6 +22,9 @@ CANDIDATE_LIMIT = 8
 # Units looked at on the way back from a product to the one whose rows it sums over: a softmax is
 # one to three.
 CHAIN_LIMIT = 8
+# Units of one kernel.  A kernel is compiled or left as a whole: with more, too much time is lost on
+# one that turns out too long (`most_lines` of building.py).
+MOST_TOGETHER = 256
 
 
 @dataclass(slots=True)
@@ -333,8 +336,8 @@ def in_order(units: list[Unit]) -> list[Unit]:
 def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]]:
     """Group units, given in dependency order, into runs of mergeable ones, in such an order.
 
-    A run is a maximal sequence of mergeable units with no other unit in between, so it may become
-    one kernel.  Units that are not mergeable come as runs of one.
+    A run is a sequence of at most `MOST_TOGETHER` mergeable units with no other unit in between, so
+    it may become one kernel.  Units that are not mergeable come as runs of one.
     """
     # Levels of one kind alternate: units that stay alone are on even ones, the others on odd ones.
     level: dict[int, int] = {}
@@ -347,5 +350,7 @@ def merge_runs(units: list[Unit], mergeable: dict[int, bool]) -> list[list[Unit]
         levels.setdefault(level[unit.number], []).append(unit)
     runs: list[list[Unit]] = []
     for number in sorted(levels):
-        runs += [levels[number]] if number % 2 else [[unit] for unit in levels[number]]
+        run = levels[number]
+        most = MOST_TOGETHER if number % 2 else 1
+        runs += [run[first:first + most] for first in range(0, len(run), most)]
     return runs

@@ -32,6 +32,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlc_variant_set": (ctypes.c_int, [ctypes.c_char_p, _pointer, ctypes.c_int64]),
     "mlc_variant_exists": (ctypes.c_int, [ctypes.c_char_p]),
     "mlc_variant_remove": (ctypes.c_int, [ctypes.c_char_p]),
+    "mlc_variant_remove_unused": (ctypes.c_int, [ctypes.c_char_p]),
     "mlc_variant_describe": (ctypes.c_int, [ctypes.c_char_p, ctypes.c_char_p]),
     "mlc_profile_enable": (None, [ctypes.c_int]),
     "mlc_profile_read": (ctypes.c_int, [ctypes.c_char_p, _int64_pointer, _int64_pointer]),

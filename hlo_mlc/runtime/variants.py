@@ -1,10 +1,18 @@
-"""The variant table: which machine code runs for which logical id, and how long it took."""
+"""The variant table: which machine code runs for which logical id, and how long it took.
+
+Code that somebody has leased is unmapped when the last lease is gone and no executable that calls
+it is left.  Executables end when JAX says so, without a word to us: what they still held is tried
+again whenever a lease ends, kernels are built, or Python has looked for cycles.
+"""
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
+import gc
 import itertools
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,8 +43,22 @@ class Profile:
     total_ns: int
 
 
-_published: set[KernelCode] = set()
-"""Code that XLA's threads may be running at any time, hence never unmapped."""
+class Lease:
+    """As long as somebody has it, what is published as `kernel_id` stays in memory."""
+
+    __slots__ = ("__weakref__", "kernel_id")
+
+    def __init__(self, kernel_id: str) -> None:
+        self.kernel_id = kernel_id
+
+
+_published: dict[str, list[KernelCode]] = {}
+"""Code that XLA's threads may be running at any time: of each id, also what was replaced."""
+
+_leases: weakref.WeakValueDictionary[str, Lease] = weakref.WeakValueDictionary()
+_kept: dict[str, Lease] = {}  # for the life of the process
+_ended: collections.deque[str] = collections.deque()  # ids whose lease has ended
+_table_lock = process_lock()
 
 _MACHINE = slice(18, 20)  # where an ELF header says what machine it is for; System V ABI
 
@@ -72,15 +94,18 @@ def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> Ker
 def publish(kernel_id: str, code: KernelCode) -> None:
     """Makes `code` what runs for `kernel_id`, also in executables that are loaded or running.
 
-    Published code stays in memory for the life of the process.
+    It stays in memory for the life of the process, unless the id was ever leased.
 
     Raises: UsageError for an id or scratch size that cannot be; RuntimeLibraryError when memory
     ran out or the native library is missing.
     """
     if code.scratch_bytes < 0:
         raise UsageError(f"The scratch of kernel {kernel_id!r} is {code.scratch_bytes} bytes")
-    _published.add(code)
-    done = library.load().mlc_variant_set(_encode(kernel_id), code.entry, code.scratch_bytes)
+    with _table_lock:
+        held = _published.setdefault(kernel_id, [])
+        if code not in held:
+            held.append(code)
+        done = library.load().mlc_variant_set(_encode(kernel_id), code.entry, code.scratch_bytes)
     if done < 0:
         raise RuntimeLibraryError(f"No memory to publish kernel {kernel_id!r}")
 
@@ -94,6 +119,54 @@ def describe(kernel_id: str, lines: Mapping[str, str]) -> None:
     text = "\n".join(f"{name}\t{where}" for name, where in lines.items())
     if library.load().mlc_variant_describe(_encode(kernel_id), text.encode()) < 0:
         raise RuntimeLibraryError(f"No memory to describe kernel {kernel_id!r}")
+
+
+def lease(kernel_id: str) -> Lease:
+    """The lease of `kernel_id`, to be taken before its code is published: the same for all who
+    ask while anybody has it."""
+    with _table_lock:
+        found = _leases.get(kernel_id)
+        if found is None:
+            found = _leases[kernel_id] = Lease(kernel_id)
+            weakref.finalize(found, _end, kernel_id).atexit = False
+        return found
+
+
+def keep(kernel_id: str) -> None:
+    """Leases `kernel_id` for the life of the process."""
+    _kept[kernel_id] = lease(kernel_id)
+
+
+def release_unused() -> None:
+    """Unmaps code that nobody has leased any longer, as far as no executable calls it."""
+    if not _ended or not _table_lock.acquire(blocking=False):
+        return  # whoever holds the lock, maybe further up on this stack, is not to be waited for
+    unmapped = []  # with the list, outside of the lock
+    try:
+        for _ in range(len(_ended)):
+            kernel_id = _ended.popleft()
+            if kernel_id in _leases:
+                continue  # it was built again, and ends again
+            if library.load().mlc_variant_remove_unused(_encode(kernel_id)):
+                unmapped.append(_published.pop(kernel_id, None))
+            else:
+                _ended.append(kernel_id)
+    finally:
+        _table_lock.release()
+
+
+def _end(kernel_id: str) -> None:
+    _ended.append(kernel_id)
+    release_unused()
+
+
+def _after_collection(phase: str, info: dict[str, int]) -> None:
+    if _ended and phase == "stop" and info["generation"] == _OLDEST:
+        release_unused()
+
+
+_OLDEST = 2  # generation of objects, which is what an explicit collection goes through
+gc.callbacks.append(_after_collection)
 
 
 def exists(kernel_id: str) -> bool:

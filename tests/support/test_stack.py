@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import resource
+import sys
+import threading
 
-from hlo_mlc.support.stack import on_one_stack
+import pytest
+
+from hlo_mlc.support.stack import deep_calls, on_one_stack
 
 DEPTH, CALLS = 150, 50
 
@@ -45,3 +49,46 @@ def test_what_is_called_is_the_function() -> None:
 
     assert joined(1, 2, by="-") == "1-2"
     assert (joined.__name__, joined.__doc__) == ("joined", "Some text.")
+
+
+def depth_of(calls: int) -> int:
+    return 1 + depth_of(calls - 1) if calls else 0
+
+
+def test_calls_may_go_deeper() -> None:
+    usual = sys.getrecursionlimit()
+    with pytest.raises(RecursionError):
+        depth_of(usual)
+    with deep_calls(), deep_calls():
+        assert depth_of(usual + 500) == usual + 500
+        with pytest.raises(RecursionError):
+            depth_of(sys.getrecursionlimit())
+    assert sys.getrecursionlimit() == usual
+
+
+def test_the_limit_that_somebody_else_has_set_stays() -> None:
+    usual = sys.getrecursionlimit()
+    try:
+        with deep_calls():
+            sys.setrecursionlimit(9_000)
+        assert sys.getrecursionlimit() == 9_000
+    finally:
+        sys.setrecursionlimit(usual)
+
+
+def test_small_stacks_get_no_more_than_they_hold() -> None:
+    limits: list[int] = []
+
+    def note() -> None:
+        with deep_calls():
+            limits.append(sys.getrecursionlimit())
+
+    usual = sys.getrecursionlimit()
+    threading.stack_size(1 << 20)
+    try:
+        thread = threading.Thread(target=note)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(0)
+    assert limits == [max(usual, 1024)]

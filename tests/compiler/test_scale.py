@@ -1,0 +1,221 @@
+"""Long programs: linear in their operations, right, and no more code than XLA's time allows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jaxlib.mlir import ir
+
+from hlo_mlc import compiler, mlc_jit
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
+from hlo_mlc.partition import units
+from hlo_mlc.report import Report
+from hlo_mlc.support.options import Options
+from hlo_mlc.target import cpu
+from hlo_mlc.templates.program import schedule_program
+
+# Twice the program, and what differs in its fixed parts.
+MOST_GROWTH = 2.3
+OURS = Options.from_environment(choose="ours", target="cpu")
+ROWS = np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)
+MATRIX = np.linspace(-0.2, 0.2, 256, dtype=np.float32).reshape(16, 16)
+Chain = Callable[[jax.Array, jax.Array, int], jax.Array]
+
+
+def _different(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    for n in range(length):
+        x = jnp.sin(x) * (0.9 + n / 1024) + x[::-1] * 0.125
+    return x
+
+
+def _updated(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    for n in range(length):
+        x = x.at[n % 8, n % 16].set(x[n % 5, n % 3] * (1 + n / 64))
+    return x
+
+
+def _multiplied(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    for n in range(length):
+        x = jnp.tanh(x @ w) + n / 64
+    return x
+
+
+def _folded(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    for n in range(length):
+        x = x - x.sum(n % 2, keepdims=True) / 64 + n / 1024
+    return x
+
+
+def _rotated(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    x = jnp.cos(x)  # is read through all of the rotations
+    for n in range(length):
+        x = jnp.roll(x, n % 7 + 1, n % 2)
+    return x
+
+
+def _joined(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    for _ in range(length):
+        x = jnp.concatenate([x[3:], x[:3] * 0.875])
+    return x
+
+
+def _scalars(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    a, b = x[0, 0], x[1, 1]
+    for n in range(length):
+        a, b = jnp.minimum(a * b, 1) + n / 64, a
+    return a
+
+
+def _network(x: jax.Array, w: jax.Array, length: int) -> jax.Array:
+    h = jnp.zeros((16,))
+    for n in range(length):
+        h = jnp.tanh(x[n % 8] @ w + h @ w + n / 64)
+    return h
+
+
+CHAINS = [_different, _updated, _multiplied, _folded, _rotated, _joined, _scalars, _network]
+
+
+def module_of(chain: Chain, length: int) -> ir.Module:
+    return jax.jit(lambda x, w: chain(x, w, length)).lower(ROWS, MATRIX).compiler_ir()
+
+
+def calls_of(run: Callable[[], object]) -> int:
+    """How many Python functions are called meanwhile, which no other process can change."""
+    count = 0
+
+    def note(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def generated(module: ir.Module) -> int:
+    """The lines of LLVM IR of all kernels of a module, for a CPU that it need not run on."""
+    target = cpu.named("x86-64-v3")
+    _, plan = clusters_of(module, OURS)
+    kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
+    return sum(print_program(schedule_program(k.program, target)[0], target).count("\n")
+               for k in kernels.values())
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_twice_the_program_takes_twice_the_work(chain: Chain) -> None:
+    """From the module to LLVM IR; what LLVM does grows with the lines, which grow no faster."""
+    lines: list[int] = []
+    short, long = module_of(chain, 60), module_of(chain, 120)
+    once, twice = (calls_of(lambda m=m: lines.append(generated(m))) for m in (short, long))
+    assert twice <= MOST_GROWTH * once
+    assert lines[1] <= MOST_GROWTH * lines[0]
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_long_chains_are_right(chain: Chain, check: Callable[..., Report]) -> None:
+    check(lambda x, w: chain(x, w, 90), ROWS, MATRIX, ulps=256.0)
+
+
+@pytest.mark.parametrize("chain", [_joined, _scalars])
+def test_ten_thousand_operations_need_no_deep_stack(chain: Chain) -> None:
+    _, plan = clusters_of(module_of(chain, 2500), OURS)
+    assert plan.coverage == 1
+    assert plan.nodes >= 2500
+
+
+def test_many_arguments_and_results(check: Callable[..., Report]) -> None:
+    arrays = [np.full((1 + n % 7,), n, np.float32) for n in range(600)]
+    check(lambda *xs: [x * 0.5 + 1 for x in xs], *arrays)
+
+
+def test_branches_in_branches(check: Callable[..., Report]) -> None:
+    def nest(depth: int, x: jax.Array) -> jax.Array:
+        if not depth:
+            return jnp.sin(x)
+        return lax.cond(x.sum() > depth, lambda v: nest(depth - 1, v) * 0.5, jnp.cos, x)
+
+    check(lambda x: nest(30, x), ROWS[0] + 40, coverage=0.0, kernels=None)
+
+
+def test_runs_of_units_are_cut(monkeypatch: pytest.MonkeyPatch, check: Callable[..., Report]
+                               ) -> None:
+    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    report = check(lambda x, w: _folded(x, w, 40), ROWS, MATRIX, ulps=256.0)
+    assert len(report.kernels) > 3
+
+
+def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the same kernels are taken whether they are in the cache by then or not."""
+    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    module, auto = module_of(_different, 40), Options.from_environment(choose="auto")
+    whole = compile_module(module, auto).report
+    assert whole.coverage == 1
+    monkeypatch.setattr(compiler, "_LINES", 1500)
+    report = compile_module(module, auto).report
+    assert 0 < report.coverage < 1
+    assert any('choose="ours" compiles it' in left.reason for left in report.left)
+    again = compile_module(module, auto).report
+    assert [k.id for k in again.kernels] == [k.id for k in report.kernels]
+    assert compile_module(module, OURS).report.coverage == 1
+
+
+def test_the_limit_follows_the_operations() -> None:
+    def limit(chain: Chain, length: int) -> int:
+        graph, _ = clusters_of(module_of(chain, length), OURS)
+        return most_lines_for(graph)
+
+    assert limit(_scalars, 1) < limit(_scalars, 50) < limit(_scalars, 100)
+
+
+def nested(depth: int, jit: Callable, innermost: Callable = jnp.sin) -> Callable:
+    """A function in so many others, each compiled by `jit`."""
+    function = innermost
+    for n in range(depth):
+        function = jit(lambda x, f=function, n=n: f(x) * 0.5 + n)
+    return function
+
+
+@pytest.mark.parametrize("depth", [40, 200])
+def test_functions_inside_each_other(depth: int) -> None:
+    limit = sys.getrecursionlimit()
+    function = nested(depth, mlc_jit(choose="ours"))
+    np.testing.assert_allclose(function(ROWS), nested(depth, lambda f: f)(ROWS), rtol=1e-6)
+    assert function.report().coverage == 1
+    assert sys.getrecursionlimit() == limit
+
+
+def test_transformations_inside_each_other(check: Callable[..., Report]) -> None:
+    def depth_of_ten(x: jax.Array) -> jax.Array:
+        function = nested(3, mlc_jit(choose="ours"), jnp.tanh)
+        for n in range(10):
+            function = jax.vmap(mlc_jit(function)) if n < 1 else mlc_jit(function)
+        return jax.grad(lambda v: function(v).sum())(x)
+
+    check(depth_of_ten, ROWS, ulps=64.0)
+
+
+def test_what_is_nested_deep_keeps_its_constants_and_effects() -> None:
+    table = jnp.arange(16.0)
+    shown = []
+
+    def innermost(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda v: shown.append(float(v)), x[0, 0])
+        return x + table
+
+    function = nested(60, mlc_jit, innermost)
+    np.testing.assert_allclose(function(ROWS), nested(60, lambda f: f, lambda x: x + table)(ROWS),
+                               rtol=1e-6)
+    jax.effects_barrier()
+    assert shown == [-1.0]
