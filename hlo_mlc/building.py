@@ -15,6 +15,7 @@ import json
 import struct
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,14 +24,17 @@ from pathlib import Path
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.loops.prove import Proof, prove
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
+from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules, open_records, target_key
 from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
@@ -56,13 +60,15 @@ class KernelObject:
     scratch_bytes: int
     lines: int  # of the LLVM IR that it was made from
     nests: tuple[NestReport, ...]
+    proof: Proof
     code: bytes  # a relocatable object file
 
     def pack(self) -> bytes:
         """The object as bytes."""
         about = json.dumps({"symbol": self.symbol, "scratch_bytes": self.scratch_bytes,
                             "lines": self.lines,
-                            "nests": [asdict(nest) for nest in self.nests]}).encode()
+                            "nests": [asdict(nest) for nest in self.nests],
+                            "guarded": self.proof.guarded}).encode()
         return _LENGTH.pack(len(about)) + about + self.code
 
     @classmethod
@@ -74,7 +80,8 @@ class KernelObject:
         nests = tuple(NestReport(n["template"], n["parameters"],
                                  tuple(map(tuple, n["refused"])), n["text"])
                       for n in about["nests"])
-        return cls(about["symbol"], about["scratch_bytes"], about["lines"], nests, data[end:])
+        return cls(about["symbol"], about["scratch_bytes"], about["lines"], nests,
+                   Proof(tuple(about["guarded"])), data[end:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class BuiltKernel:
     kernel: Kernel
     nests: tuple[NestReport, ...]
     lines: int  # of LLVM IR
+    proof: Proof
     code: KernelCode
     lease: variants.Lease
 
@@ -197,8 +205,10 @@ def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     if packed is not None:
         return KernelObject.unpack(packed)
     loops, decisions = replay(kernel.program, target, schedules)
+    with _counted(options) as tally:
+        loops, proof = _proved(loops, tally)
     source = print_program(loops, target, options.check)
-    return _assembled(loops, decisions, source, target, cache, key)
+    return _assembled(loops, decisions, proof, source, target, cache, key)
 
 
 def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> KernelSource:
@@ -207,6 +217,8 @@ def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     Raises: MlcError for a fault of the compiler.
     """
     loops, _ = scheduled(kernel, options, target)
+    with _counted(options) as tally:
+        loops, _ = _proved(loops, tally)
     return KernelSource(loops.name, loops.scratch_bytes, print_program(loops, target))
 
 
@@ -229,7 +241,8 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     too_long: dict[str, str] = {}
     remaining = sys.maxsize if most_lines is None else most_lines
     variants.release_unused()
-    with _building, _eager_switching(), ThreadPoolExecutor(1, "hlo_mlc") as assembler:
+    with _building, _eager_switching(), _counted(options) as tally, \
+            ThreadPoolExecutor(1, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target, options.check))
@@ -243,7 +256,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 remaining -= known.lines
                 continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
-                begun = _begin(kernel, options, target, cache, record)
+                begun = _begin(kernel, options, target, cache, record, tally)
                 remaining -= begun.lines
                 if remaining < 0:
                     too_long[kernel.fingerprint] = _too_long(most_lines)
@@ -258,7 +271,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 kernel_id = kernel.fingerprint + variant_of(target)
                 lease = variants.lease(kernel_id)
                 variants.publish(kernel_id, code)
-                fresh = BuiltKernel(kernel, stored.nests, stored.lines, code, lease)
+                fresh = BuiltKernel(kernel, stored.nests, stored.lines, stored.proof, code, lease)
                 built[kernel.fingerprint] = fresh
                 _built[kernel.fingerprint, target, options.check] = fresh
     for kept in tuple(_keepers):
@@ -289,7 +302,7 @@ def _eager_switching() -> Iterator[None]:
 
 
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder) -> _Begun:
+           record: Recorder, tally: Counter[str]) -> _Begun:
     schedules = _schedules(kernel, options, target)
     key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
@@ -301,18 +314,46 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
     loops, decisions = replay(kernel.program, target, schedules)
     record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+    loops, proof = _proved(loops, tally)
+    record.stage(f"prove {name}", f"70-{name}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
     source = print_program(loops, target, options.check)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
     work = functools.partial(_load, stored) if stored is not None else \
-        lambda: _load(_assembled(loops, decisions, source, target, cache, key))
+        lambda: _load(_assembled(loops, decisions, proof, source, target, cache, key))
     return _Begun(source, source.count("\n"), work)
 
 
-def _assembled(loops: LoopProgram, decisions: Sequence[Decision], source: str, target: CpuTarget,
-               cache: ObjectCache, key: str) -> KernelObject:
+def _proved(loops: LoopProgram, tally: Counter[str]) -> tuple[LoopProgram, Proof]:
+    """`prove`, and what came of it counted."""
+    try:
+        loops, proof = prove(loops)
+    except VerifyError:
+        tally["refused"] += 1
+        raise
+    tally["guarded" if proof.guarded else "proved"] += 1
+    return loops, proof
+
+
+@contextlib.contextmanager
+def _counted(options: Options) -> Iterator[Counter[str]]:
+    """What is counted in here is added to what is kept."""
+    tally: Counter[str] = Counter()
+    try:
+        yield tally
+    finally:
+        add_proofs(options.cache_dir, _generators(), tally)
+
+
+def proofs_here(options: Options) -> Counter[str]:
+    """How many kernels the present compiler proved, guarded and refused with this cache."""
+    return proof_counts(options.cache_dir, _generators())
+
+
+def _assembled(loops: LoopProgram, decisions: Sequence[Decision], proof: Proof, source: str,
+               target: CpuTarget, cache: ObjectCache, key: str) -> KernelObject:
     """The object of a kernel, which is also put into the cache."""
     fresh = KernelObject(loops.name, loops.scratch_bytes, source.count("\n"),
-                         tuple(map(nest_report, decisions)), compile_ir(source, target))
+                         tuple(map(nest_report, decisions)), proof, compile_ir(source, target))
     cache.put(key, fresh.pack())
     return fresh
 

@@ -143,11 +143,15 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
             return plan, result.built, failed
         for cluster, _ in plan.taken:
             if fault := result.failed.get(cluster.kernel.fingerprint):
-                places = (node.location for node in cluster.nodes if node.location)
-                failed[cluster.kernel.fingerprint] = replace(
-                    fault, part="a cluster", location=fault.location or next(places, ""))
+                failed[cluster.kernel.fingerprint] = located(fault, cluster)
         refused.update((kernel, fault.reason) for kernel, fault in result.failed.items())
         refused.update(result.too_long)
+
+
+def located(fault: Fault, cluster: Cluster) -> Fault:
+    """What failed for a cluster, with a line of the user's that it computes."""
+    places = (node.location for node in cluster.nodes if node.location)
+    return replace(fault, part="a cluster", location=fault.location or next(places, ""))
 
 
 def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
@@ -256,7 +260,8 @@ def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> Ke
         bytes=predicted.bytes, operations=predicted.operations,
         contraction_flops=predicted.contraction_flops,
         data_dependent=any(map(is_data_dependent, program.steps)),
-        ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason, kept=built)
+        ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason,
+        proof=str(built.proof), kept=built)
 
 
 def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:

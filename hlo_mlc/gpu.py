@@ -7,6 +7,7 @@ model (partition/gpu_cost.py).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,13 @@ from hlo_mlc.codegen.cuda.compile import Compiled
 from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
-from hlo_mlc.compiler import CompiledModule, is_small_unit, plan_text, report_on
+from hlo_mlc.compiler import CompiledModule, is_small_unit, located, plan_text, report_on
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
+from hlo_mlc.loops.prove import Proof, prove
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.gpu_cost import choose_all, choose_predicted
@@ -37,6 +39,7 @@ from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
@@ -57,6 +60,7 @@ class GpuKernel:
 
     kernel: Kernel
     nests: tuple[NestReport, ...]
+    proof: Proof
     source: Source
     compiled: Compiled
     target: CudaTarget
@@ -100,15 +104,15 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
         graph, _ = simplify(graph, references)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
-        plan, built = _plan_and_build(graph, read_donations(module, entry), options, target,
-                                      record)
+        plan, built, failed = _plan_and_build(graph, read_donations(module, entry), options,
+                                              target, record)
         scratch = {name: k.source.scratch_bytes for name, k in built.items()}
         emitted = emit_module(_with_scratch(plan.graph, scratch), module, entry) \
             if plan.taken else module
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = report_on(plan, built, time.perf_counter() - began, record)
     kernels = tuple(replace(k, resources=built[k.id].resources) for k in report.kernels)
-    return CompiledModule(emitted, replace(report, kernels=kernels))
+    return CompiledModule(emitted, replace(report, kernels=kernels), tuple(failed.values()))
 
 
 def limits_of(target: CudaTarget) -> Limits:
@@ -118,35 +122,42 @@ def limits_of(target: CudaTarget) -> Limits:
 
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
                     target: CudaTarget, record: Recorder
-                    ) -> tuple[Plan, Mapping[str, GpuKernel]]:
-    """The plan, and its kernels; a cluster that no kernel can be generated for stays with XLA."""
-    failed: dict[str, str] = {}
+                    ) -> tuple[Plan, Mapping[str, GpuKernel], Mapping[str, Fault]]:
+    """The plan, its kernels, and what failed; a cluster that no kernel can be generated for stays
+    with XLA."""
+    failed: dict[str, Fault] = {}
+    refused: dict[str, str] = {}
     host = cpu.host()
     while True:
-        plan = partition(graph, _chooser(options, target, failed),
+        plan = partition(graph, _chooser(options, target, refused),
                          lambda unit: is_small_unit(unit, host), donated,
                          limits=limits_of(target))
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         if plan.taken:
             nvrtc.require()
-        known = len(failed)
+        known = len(refused)
         built = {}
         for cluster, _ in plan.taken:
             kernel = cluster.kernel
-            try:
-                built[kernel.fingerprint] = _build(kernel, options, target, record)
-            except CodegenError as error:
-                failed[kernel.fingerprint] = str(error)
-        if len(failed) == known:
-            return plan, built
+            with Contained(options.choose, functools.partial(failed.__setitem__,
+                                                             kernel.fingerprint)):
+                try:
+                    built[kernel.fingerprint] = _build(kernel, options, target, record)
+                except CodegenError as error:
+                    refused[kernel.fingerprint] = str(error)
+            if fault := failed.get(kernel.fingerprint):
+                failed[kernel.fingerprint] = located(fault, cluster)
+                refused[kernel.fingerprint] = fault.reason
+        if len(refused) == known:
+            return plan, built, failed
 
 
-def _chooser(options: Options, target: CudaTarget, failed: Mapping[str, str]) -> Chooser:
+def _chooser(options: Options, target: CudaTarget, refused: Mapping[str, str]) -> Chooser:
     rule = choose_all if options.choose == "ours" else choose_predicted
 
     def choose(cluster: Cluster) -> Verdict:
         verdict = rule(cluster, target)
-        reason = failed.get(cluster.kernel.fingerprint)
+        reason = refused.get(cluster.kernel.fingerprint)
         return verdict if reason is None else replace(verdict, take=False, reason=reason)
 
     return choose
@@ -164,6 +175,9 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
                      lambda: program_text(kernel.program))
         loops, decisions = schedule_program(kernel.program, target)
         record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+        loops, proof = prove(loops)
+        record.stage(f"prove {name}", f"70-{name}.proof.txt",
+                     lambda: f"{proof}\n{loops_text(loops)}")
         source = print_program(loops, target)
         record.stage(f"print {name}", f"80-{name}.cu", lambda: source.text)
         compiled = _compiled(source, target, object_cache(options))
@@ -171,8 +185,8 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
                      lambda: "\n".join(resources(compiled, source)) + "\n")
         depends = any(d.template.name == "scatter" and depends_on_order(d.nest)
                       for d in decisions)
-        _built[key] = GpuKernel(kernel, tuple(map(nest_report, decisions)), source, compiled,
-                                target, depends)
+        _built[key] = GpuKernel(kernel, tuple(map(nest_report, decisions)), proof, source,
+                                compiled, target, depends)
         return _built[key]
 
 

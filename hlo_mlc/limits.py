@@ -13,6 +13,7 @@ from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.runtime.busyness import BUSY, SHARE, observed, share_in, supersedes
 from hlo_mlc.runtime.measure import aligned_empty, bind_kernel
@@ -137,7 +138,7 @@ def _copy(size_bytes: int) -> Kernel:
 
 
 def _best_us(kernel: Kernel, target: CpuTarget) -> float:
-    loops, _ = schedule_program(kernel.program, target)
+    loops, _ = prove(schedule_program(kernel.program, target)[0])
     generated = generate(loops, target)
     code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
     operands, results = (

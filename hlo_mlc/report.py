@@ -48,6 +48,7 @@ class KernelReport:
     xla_us: float
     reason: str
     uses: int = 1
+    proof: str = ""  # what was shown of its loops, and what is checked at run time
     resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
     tuned: Measured | None = None  # when its schedule was found, if it was
     kept: object = field(default=None, repr=False, compare=False)
@@ -202,6 +203,8 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     for line, nests in itertools.groupby(map(nest_line, kernel.nests)):
         count = len(list(nests))
         lines += _folded(line if count == 1 else f"{count} times {line}")
+    if kernel.proof:
+        lines += _wrapped(kernel.proof)
     return [*lines, *(f"  {line}" for line in kernel.resources)]
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hlo_mlc import MlcError, __version__
+from hlo_mlc.building import proofs_here
 from hlo_mlc.compiler import target_of
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.limits import machine_limits, note_path
@@ -20,6 +21,7 @@ from hlo_mlc.report import byte_size
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.busyness import busy_line
 from hlo_mlc.runtime.cache import object_cache
+from hlo_mlc.runtime.proofs import OUTCOMES
 from hlo_mlc.runtime.rates import others_share, rates_path
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
@@ -100,6 +102,8 @@ def _cache(options: Options) -> Facts:
     yield "kernels", str(len(entries))
     size = sum(entry.size_bytes for entry in entries)
     yield "size", f"{size / (1 << 20):.1f} of {options.cache_limit_mib} MiB"
+    proofs = proofs_here(options)
+    yield "proofs", ", ".join(f"{proofs[outcome]} {outcome}" for outcome in OUTCOMES)
 
 
 def _limits(options: Options, refresh: bool) -> Facts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Apply, Expr
+from hlo_mlc.expr.core import Apply, Const, Expr, loads
 from hlo_mlc.expr.dtypes import INDEX
 
 Facts = tuple[Expr, ...]
@@ -47,6 +47,24 @@ def of_condition(condition: Expr, holds: bool = True) -> Facts:
         case "eq":
             return index.subtract(x, y), index.subtract(y, x)
     return ()
+
+
+def exactly(condition: Expr, holds: bool = True) -> Facts | None:
+    """The facts that mean the same as a condition that holds, or does not; None where index
+    comparisons, all of which are true, do not say it."""
+    if isinstance(condition, Const):
+        return () if condition.value == holds else (index.constant(1),)
+    if not isinstance(condition, Apply):
+        return None
+    op, args = condition.op, condition.args
+    if op == "not":
+        return exactly(args[0], not holds)
+    if op == ("and" if holds else "or"):
+        parts = [exactly(part, holds) for part in args]
+        return None if None in parts else tuple(fact for part in parts for fact in part)
+    if any(loads(part) for part in args):
+        return None
+    return of_condition(condition, holds) or None
 
 
 def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:

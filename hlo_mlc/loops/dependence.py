@@ -1,9 +1,7 @@
 """Dependence analysis: which instances of statements may touch the same element of memory.
 
-Everything rests on one question: if two accesses touch the same element, which loop variables
-must have had the same value?  Indices are affine forms over variables and other terms (quotients,
-remainders, loads); a variable is settled when its coefficient outweighs everything else in some
-index, as in `i * 16 + j` with j < 16.  "Not settled" means unknown, never independent.
+Everything rests on one question (loops/equations.py): if two accesses touch the same element, which
+loop variables must have had the same value?
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
+from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.facts import (
     Facts,
     below,
@@ -34,10 +33,10 @@ from hlo_mlc.loops.facts import (
     of_condition,
     resolved,
 )
+from hlo_mlc.loops.regions import Points, Unknown, apart, enumerated, merged_axes
 from hlo_mlc.loops.rewrite import expressions, inlined
 from hlo_mlc.loops.text import headline
 
-Interval = tuple[float, float]
 # The statements around something, and in which of their bodies it is.
 Path = tuple[tuple[Stmt, int], ...]
 
@@ -55,6 +54,15 @@ class Access:
 
     def __str__(self) -> str:
         return f"`{headline(self.stmt)}`"
+
+    def at(self, indices: tuple[Expr, ...]) -> Access:
+        """The same access, its place told in other words."""
+        return Access(self.stmt, self.buffer, indices, self.writes, self.guards, self.path)
+
+    def within(self, depth: int) -> Access:
+        """The same access, seen from inside of the outermost `depth` statements of its path."""
+        return Access(self.stmt, self.buffer, self.indices, self.writes, self.guards,
+                      self.path[depth:])
 
     def facts(self) -> Facts:
         """What is known where the access happens, about the loops and branches of its path."""
@@ -79,26 +87,31 @@ class Conflict:
                 "in different iterations")
 
 
-def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
+def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None, *, private: bool = False,
+             called: bool = True) -> list[Access]:
     """The accesses to buffers that exist outside `statements`, or to just one of these, in
-    program order."""
+    program order; with `private` also to those that only exist inside, and only with `called`
+    those of programs that are called."""
     found: list[Access] = []
-    private: set[Buffer] = set()
-    _collect(statements, (), only, found, private)
-    return [a for a in found if a.buffer not in private] if private else found
+    allocated: set[Buffer] = set()
+    _collect(statements, (), only, found, allocated, called)
+    if private or not allocated:
+        return found
+    return [a for a in found if a.buffer not in allocated]
 
 
 def _collect(statements: tuple[Stmt, ...], path: Path, only: Buffer | None, found: list[Access],
-             private: set[Buffer]) -> None:
+             private: set[Buffer], called: bool) -> None:
     for stmt in statements:
         if isinstance(stmt, Call):
-            _collect(inlined(stmt), path, only, found, private)
+            if called:
+                _collect(inlined(stmt), path, only, found, private, called)
             continue
         if isinstance(stmt, Allocate):
             private.add(stmt.buffer)
         _own(stmt, path, only, found)
         for branch, body in enumerate(bodies(stmt)):
-            _collect(body, (*path, (stmt, branch)), only, found, private)
+            _collect(body, (*path, (stmt, branch)), only, found, private, called)
 
 
 def _own(stmt: Stmt, path: Path, only: Buffer | None, found: list[Access]) -> None:
@@ -153,6 +166,16 @@ class Memory:
             return a_start < b_end and b_start < a_end
         return False
 
+    def owners(self, buffers: Iterable[Buffer]) -> dict[Buffer, Buffer]:
+        """For each buffer one that stands for all that it may share memory with."""
+        owners = {b: self.block(b) for b in buffers}
+        first, reach = None, 0
+        for b in sorted(owners.keys() & self.scratch.keys(), key=self.scratch.__getitem__):
+            start, end = self.scratch[b]
+            first = b if first is None or start >= reach else first
+            owners[b], reach = first, max(reach, end)
+        return owners
+
     def comparable(self, a: Buffer, b: Buffer) -> bool:
         """True where equal elements have equal indices."""
         return a == b or (self.block(a) == self.block(b) and a.shape == b.shape
@@ -186,63 +209,121 @@ def lane_invariant(stmt: Accumulate, var: Var) -> bool:
 
 
 def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
-            only: Buffer | None = None) -> Conflict | None:
+            only: Buffer | None = None, among: list[Access] | None = None) -> Conflict | None:
     """A dependence between different iterations of `loop`, or None if there is provably none.
 
     With `reductions_are_free`, updates of one element by all iterations, through the same
-    combiner, do not count; nor do atomic ones ever.  With `only`, nothing but that buffer counts.
+    combiner, do not count; nor do atomic ones ever.  With `only`, nothing but that buffer counts;
+    with `among`, nothing but these accesses.
     """
     if index.bounds(loop.extent)[1] <= 1:
         return None  # one iteration at most
-    touched = accesses(loop.body, only)
-    written = [a for a in touched if a.writes]
-    varying = variables((loop,))
-    unstable = {a.buffer for a in written}
-    independent: set[tuple] = set()  # many accesses have the same indices: ask once
-    for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b) and a.stmt.atomic and b.stmt.atomic:
-            continue
-        if reductions_are_free and same_reduction(a, b) and lane_invariant(a.stmt, loop.var) \
-                and lane_invariant(b.stmt, loop.var):
-            continue
-        if not memory.comparable(a.buffer, b.buffer):
-            return Conflict(a, b, False)
-        question = a.indices, b.indices, a.buffer.shape
-        if question in independent:
-            continue
-        settled = settle(a, b, varying, unstable)
-        if settled is None or loop.var in settled:
-            independent |= {question, (b.indices, a.indices, a.buffer.shape)}
-        elif not _apart(a, b, loop, varying, unstable):
-            return Conflict(a, b, _certain(a, b, loop, varying))
+    touched = accesses(loop.body, only) if among is None else among
+    question = _Question.about(loop, memory, touched)
+    for first, second in question.open():
+        for a, b in ((a, b) for a in first for b in second if a.writes or b.writes):
+            if same_reduction(a, b) and ((a.stmt.atomic and b.stmt.atomic) or (
+                    reductions_are_free and lane_invariant(a.stmt, loop.var)
+                    and lane_invariant(b.stmt, loop.var))):
+                continue
+            if not memory.comparable(a.buffer, b.buffer):
+                return Conflict(a, b, False)
+            if not question.apart(a, b):
+                return Conflict(a, b, _certain(a, b, loop, question.varying))
     return None
 
 
-def _apart(a: Access, b: Access, loop: For, varying: set[Var], unstable: set[Buffer]) -> bool:
-    """Whether the accesses miss each other in different iterations, by all that is known about
-    bounds of loops, branches and guards.  Slower than `settle`, so asked last."""
-    outer, = learned(loop)
-    ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
-    a, b = _resolved(a, ours), _resolved(b, theirs)
-    settled = settle(a, b, varying, unstable, _fixed(a, ours) & _fixed(b, theirs))
-    if settled is None or loop.var in settled:
-        return True
-    if any(load.source in unstable for i in (*a.indices, *b.indices, *ours, *theirs)
-           for load in loads(i)):
-        return False
-    other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
-    facts = (*ours, *(build.substitute(f, other) for f in theirs))
-    differences = [index.subtract(i, build.substitute(j, other))
-                   for i, j in zip(a.indices, b.indices, strict=True)]
-    here, there = loop.var, other[loop.var]
-    return all(any(_never_zero(d, (*facts, order)) for d in differences)
-               or impossible((*facts, order))
-               for order in (below(here, there), below(there, here)))
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """Whether iterations of `loop` may touch the same element, asked of places, not statements:
+    what is written out has many statements, but few places."""
+
+    loop: For
+    memory: Memory
+    groups: tuple[dict[tuple, list[Access]], ...]  # by what may overlap, then by place
+    varying: set[Var]
+    unstable: set[Buffer]
+
+    @classmethod
+    def about(cls, loop: For, memory: Memory, touched: list[Access]) -> _Question:
+        unstable = {a.buffer for a in touched if a.writes}
+        owners = memory.owners({a.buffer: None for a in touched})
+        written = {owners[b] for b in unstable}
+        groups: dict[Buffer, dict[tuple, list[Access]]] = {}
+        for a in touched:
+            owner = owners[a.buffer]
+            if owner in written:
+                groups.setdefault(owner, {}).setdefault((a.buffer, a.indices), []).append(a)
+        return cls(loop, memory, tuple(groups.values()), variables((loop,)), unstable)
+
+    def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
+        """The accesses to two places that the places alone do not keep apart."""
+        for group in self.groups:
+            places = list(group.values())
+            for n, first in enumerate(places):
+                for second in places[n:]:
+                    a, b = first[0], second[0]
+                    if (any(x.writes for x in first) or any(x.writes for x in second)) \
+                            and self.memory.may_overlap(a.buffer, b.buffer) \
+                            and not (self.memory.comparable(a.buffer, b.buffer)
+                                     and self._settled(a, b)):
+                        yield first, second
+
+    def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset()) -> bool:
+        settled = settle(a, b, self.varying, self.unstable, known)
+        return settled is None or self.loop.var in settled
+
+    def apart(self, a: Access, b: Access) -> bool:
+        """Whether the accesses miss each other in different iterations, by all that is known about
+        bounds of loops, branches and guards.  Slower than `settle`, so asked last."""
+        loop, varying = self.loop, self.varying
+        outer, = learned(loop)
+        ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())
+        if self._in_numbers(a, b, ours, theirs):
+            return True
+        a, b = _resolved(a, ours), _resolved(b, theirs)
+        if self._settled(a, b, _fixed(a, ours) & _fixed(b, theirs)):
+            return True
+        if any(load.source in self.unstable for i in (*a.indices, *b.indices, *ours, *theirs)
+               for load in loads(i)):
+            return False
+        other = {v: Var(f"{v.name}'", v.dtype, v.extent) for v in varying}
+        facts = (*ours, *(build.substitute(f, other) for f in theirs))
+        differences = [index.subtract(i, build.substitute(j, other))
+                       for i, j in zip(a.indices, b.indices, strict=True)]
+        here, there = loop.var, other[loop.var]
+        return all(any(_never_zero(d, (*facts, order)) for d in differences)
+                   or impossible((*facts, order))
+                   for order in (below(here, there), below(there, here)))
+
+    def _in_numbers(self, a: Access, b: Access, ours: Facts, theirs: Facts) -> bool:
+        """Whether the accesses miss each other, seen by putting in the numbers of the iterations,
+        of those of a loop directly inside (the tasks of a group), and of the loops around, which
+        both are in the same iteration of."""
+        loop, shape = self.loop, a.buffer.shape
+        around = {v for i in (*a.indices, *b.indices) for v in i.free} - self.varying
+        inner = loop.body[0] if len(loop.body) == 1 else None
+        inside = [s.var for s in (loop, inner) if isinstance(s, For) and s.var.extent is not None]
+        if loop.var not in inside or not all(isinstance(d, int) for d in shape) \
+                or any(v.extent is None for v in around):
+            return False
+        common = tuple(sorted(around, key=lambda v: v.name))
+        _, places = merged_axes(shape, (a.indices, b.indices))
+        try:
+            values = enumerated({v: v.extent for v in (*common, *inside)})
+            parts = []
+            for access, facts, place in zip((a, b), (ours, theirs), places, strict=True):
+                extents = {s.var: s.extent for s, _ in ((loop, 0), *access.path)
+                           if isinstance(s, For)}
+                points = Points(values, extents)
+                parts.append(points.boxes((*place, *common), facts, values[loop.var]))
+        except Unknown:
+            return False
+        return apart(parts)
 
 
 def _resolved(access: Access, facts: Facts) -> Access:
-    indices = tuple(resolved(i, facts) for i in access.indices)
-    return Access(access.stmt, access.buffer, indices, access.writes, access.guards, access.path)
+    return access.at(tuple(resolved(i, facts) for i in access.indices))
 
 
 def _fixed(access: Access, facts: Facts) -> set[Expr]:
@@ -271,124 +352,3 @@ def _certain(a: Access, b: Access, loop: For, varying: set[Var]) -> bool:
                 for i, j in zip(a.indices, b.indices, strict=True))
     unconditional = loop.body.count(a.stmt) and loop.body.count(b.stmt)
     return bool(fixed and unconditional and trips > 1 and not a.guards and not b.guards)
-
-
-def settle(a: Access, b: Access, varying: set[Var], unstable: set[Buffer],
-           known: Set[Expr] = frozenset()) -> set[Var] | None:
-    """The variables that are equal whenever an instance of `a` and one of `b` touch the same
-    element; None where they never do.
-
-    `varying` are the variables that may differ between the two instances; all others are the
-    same.  Loads from `unstable` buffers are never assumed to give the same value twice.  `known`
-    are terms that have one value in both instances.
-    """
-    return _Equation(a, b, varying, unstable, known).solve()
-
-
-class _Equation:
-    """The difference of two index tuples, term by term, being solved for equal variables."""
-
-    def __init__(self, a: Access, b: Access, varying: set[Var], unstable: set[Buffer],
-                 known: Set[Expr]) -> None:
-        self.open = set(varying)
-        self.unstable = unstable
-        self.equal: set[Expr] = set(known)
-        self.a, self.b = a, b
-        self.forms = [_paired(i, j) for i, j in zip(a.indices, b.indices, strict=True)]
-
-    def solve(self) -> set[Var] | None:
-        """The variables that are equal; None where the difference is never zero."""
-        varying = frozenset(self.open)
-        if not self._advance():
-            return None
-        shape, indices = self.a.buffer.shape, (*self.a.indices, *self.b.indices)
-        if len(shape) > 1 and all(isinstance(d, int) for d in shape) \
-                and any(not i.free.isdisjoint(self.open) for i in indices):
-            # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
-            self.forms.append(_paired(_address(self.a), _address(self.b)))
-            if not self._advance():
-                return None
-        return set(varying - self.open)
-
-    def _advance(self) -> bool:
-        """Settle what can be settled; False where some form can never be zero."""
-        progress = True
-        while progress:
-            progress = False
-            for form in list(self.forms):
-                verdict = self._step(form)
-                if verdict is None:
-                    return False
-                progress = progress or verdict
-        return True
-
-    def _step(self, form: tuple[dict[Expr, tuple[int, int]], int]) -> bool | None:
-        """Settle what this form settles; None if it can never be zero."""
-        terms, offset = form
-        ranges = {atom: self._range(atom, *both) for atom, both in terms.items()}
-        low = offset + sum(r[0] for r in ranges.values())
-        high = offset + sum(r[1] for r in ranges.values())
-        if low > 0 or high < 0:
-            return None
-        progress = False
-        for atom, (in_a, in_b) in terms.items():
-            if in_a != in_b or atom in self.equal or not self._is_open(atom):
-                continue
-            rest = [r for other, r in ranges.items() if other is not atom]
-            low, high = offset + sum(r[0] for r in rest), offset + sum(r[1] for r in rest)
-            if -abs(in_a) < low and high < abs(in_a):
-                self._settle(atom)
-                progress = True
-        return progress
-
-    def _settle(self, atom: Expr) -> None:
-        self.equal.add(atom)
-        if isinstance(atom, Var):
-            self.open.discard(atom)
-        elif isinstance(atom, Apply) and atom.op in ("floordiv", "floormod"):
-            # x // c and x % c both equal: x is.
-            x, divisor = atom.args
-            quotient, _ = index.affine(index.floordiv(x, divisor.value))
-            remainder, _ = index.affine(index.floormod(x, divisor.value))
-            if all(part in self.equal or not self._is_open(part)
-                   for part in (*quotient, *remainder)):
-                self.forms.append(_paired(x, x))
-
-    def _is_open(self, atom: Expr) -> bool:
-        """Whether `atom` may have two values in the two instances."""
-        if atom in self.equal:
-            return False
-        return not atom.free.isdisjoint(self.open) or self._reads_unstable(atom)
-
-    def _reads_unstable(self, atom: Expr) -> bool:
-        return any(load.source in self.unstable for load in loads(atom))
-
-    def _range(self, atom: Expr, in_a: int, in_b: int) -> Interval:
-        low, high = index.bounds(atom)
-        if not self._is_open(atom):
-            return _scaled(low, high, in_a - in_b)
-        a_low, a_high = _scaled(low, high, in_a)
-        b_low, b_high = _scaled(low, high, -in_b)
-        return a_low + b_low, a_high + b_high
-
-
-def _scaled(low: float, high: float, factor: int) -> Interval:
-    if factor == 0:
-        return 0, 0
-    return (low * factor, high * factor) if factor > 0 else (high * factor, low * factor)
-
-
-def _paired(i: Expr, j: Expr) -> tuple[dict[Expr, tuple[int, int]], int]:
-    """i - j' as {atom: (coefficient in i, coefficient in j)} and a constant."""
-    (left, left_offset), (right, right_offset) = index.affine(i), index.affine(j)
-    terms = {atom: (c, right.get(atom, 0)) for atom, c in left.items()}
-    terms.update({atom: (0, c) for atom, c in right.items() if atom not in left})
-    return terms, left_offset - right_offset
-
-
-def _address(access: Access) -> Expr:
-    result, step = index.constant(0), 1
-    for extent, i in zip(reversed(access.buffer.shape), reversed(access.indices), strict=True):
-        result = index.add(result, index.multiply(i, index.constant(step)))
-        step *= extent
-    return result

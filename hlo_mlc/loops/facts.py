@@ -10,6 +10,7 @@ from hlo_mlc.expr.core import Apply, Expr, Var, loads
 from hlo_mlc.expr.facts import (
     Facts,
     below,
+    exactly,
     impossible,
     never_positive,
     of_condition,
@@ -18,15 +19,15 @@ from hlo_mlc.expr.facts import (
 )
 from hlo_mlc.loops.core import For, If, Stmt, bodies
 
-__all__ = ["Facts", "below", "impossible", "learned", "never_positive", "of_condition",
-           "resolved", "within"]
+__all__ = ["Facts", "below", "exactly", "impossible", "learned", "least", "never_positive",
+           "of_condition", "resolved", "within"]
 
 
 def learned(stmt: Stmt) -> tuple[Facts, ...]:
     """What holds in each statement list inside of a statement, as long as it is in there."""
     match stmt:
         case For():
-            return (_lasting(below(stmt.var, bound) for bound in _least(stmt.extent)
+            return (_lasting(below(stmt.var, bound) for bound in least(stmt.extent)
                              if bound.free or _narrows(stmt.var, bound)),)
         case If():
             return (_lasting(of_condition(stmt.condition)),
@@ -44,10 +45,10 @@ def _lasting(facts: Iterable[Expr]) -> Facts:
     return tuple(f for f in facts if all(load.source.scope == "operand" for load in loads(f)))
 
 
-def _least(extent: Expr) -> Iterator[Expr]:
+def least(extent: Expr) -> Iterator[Expr]:
     """The operands of a minimum."""
     if isinstance(extent, Apply) and extent.op == "min":
         for part in extent.args:
-            yield from _least(part)
+            yield from least(part)
     else:
         yield extent

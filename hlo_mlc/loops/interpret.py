@@ -39,8 +39,9 @@ Value = np.generic | int
 
 
 def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int = 0,
-              aliased: bool = True) -> list[np.ndarray]:
-    """The results of running `program`; `seed` chooses the order of parallel iterations.
+              aliased: bool = True, blank: int = 0xFF) -> list[np.ndarray]:
+    """The results of running `program`; `seed` chooses the order of parallel iterations, `blank`
+    is what every byte of memory holds that was not written yet.
 
     With `aliased`, results that may share an operand's memory do; the arrays given are never
     written.
@@ -49,7 +50,7 @@ def interpret(program: LoopProgram, operands: Sequence[np.ndarray], *, seed: int
     write the same element.
     """
     program = with_body(program, inline_calls(program.body))
-    memory = _Memory(program, operands, aliased)
+    memory = _Memory(program, operands, aliased, blank)
     machine = _Machine(program, memory, np.random.default_rng(seed))
     with np.errstate(all="ignore"):
         run = machine.block(program.body, None)
@@ -61,7 +62,8 @@ class _Memory:
     """The arrays behind the buffers of a program."""
 
     def __init__(self, program: LoopProgram, operands: Sequence[np.ndarray],
-                 aliased: bool) -> None:
+                 aliased: bool, blank: int) -> None:
+        self.blank = blank
         self.arrays: dict[tuple[Buffer, Var | None], np.ndarray] = {}
         self.dims: dict[str, int] = {}
         if len(operands) != len(program.operands):
@@ -73,7 +75,7 @@ class _Memory:
         for buffer in program.results:
             self.arrays[buffer, None] = self._as(buffer, self.arrays[twins[buffer], None]) \
                 if buffer in twins else self._blank(buffer)
-        arena = np.full(program.scratch_bytes, 0xFF, np.uint8)
+        arena = np.full(program.scratch_bytes, blank, np.uint8)
         for buffer, offset in program.scratch:
             size = self._blank(buffer).nbytes
             self.arrays[buffer, None] = self._as(buffer, arena[offset:offset + size])
@@ -98,7 +100,7 @@ class _Memory:
 
     def _blank(self, buffer: Buffer, copies: tuple[int, ...] = ()) -> np.ndarray:
         array = np.empty((*copies, *self.shape(buffer)), buffer.dtype.numpy)
-        poison(array)
+        poison(array, self.blank)
         return array
 
     def _add_private(self, statements: tuple[Stmt, ...], vector: For | None) -> None:
@@ -112,12 +114,12 @@ class _Memory:
                 self._add_private(body, inside)
 
 
-def poison(array: np.ndarray) -> None:
-    """Make every element NaN, or all bits set."""
+def poison(array: np.ndarray, blank: int) -> None:
+    """Make every element NaN, or all bits set, or hold another byte."""
     if array.dtype == np.bool_:
-        array.fill(True)
+        array.fill(blank & 1)
     else:
-        array.reshape(-1).view(np.uint8).fill(0xFF)
+        array.reshape(-1).view(np.uint8).fill(blank)
 
 
 def _lane(vector: For | None) -> Var | None:
@@ -135,7 +137,7 @@ class _Machine:
     """
 
     def __init__(self, program: LoopProgram, memory: _Memory, rng: np.random.Generator) -> None:
-        self.arrays, self.rng = memory.arrays, rng
+        self.arrays, self.rng, self.blank = memory.arrays, rng, memory.blank
         self.slots: dict[Var, int] = {}
         self.frame: Frame = []
         for name, extent in memory.dims.items():
@@ -278,7 +280,7 @@ class _Machine:
         array, body = self._array(stmt.buffer, vector), self.block(stmt.body, vector)
 
         def run(frame: Frame) -> None:
-            poison(array)
+            poison(array, self.blank)
             body(frame)
 
         return run

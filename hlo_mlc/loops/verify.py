@@ -1,13 +1,15 @@
-"""The rules of loop programs, checked: scopes, types, bounds, and freedom from races."""
+"""The rules of loop programs, checked: scopes, types, bounds, races, aliases."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
+from hlo_mlc.loops.aliases import overwritten
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
@@ -26,8 +28,18 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.facts import Facts, learned, of_condition, within
-from hlo_mlc.loops.rewrite import constant_extent, expressions, inline_calls, with_body
+from hlo_mlc.loops.facts import (
+    Facts,
+    exactly,
+    impossible,
+    learned,
+    never_positive,
+    of_condition,
+    within,
+)
+from hlo_mlc.loops.guarding import Place
+from hlo_mlc.loops.regions import within_in_numbers
+from hlo_mlc.loops.rewrite import constant_extent, expressions
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
 
@@ -36,9 +48,19 @@ ARENA_ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was neither proved nor refuted: accesses in bounds, iterations independent."""
+    """What was neither proved nor refuted.
 
-    unproven: tuple[str, ...]
+    `unbounded`: the places that may lie outside of their buffers; a guard makes them safe.
+    `open`: races, and reads of what was overwritten.
+    """
+
+    unbounded: dict[Place, str]
+    open: tuple[str, ...]
+
+    @property
+    def unproven(self) -> tuple[str, ...]:
+        """Everything, for people."""
+        return (*dict.fromkeys(self.unbounded.values()), *self.open)
 
 
 def verify(program: LoopProgram) -> Report:
@@ -46,29 +68,12 @@ def verify(program: LoopProgram) -> Report:
 
     Raises: VerifyError at the first statement that breaks one, with the statements around it.
     """
-    _check_calls(program)
-    program = with_body(program, inline_calls(program.body))
     checker = _Checker(program, Memory.of(program))
+    checker.calls()
     checker.signature()
     checker.body(program.body, _Scope(frozenset(), frozenset(checker.visible)))
-    return Report(tuple(dict.fromkeys(checker.unproven)))
-
-
-def _check_calls(program: LoopProgram) -> None:
-    """Every call fits the program that it calls."""
-    for stmt in walk(program.body):
-        if not isinstance(stmt, Call):
-            continue
-        callee = stmt.program
-        _check_calls(callee)
-        if callee.scratch:
-            raise VerifyError(f"kernel {program.name}: expected {callee.name} to need no scratch, "
-                              f"got {callee.scratch[0][0]!r} in `{headline(stmt)}`")
-        wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
-        if wanted != [(b.shape, b.dtype, b.strides) for b in stmt.buffers]:
-            raise VerifyError(f"kernel {program.name}: expected buffers like "
-                              f"{(*callee.operands, *callee.results)}, got {stmt.buffers} in "
-                              f"`{headline(stmt)}`")
+    checker.open += overwritten(program)
+    return Report(checker.unbounded, tuple(dict.fromkeys(checker.open)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,29 @@ class _Checker:
     program: LoopProgram
     memory: Memory
     visible: tuple[Buffer, ...] = ()
-    unproven: list[str] = field(default_factory=list)
+    unbounded: dict[Place, str] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
+
+    def calls(self) -> None:
+        """Every call fits the program that it calls, which keeps the rules itself."""
+        callees: set[LoopProgram] = set()
+        for stmt in walk(self.program.body):
+            if not isinstance(stmt, Call):
+                continue
+            callee = stmt.program
+            if callee not in callees:
+                callees.add(callee)
+                report = verify(callee)
+                self.unbounded |= report.unbounded
+                self.open += report.open
+            if callee.scratch:
+                raise VerifyError(f"kernel {self.program.name}: expected {callee.name} to need no "
+                                  f"scratch, got {callee.scratch[0][0]!r} in `{headline(stmt)}`")
+            wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
+            if wanted != [(b.shape, b.dtype, b.strides) for b in stmt.buffers]:
+                raise VerifyError(f"kernel {self.program.name}: expected buffers like "
+                                  f"{(*callee.operands, *callee.results)}, got {stmt.buffers} in "
+                                  f"`{headline(stmt)}`")
 
     def signature(self) -> None:
         """Names, scopes and memory of the program's own buffers."""
@@ -135,17 +162,19 @@ class _Checker:
 
     def _arena(self) -> None:
         """Scratch buffers that share bytes are not in use at the same time."""
+        placed = dict(self.program.scratch)
         lives: dict[Buffer, tuple[int, int]] = {}
         for n, stmt in enumerate(self.program.body):
-            for access in accesses((stmt,)):
-                first, _ = lives.get(access.buffer, (n, n))
-                lives[access.buffer] = first, n
-        live = [b for b, _ in self.program.scratch if b in lives]
-        for n, a in enumerate(live):
-            for b in live[n + 1:]:
-                (a_first, a_last), (b_first, b_last) = lives[a], lives[b]
-                if self.memory.may_overlap(a, b) and a_first <= b_last and b_first <= a_last:
-                    raise VerifyError(f"kernel {self.program.name}: {a!r} and {b!r} share bytes "
+            for buffer in _touched((stmt,)) & placed.keys():
+                first, _ = lives.get(buffer, (n, n))
+                lives[buffer] = first, n
+        spans = sorted((placed[b], placed[b] + b.bytes, *life, b.name)
+                       for b, life in lives.items())
+        for n, (_, end, first, last, name) in enumerate(spans):
+            for _, _, begins, ends, other in itertools.takewhile(
+                    lambda span, end=end: span[0] < end, spans[n + 1:]):
+                if first <= ends and begins <= last:
+                    raise VerifyError(f"kernel {self.program.name}: {name} and {other} share bytes "
                                       "of the arena while both are in use")
 
     def body(self, statements: tuple[Stmt, ...], scope: _Scope) -> None:
@@ -165,6 +194,8 @@ class _Checker:
                     self._allocate(stmt, scope)
                 case If() | While():
                     self._condition(stmt, scope)
+                case Call():
+                    self._call(stmt, scope)
             self._inside(stmt, scope)
 
     def _inside(self, stmt: Stmt, scope: _Scope) -> None:
@@ -197,13 +228,17 @@ class _Checker:
         self._address(stmt, scope, buffer, indices)
         if buffer.scope == "thread":
             self._own_part(stmt, scope, buffer, indices)
+        outside = [(i, d) for i, d in zip(indices, buffer.shape, strict=True)
+                   if isinstance(d, int) and not _is_within(i, d)]
+        if not outside or (buffer, indices) in self.unbounded:
+            return
         guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
         facts = (*scope.facts, *(fact for g in guards for fact in of_condition(g)))
-        for i, extent in zip(indices, buffer.shape, strict=True):
-            if isinstance(extent, int) and not within(i, extent, facts):
-                if not guards and scope.unconditional:
-                    self._refute(stmt, scope, buffer, i, extent)
-                self.unproven.append(f"{i} is within {buffer!r} in `{headline(stmt)}`")
+        for i, extent in outside:
+            if not within(i, extent, facts) and not impossible(facts) \
+                    and not within_in_numbers(i, extent, facts, _extents(scope)):
+                self._refute(stmt, scope, buffer, i, extent, facts, guards)
+                self.unbounded[buffer, indices] = f"{i} is within {buffer!r} in `{headline(stmt)}`"
 
     def _address(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
                  ) -> None:
@@ -213,12 +248,17 @@ class _Checker:
             raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
                              f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
 
-    def _refute(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int) -> None:
-        """Refuse an index that leaves the buffer at some point that is certainly reached."""
+    def _refute(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int,
+                facts: Facts, guards: list[Expr]) -> None:
+        """Refuse an index that leaves the buffer wherever it is used, or at some point that is
+        certainly reached."""
         low, high = index.bounds(i)
         terms, _ = index.affine(i)
-        attained = all(isinstance(atom, Var) for atom in terms)
-        if attained or low >= extent or high < 0:
+        always = never_positive(index.add(i, index.constant(1)), facts) \
+            or never_positive(index.subtract(index.constant(extent), i), facts)
+        attained = all(isinstance(atom, Var) for atom in terms) and scope.unconditional and not any(
+            exactly(g) is None or not g.free.isdisjoint(i.free) for g in guards)
+        if always or attained:
             raise self._fail(stmt, scope, f"{i} takes values from {low} to {high}, which is "
                              f"outside of {buffer!r}")
 
@@ -234,8 +274,8 @@ class _Checker:
                 raise self._fail(stmt, scope, f"the variable is declared to stay below "
                                  f"{stmt.var.extent}")
             if most > stmt.var.extent:
-                self.unproven.append(f"{stmt.var.name} stays below {stmt.var.extent} in "
-                                     f"`{headline(stmt)}`")
+                self.open.append(f"{stmt.var.name} stays below {stmt.var.extent} in "
+                                 f"`{headline(stmt)}`")
         if stmt.kind in (LoopKind.VECTORIZE, LoopKind.UNROLL, LoopKind.TENSOR) \
                 and constant is None:
             raise self._fail(stmt, scope, "expected a constant extent")
@@ -294,7 +334,7 @@ class _Checker:
             return
         if conflict.certain:
             raise self._fail(stmt, scope, str(conflict))
-        self.unproven.append(f"iterations of `{headline(stmt)}` are independent: {conflict}")
+        self.open.append(f"iterations of `{headline(stmt)}` are independent: {conflict}")
 
     def _store(self, stmt: Store, scope: _Scope) -> None:
         self._by_a_thread(stmt, scope)
@@ -323,6 +363,18 @@ class _Checker:
         if foreign:
             raise self._fail(stmt, scope, f"the combiner uses {', '.join(map(str, foreign))}, "
                              "which are not its own variables")
+
+    def _call(self, stmt: Call, scope: _Scope) -> None:
+        count = len(stmt.program.operands)
+        for buffer in stmt.buffers:
+            if buffer not in scope.buffers:
+                raise self._fail(stmt, scope, f"{buffer!r} does not exist here")
+        for n, result in enumerate(stmt.buffers[count:], count):
+            self._writable(stmt, scope, result)
+            for other in (*stmt.buffers[:n], *stmt.buffers[n + 1:]):
+                if self.memory.may_overlap(result, other):
+                    raise self._fail(stmt, scope, f"{result!r} and {other!r} share memory, of "
+                                     f"which {stmt.program.name} knows nothing")
 
     def _writable(self, stmt: Stmt, scope: _Scope, buffer: Buffer) -> None:
         if buffer.scope == "operand":
@@ -357,6 +409,28 @@ class _Checker:
         if vector is not None and (vector.var in value.free or any(
                 load.source in _lane_buffers(scope) for load in loads(value))):
             raise self._fail(stmt, scope, f"control flow depends on the lane {vector.var.name}")
+
+
+def _touched(statements: tuple[Stmt, ...]) -> set[Buffer]:
+    """The buffers that statements read or write."""
+    found: set[Buffer] = set()
+    for stmt in walk(statements):
+        if isinstance(stmt, Store):
+            found.add(stmt.buffer)
+        elif isinstance(stmt, Accumulate | Call):
+            found.update(stmt.buffers)
+        found.update([load.source for e in expressions(stmt) for load in loads(e)])
+    return found
+
+
+def _extents(scope: _Scope) -> dict[Var, Expr]:
+    return {s.var: s.extent for s in scope.loops}
+
+
+def _is_within(i: Expr, extent: int) -> bool:
+    """What ranges of variables say alone."""
+    low, high = index.bounds(i)
+    return low >= 0 and high < extent
 
 
 def _around_threads(scope: _Scope) -> bool:

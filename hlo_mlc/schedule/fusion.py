@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hlo_mlc.loops.core import Allocate, For, LoopProgram, Stmt
-from hlo_mlc.loops.dependence import Memory, accesses, pairs, settle, variables
+from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
+from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import Body, substitute, transform, transform_lists, with_body
 from hlo_mlc.schedule.loops import refuse, require_loops
 from hlo_mlc.support.errors import ScheduleError

@@ -27,9 +27,9 @@ from hlo_mlc.loops.dependence import (
     carried,
     pairs,
     same_reduction,
-    settle,
     variables,
 )
+from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,

@@ -23,7 +23,8 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle, variables
+from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, variables
+from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     expressions,

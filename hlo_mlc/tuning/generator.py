@@ -7,6 +7,7 @@ from typing import Protocol
 
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.program import schedule_program
@@ -52,8 +53,9 @@ class TemplateGenerator:
         return space_of(program, decisions, target)
 
     def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
-        """LLVM IR."""
+        """LLVM IR of proved loops."""
         loops, _ = schedule_program(program, target, schedules)
+        loops, _ = prove(loops)
         return Source(print_program(loops, target), loops.name, loops.scratch_bytes)
 
     def assemble(self, source: Source, target: CpuTarget) -> bytes:

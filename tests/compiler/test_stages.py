@@ -17,7 +17,8 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
 
-KERNEL_FILES = {"40-{}.tensors.txt", "50-{}.schedule.txt", "60-{}.loops.txt", "80-{}.ll", "90-{}.s"}
+KERNEL_FILES = {"40-{}.tensors.txt", "50-{}.schedule.txt", "60-{}.loops.txt", "70-{}.proof.txt",
+                "80-{}.ll", "90-{}.s"}
 MODULE_FILES = {"00-stablehlo.mlir", "10-graph.txt", "20-simplified.txt", "30-plan.txt",
                 "99-stablehlo.mlir", "index.txt"}
 

@@ -13,7 +13,8 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
-from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, settle
+from hlo_mlc.loops.dependence import Access, Memory, accesses, carried
+from hlo_mlc.loops.equations import settle
 from hlo_mlc.tensor.combine import named_combiner
 
 ROW, COLUMN = variable("i", 6), variable("j", 4)

@@ -1,0 +1,154 @@
+"""Equations of index tuples: if two accesses touch the same element, which loop variables must have
+had the same value?
+
+Indices are affine forms over variables and other terms (quotients, remainders, loads); a variable
+is settled when its coefficient outweighs everything else in some index, as in `i * 16 + j` with
+j < 16.  "Not settled" means unknown, never independent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import Protocol
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
+
+Interval = tuple[float, float]
+
+
+class Place(Protocol):
+    """An element of a buffer."""
+
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+
+
+def settle(a: Place, b: Place, varying: set[Var], unstable: set[Buffer],
+           known: Set[Expr] = frozenset()) -> set[Var] | None:
+    """The variables that are equal whenever an instance of `a` and one of `b` touch the same
+    element; None where they never do.
+
+    `varying` are the variables that may differ between the two instances; all others are the
+    same.  Loads from `unstable` buffers are never assumed to give the same value twice.  `known`
+    are terms that have one value in both instances.
+    """
+    return _Equation(a, b, varying, unstable, known).solve()
+
+
+class _Equation:
+    """The difference of two index tuples, term by term, being solved for equal variables."""
+
+    def __init__(self, a: Place, b: Place, varying: set[Var], unstable: set[Buffer],
+                 known: Set[Expr]) -> None:
+        self.open = set(varying)
+        self.unstable = unstable
+        self.equal: set[Expr] = set(known)
+        self.parts: list[Apply] = []  # equal quotients and remainders
+        self.a, self.b = a, b
+        self.forms = [_paired(i, j) for i, j in zip(a.indices, b.indices, strict=True)]
+
+    def solve(self) -> set[Var] | None:
+        """The variables that are equal; None where the difference is never zero."""
+        varying = frozenset(self.open)
+        if not self._advance():
+            return None
+        shape, indices = self.a.buffer.shape, (*self.a.indices, *self.b.indices)
+        if len(shape) > 1 and all(isinstance(d, int) for d in shape) \
+                and any(not i.free.isdisjoint(self.open) for i in indices):
+            # Row-major addresses join what a fused loop took apart: (f // n) * n + f % n is f.
+            self.forms.append(_paired(_address(self.a), _address(self.b)))
+            if not self._advance():
+                return None
+        return set(varying - self.open)
+
+    def _advance(self) -> bool:
+        """Settle what can be settled; False where some form can never be zero."""
+        progress = True
+        while progress:
+            progress = False
+            for form in list(self.forms):
+                verdict = self._step(form)
+                if verdict is None:
+                    return False
+                progress = progress or verdict
+            progress = self._join() or progress
+        return True
+
+    def _step(self, form: tuple[dict[Expr, tuple[int, int]], int]) -> bool | None:
+        """Settle what this form settles; None if it can never be zero."""
+        terms, offset = form
+        ranges = {atom: self._range(atom, *both) for atom, both in terms.items()}
+        low = offset + sum(r[0] for r in ranges.values())
+        high = offset + sum(r[1] for r in ranges.values())
+        if low > 0 or high < 0:
+            return None
+        progress = False
+        for atom, (in_a, in_b) in terms.items():
+            if in_a != in_b or atom in self.equal or not self._is_open(atom):
+                continue
+            rest = [r for other, r in ranges.items() if other is not atom]
+            low, high = offset + sum(r[0] for r in rest), offset + sum(r[1] for r in rest)
+            if -abs(in_a) < low and high < abs(in_a):
+                self._settle(atom)
+                progress = True
+        return progress
+
+    def _settle(self, atom: Expr) -> None:
+        self.equal.add(atom)
+        if isinstance(atom, Var):
+            self.open.discard(atom)
+        elif isinstance(atom, Apply) and atom.op in ("floordiv", "floormod"):
+            self.parts.append(atom)
+
+    def _join(self) -> bool:
+        """x // c and x % c both equal: x is."""
+        for atom in self.parts:
+            x, divisor = atom.args
+            quotient, _ = index.affine(index.floordiv(x, divisor.value))
+            remainder, _ = index.affine(index.floormod(x, divisor.value))
+            if all(part in self.equal or not self._is_open(part)
+                   for part in (*quotient, *remainder)):
+                self.parts.remove(atom)
+                self.forms.append(_paired(x, x))
+                return True
+        return False
+
+    def _is_open(self, atom: Expr) -> bool:
+        """Whether `atom` may have two values in the two instances."""
+        if atom in self.equal:
+            return False
+        return not atom.free.isdisjoint(self.open) or self._reads_unstable(atom)
+
+    def _reads_unstable(self, atom: Expr) -> bool:
+        return any(load.source in self.unstable for load in loads(atom))
+
+    def _range(self, atom: Expr, in_a: int, in_b: int) -> Interval:
+        low, high = index.bounds(atom)
+        if not self._is_open(atom):
+            return _scaled(low, high, in_a - in_b)
+        a_low, a_high = _scaled(low, high, in_a)
+        b_low, b_high = _scaled(low, high, -in_b)
+        return a_low + b_low, a_high + b_high
+
+
+def _scaled(low: float, high: float, factor: int) -> Interval:
+    if factor == 0:
+        return 0, 0
+    return (low * factor, high * factor) if factor > 0 else (high * factor, low * factor)
+
+
+def _paired(i: Expr, j: Expr) -> tuple[dict[Expr, tuple[int, int]], int]:
+    """i - j' as {atom: (coefficient in i, coefficient in j)} and a constant."""
+    (left, left_offset), (right, right_offset) = index.affine(i), index.affine(j)
+    terms = {atom: (c, right.get(atom, 0)) for atom, c in left.items()}
+    terms.update({atom: (0, c) for atom, c in right.items() if atom not in left})
+    return terms, left_offset - right_offset
+
+
+def _address(access: Place) -> Expr:
+    result, step = index.constant(0), 1
+    for extent, i in zip(reversed(access.buffer.shape), reversed(access.indices), strict=True):
+        result = index.add(result, index.multiply(i, index.constant(step)))
+        step *= extent
+    return result

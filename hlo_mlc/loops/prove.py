@@ -1,0 +1,56 @@
+"""No kernel runs that was not proved: what every way from loops to code goes through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hlo_mlc.expr.core import loads
+from hlo_mlc.loops.core import Call, LoopProgram, walk
+from hlo_mlc.loops.coverage import gaps
+from hlo_mlc.loops.guarding import with_guards
+from hlo_mlc.loops.rewrite import inline_calls, with_body
+from hlo_mlc.loops.verify import verify
+from hlo_mlc.support.errors import VerifyError
+
+# A guard around an index that is loaded itself may need another one: of lists of lists.
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """That a kernel stays in bounds, has no races and writes its results: `guarded` are accesses
+    that are checked at run time, because nothing else says that they are in bounds."""
+
+    guarded: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.guarded:
+            return "proved: in bounds, free of races, written as a whole"
+        return f"proved but for what is checked at run time: {'; '.join(self.guarded)}"
+
+
+def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:
+    """The program, with guards where bounds could not be proved, and what was guarded.
+
+    Raises: VerifyError where a rule is broken, and where it is not certain that none is.
+    """
+    for gap in gaps(program):
+        problem = "nothing writes it" if gap.certain else "that is not certain"
+        raise VerifyError(f"kernel {program.name}: expected that {gap.text}, but {problem}")
+    guarded: dict[str, None] = {}
+    for _ in range(_ROUNDS):
+        report = verify(program)
+        if report.open:
+            raise VerifyError(f"kernel {program.name}: could not prove that {report.open[0]}")
+        if not report.unbounded:
+            return program, Proof(tuple(guarded))
+        if any(isinstance(stmt, Call) for stmt in walk(program.body)):
+            program = with_body(program, inline_calls(program.body))
+            continue  # guards are for the buffers of the calls
+        inner = {place: text for place, text in report.unbounded.items()
+                 if not any((load.source, load.indices) in report.unbounded
+                            for i in place[1] for load in loads(i))}
+        guarded.update(dict.fromkeys(inner.values()))
+        program = with_guards(program, inner.keys())
+    raise VerifyError(f"kernel {program.name}: could not prove that {next(iter(guarded))}, nor "
+                      "guard it")

@@ -1,0 +1,226 @@
+"""Regions of memory, in numbers: which box of a buffer an access touches, for many values of some
+variables at once.
+
+What the structure of indices does not tell (loops/equations.py) is often plain once the few hundred
+numbers of a parallel loop are put in: then branches are taken or not, divisions are done, and what
+remains are intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Apply, Expr, Var
+from hlo_mlc.loops.facts import Facts
+
+# Points that are put in at most: a few milliseconds of NumPy's time.
+MOST_POINTS = 1 << 17
+
+Interval = tuple[np.ndarray, np.ndarray]
+
+
+class Unknown(Exception):
+    """An index is not a matter of loop variables alone, or there are too many points."""
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """The smallest and largest index along each axis, at those points where anything is touched:
+    arrays [points]; `owners` are the points' numbers."""
+
+    low: tuple[np.ndarray, ...]
+    high: tuple[np.ndarray, ...]
+    owners: np.ndarray
+
+
+class Points:
+    """The values of some variables at many points, and intervals of whatever depends on them and on
+    the variables of loops inside, whose extents are given."""
+
+    def __init__(self, values: Mapping[Var, np.ndarray], extents: Mapping[Var, Expr]) -> None:
+        self.count = len(next(iter(values.values()))) if values else 1
+        if self.count > MOST_POINTS:
+            raise Unknown
+        self._extents = extents
+        self._known: dict[Expr, Interval] = {v: (x, x) for v, x in values.items()}
+        self.exist = np.ones(self.count, bool)
+        for v, x in values.items():
+            if v in extents:
+                self.exist &= x < self.interval(extents[v])[0]
+
+    def interval(self, e: Expr) -> Interval:
+        """The smallest and largest value of an index expression at each point."""
+        known = self._known.get(e)
+        if known is None:
+            known = self._known[e] = self._interval(e)
+        return known
+
+    def _interval(self, e: Expr) -> Interval:
+        if isinstance(e, Var):
+            return self._of_loop(e)
+        terms, offset = index.affine(e)
+        if e not in terms:
+            low = high = np.int64(offset)
+            for atom, k in terms.items():
+                ends = self.interval(atom)
+                low, high = low + k * ends[k < 0], high + k * ends[k > 0]
+            return low, high
+        if isinstance(e, Apply) and e.op in ("min", "max"):
+            (a, b), (c, d) = map(self.interval, e.args)
+            smaller = np.minimum if e.op == "min" else np.maximum
+            return smaller(a, c), smaller(b, d)
+        if isinstance(e, Apply) and e.op in ("floordiv", "floormod"):
+            (low, high), by = self.interval(e.args[0]), e.args[1].value
+            first, last = low // by, high // by
+            if e.op == "floordiv":
+                return first, last
+            same = first == last
+            return np.where(same, low - first * by, 0), np.where(same, high - last * by, by - 1)
+        low, high = index.bounds(e)
+        if low > -index.INFINITY and high < index.INFINITY:
+            return np.int64(low), np.int64(high)
+        raise Unknown
+
+    def _of_loop(self, var: Var) -> Interval:
+        extent = self._extents.get(var)
+        if extent is None:
+            raise Unknown
+        high = self.interval(extent)[1] - 1
+        return np.int64(0), high if var.extent is None else np.minimum(high, var.extent - 1)
+
+    def boxes(self, indices: Sequence[Expr], facts: Facts, owners: np.ndarray) -> Boxes:
+        """What is touched at most: `facts` hold where it is."""
+        exist = self.exist
+        known = []
+        for fact in facts:
+            try:
+                exist = exist & (self.interval(fact)[0] <= 0)
+            except Unknown:
+                continue
+            known.append(fact)
+        lows, highs = [], []
+        for i in indices:
+            low, high = self.interval(i)
+            for fact in known:
+                if not fact.free.isdisjoint(i.free):  # it never is positive, so it can be added
+                    low = np.maximum(low, self.interval(index.add(i, fact))[0])
+                    high = np.minimum(high, self.interval(index.subtract(i, fact))[1])
+            exist = exist & (low <= high)
+            lows.append(low)
+            highs.append(high)
+        where = np.flatnonzero(np.broadcast_to(exist, self.count))
+        spread = [[np.broadcast_to(x, self.count)[where] for x in side] for side in (lows, highs)]
+        return Boxes(tuple(spread[0]), tuple(spread[1]), owners[where])
+
+
+def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
+    """All combinations of values of some variables below their bounds.
+
+    Raises: Unknown where there are too many.
+    """
+    total = 1
+    for extent in variables.values():
+        total *= extent
+    if total > MOST_POINTS:
+        raise Unknown
+    numbers, step, values = np.arange(total), total, {}
+    for variable, extent in variables.items():
+        step //= max(1, extent)
+        values[variable] = numbers // max(1, step) % max(1, extent)
+    return values
+
+
+def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, Expr]) -> bool:
+    """Whether `0 <= i < extent` wherever the facts hold, seen by putting in all numbers."""
+    related = tuple(f for f in facts if not f.free.isdisjoint(i.free))
+    used = i.free.union(*(f.free for f in related))
+    if any(v.extent is None for v in used):
+        return False
+    try:
+        values = enumerated({v: v.extent for v in used})
+        count = len(next(iter(values.values()))) if values else 1
+        boxes = Points(values, extents).boxes((i,), related, np.zeros(count, np.int64))
+    except Unknown:
+        return False
+    return bool(np.all(boxes.low[0] >= 0) and np.all(boxes.high[0] < extent))
+
+
+def apart(parts: Iterable[Boxes]) -> bool:
+    """Whether boxes of different owners share no element.
+
+    Along each axis, intervals that meet are one cluster; boxes can only meet where they are in the
+    same clusters along all axes.
+    """
+    parts = list(parts)
+    owners = np.concatenate([p.owners for p in parts])
+    keys = np.zeros(len(owners), np.int64)
+    for axis in range(len(parts[0].low)):
+        low = np.concatenate([p.low[axis] for p in parts])
+        high = np.concatenate([p.high[axis] for p in parts])
+        order = np.argsort(low, kind="stable")
+        reach = np.maximum.accumulate(high[order])
+        cluster = np.empty(len(order), np.int64)
+        cluster[order] = np.cumsum(np.concatenate(([0], low[order][1:] > reach[:-1])))
+        _, keys = np.unique(keys * (len(order) + 1) + cluster, return_inverse=True)
+    order = np.lexsort((owners, keys))
+    keys, owners = keys[order], owners[order]
+    return not np.any((keys[1:] == keys[:-1]) & (owners[1:] != owners[:-1]))
+
+
+def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
+                ) -> tuple[list[tuple[int, ...]], list[tuple[Expr, ...]]]:
+    """The same elements by fewer indices, where axes that were taken apart by divisions are put
+    together again, and the extents of what each new axis is made of: `[f // n, f % n]` is `[f]`."""
+    if not shape:
+        return [], list(places)
+    columns = list(zip(*places, strict=True))
+    extents = [(d,) for d in shape]
+    axis = 0
+    while axis + 1 < len(columns):
+        wide = index.constant(math.prod(extents[axis + 1]))
+        joined = tuple(index.add(index.multiply(i, wide), j)
+                       for i, j in zip(columns[axis], columns[axis + 1], strict=True))
+        if _divisions(joined) < _divisions((*columns[axis], *columns[axis + 1])):
+            columns[axis:axis + 2] = [joined]
+            extents[axis:axis + 2] = [extents[axis] + extents[axis + 1]]
+        else:
+            axis += 1
+    return extents, list(zip(*columns, strict=True))
+
+
+def split_axes(boxes: Boxes, extents: Sequence[tuple[int, ...]]) -> Boxes:
+    """Boxes of merged axes as boxes of the axes that these are made of."""
+    axis = next((n for n, parts in enumerate(extents) if len(parts) > 1), None)
+    if axis is None:
+        return boxes
+    *rows, row = extents[axis]
+    low, high = boxes.low[axis], boxes.high[axis]
+    (first, begin), (last, end) = np.divmod(low, row), np.divmod(high, row)
+    one, edge = first == last, row - 1
+    pieces = [  # the first row, those between, the last one
+        (first, first, begin, np.where(one, end, edge), first <= last),
+        (first + 1, last - 1, np.zeros_like(low), np.full_like(low, edge), first + 1 < last),
+        (last, last, np.zeros_like(low), end, ~one)]
+    kept = [where for *_, where in pieces]
+    sides = [np.concatenate([part[n][where] for part, where in zip(pieces, kept, strict=True)])
+             for n in range(4)]
+
+    def spread(x: np.ndarray) -> np.ndarray:
+        return np.concatenate([x[where] for where in kept])
+
+    def around(ends: tuple[np.ndarray, ...], *new: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (*map(spread, ends[:axis]), *new, *map(spread, ends[axis + 1:]))
+
+    return split_axes(Boxes(around(boxes.low, sides[0], sides[2]),
+                            around(boxes.high, sides[1], sides[3]), spread(boxes.owners)),
+                      (*extents[:axis], tuple(rows), (row,), *extents[axis + 1:]))
+
+
+def _divisions(places: Iterable[Expr]) -> int:
+    return sum(isinstance(atom, Apply) and atom.op in ("floordiv", "floormod")
+               for e in places for atom in index.affine(e)[0])

@@ -1,0 +1,164 @@
+"""Proofs: what is guarded, what is refused, and what guarded programs do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.coverage import gaps
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
+from hlo_mlc.support.errors import VerifyError
+
+X, Y = Buffer("x", F32, (8,), "operand"), Buffer("y", F32, (8,), "result")
+WHERE = Buffer("where", I32, (8,), "operand")
+ROW, COLUMN = variable("i", 8), variable("j", 8)
+ONE, ZERO = const(1.0, F32), const(0.0, F32)
+PLACE = apply("convert", load(WHERE, (ROW,)), dtype=INDEX)
+
+
+def at(value: int) -> Expr:
+    return index.constant(value)
+
+
+def loop(*body: Stmt, var=ROW, extent: int = 8, kind: LoopKind = LoopKind.SERIAL) -> For:
+    return For(var, at(extent), kind, body)
+
+
+def copied(source: Expr) -> LoopProgram:
+    return LoopProgram("copied", (X, WHERE), (Y,), (loop(Store(Y, (ROW,), source)),))
+
+
+def test_loads_from_anywhere_are_guarded() -> None:
+    program, proof = prove(copied(load(X, (PLACE,))))
+    (guarded,) = proof.guarded
+    assert "is within x" in guarded and "checked at run time" in str(proof)
+    places = np.array([0, -1, 7, 8, 1 << 20, 3, -5, 2], np.int32)
+    values = np.arange(8, dtype=np.float32) + 1
+    result, = interpret(program, [values, places])
+    assert result.tolist() == [1, 0, 8, 0, 0, 4, 0, 3]
+
+
+def test_stores_anywhere_are_guarded() -> None:
+    first = loop(Store(Y, (COLUMN,), ZERO), var=COLUMN)
+    scattered = loop(Store(Y, (PLACE,), load(X, (ROW,))))
+    program, proof = prove(LoopProgram("scattered", (X, WHERE), (Y,), (first, scattered)))
+    assert len(proof.guarded) == 1
+    places = np.array([1, 9, -3, 2, 8, 100, 3, 0], np.int32)
+    result, = interpret(program, [np.arange(8, dtype=np.float32) + 1, places])
+    assert result.tolist() == [8, 1, 4, 7, 0, 0, 0, 0]
+
+
+def test_lists_of_lists_are_guarded_twice() -> None:
+    inner = apply("convert", load(WHERE, (PLACE,)), dtype=INDEX)
+    program, proof = prove(copied(load(X, (inner,))))
+    assert len(proof.guarded) == 2
+    result, = interpret(program, [np.arange(8, dtype=np.float32) + 1,
+                                  np.array([1, 5, 9, -1, 0, 3, 4, 2], np.int32)])
+    assert result[2:4].tolist() == [1, 1]  # as if the second list said 0
+
+
+def test_clamped_places_need_no_guard() -> None:
+    clamped = index.maximum(index.minimum(PLACE, at(7)), at(0))
+    assert prove(copied(load(X, (clamped,))))[1].guarded == ()
+
+
+@pytest.mark.parametrize("condition", [
+    apply("lt", ROW, at(3)), apply("lt", COLUMN, at(3)), apply("lt", load(X, (ROW,)), ONE)])
+def test_what_is_always_outside_is_refused_under_any_guard(condition) -> None:
+    far = load(X, (index.add(ROW, at(256)),), condition, ZERO)
+    body = loop(loop(Store(Y, (ROW,), far)), var=COLUMN)
+    with pytest.raises(VerifyError, match="takes values from 256 to 263"):
+        prove(LoopProgram("far", (X, WHERE), (Y,), (body,)))
+
+
+def test_a_guard_about_something_else_saves_nothing() -> None:
+    beyond = load(X, (index.add(ROW, at(1)),), apply("lt", COLUMN, at(3)), ZERO)
+    body = loop(loop(Store(Y, (ROW,), beyond)), var=COLUMN)
+    with pytest.raises(VerifyError, match="takes values from 1 to 8"):
+        prove(LoopProgram("beyond", (X, WHERE), (Y,), (body,)))
+
+
+def test_races_are_refused_although_nothing_refutes_them() -> None:
+    first = loop(Store(Y, (COLUMN,), ZERO), var=COLUMN)
+    scattered = loop(Store(Y, (index.maximum(index.minimum(PLACE, at(7)), at(0)),), ONE),
+                     kind=LoopKind.PARALLEL)
+    with pytest.raises(VerifyError, match="could not prove that iterations of"):
+        prove(LoopProgram("race", (X, WHERE), (Y,), (first, scattered)))
+
+
+def test_results_are_written_as_a_whole() -> None:
+    with pytest.raises(VerifyError, match="every element of y: 8xf32 result is written, but "
+                                          "nothing writes it"):
+        prove(LoopProgram("short", (X,), (Y,), (
+            loop(Store(Y, (variable("i", 7),), ONE), var=variable("i", 7), extent=7),)))
+    perhaps = Store(Y, (ROW,), ONE, apply("lt", load(X, (ROW,)), ONE))
+    with pytest.raises(VerifyError, match="but that is not certain"):
+        prove(LoopProgram("perhaps", (X,), (Y,), (loop(perhaps),)))
+
+
+def test_results_may_be_written_in_parts() -> None:
+    """Rows by a guard, the rest by tiles that overlap, a flat run over two axes."""
+    wide = Buffer("wide", F32, (5, 7), "result")
+    t, flat = variable("t", 4), variable("flat", 15)
+    three = variable("c", 3)
+    column = index.add(index.minimum(index.multiply(t, at(2)), at(4)), three)
+    tiles = loop(loop(Store(wide, (index.add(variable("r", 3), at(2)), column), ONE),
+                      var=three, extent=3), var=t, extent=4)
+    rows = loop(tiles, var=variable("r", 3), extent=3)
+    run = loop(Store(wide, (index.floordiv(flat, 7), index.floormod(flat, 7)), ONE), var=flat,
+               extent=15)
+    assert not list(gaps(LoopProgram("parts", (), (wide,), (rows, run))))
+    assert list(gaps(LoopProgram("parts", (), (wide,), (rows,))))
+
+
+def test_what_is_read_was_written_before() -> None:
+    held = Buffer("held", F32, (8,), "register")
+    fill = loop(Store(held, (COLUMN,), ONE), var=COLUMN)
+    use = loop(Store(Y, (ROW,), load(held, (ROW,))))
+
+    def held_in(*body: Stmt) -> LoopProgram:
+        return LoopProgram("held", (X,), (Y,), (Allocate(held, body),))
+
+    assert not list(gaps(held_in(fill, use)))
+    assert [gap.certain for gap in gaps(held_in(use, fill))] == [True]
+    again = loop(Allocate(held, (use, fill)), var=variable("n", 3), extent=3)
+    assert list(gaps(LoopProgram("again", (X,), (Y,), (again,))))
+
+
+@pytest.mark.parametrize("read, is_refused", [
+    (ROW, False), (index.subtract(at(7), ROW), True),
+    (index.maximum(index.subtract(ROW, at(1)), at(0)), True)])
+def test_aliased_operands_are_read_before_they_are_overwritten(read, is_refused) -> None:
+    program = LoopProgram("in_place", (X,), (Y,), (loop(Store(Y, (ROW,), load(X, (read,)))),),
+                          aliases=((Y, X),))
+    if is_refused:
+        with pytest.raises(VerifyError, match="is read before it is overwritten"):
+            prove(program)
+    else:
+        prove(program)
+
+
+def test_tiles_that_overlap_are_not_computed_in_place() -> None:
+    """The last tile is moved back: what it computes again has been overwritten."""
+    tile, lane = variable("t", 3), variable("l", 3)
+    place = index.add(index.minimum(index.multiply(tile, at(3)), at(5)), lane)
+    twice = Store(Y, (place,), apply("add", load(X, (place,)), ONE))
+    body = (loop(loop(twice, var=lane, extent=3), var=tile, extent=3),)
+    prove(LoopProgram("tiles", (X,), (Y,), body))
+    with pytest.raises(VerifyError, match="is read before it is overwritten"):
+        prove(LoopProgram("tiles", (X,), (Y,), body, aliases=((Y, X),)))
+
+
+def test_an_operand_is_not_read_after_the_loop_that_overwrites_it() -> None:
+    z = Buffer("z", F32, (8,), "result")
+    first = loop(Store(Y, (ROW,), load(X, (ROW,))))
+    after = loop(Store(z, (COLUMN,), load(X, (COLUMN,))), var=COLUMN)
+    prove(LoopProgram("after", (X,), (Y, z), (after, first), aliases=((Y, X),)))
+    with pytest.raises(VerifyError, match="is read before it is overwritten"):
+        prove(LoopProgram("after", (X,), (Y, z), (first, after), aliases=((Y, X),)))
