@@ -1,0 +1,91 @@
+"""Families of control flow; `kernel(…)` around a body is what `around` programs compile."""
+
+from __future__ import annotations
+
+from fuzzing.draws import Draws
+from fuzzing.program import Operand
+
+FLOAT_BODIES = (
+    "jnp.tanh({c})", "{c} * 0.5 + {x}", "jnp.sin({c}) + 0.25 * {x}", "{c} * {x}", "{c}",
+    "jnp.where({c} > {x}, {c}, {x})", "jnp.maximum({c}, {x}) - 1", "{x}", "{c} / (1 + {c} * {c})")
+INTEGER_BODIES = ("{c} + {x}", "{c} * 3 + 1", "{c} ^ {x}", "jnp.maximum({c}, {x})", "{c}",
+                  "jnp.where({c} > {x}, {c} - 1, {x})", "{x}")
+SHAPED_BODIES = (
+    "jnp.roll({c}, 1, {a})", "jnp.flip({c}, {a})", "{c}.at[0].set({x}[-1])", "jnp.sort({c}, {a})",
+    "jnp.cumsum({c}, {a}, dtype={c}.dtype)", "jnp.concatenate([{c}[1:], {x}[:1]])",
+    "{c} - {c}.max({a}, keepdims=True)", "{c}.at[1:].add({c}[:-1])",
+    "{c} + {c}.sum({a}, keepdims=True, dtype={c}.dtype)", "{c}[::-1]",
+    "lax.dynamic_update_index_in_dim({c}, {x}[0], {i}, 0)",
+    "lax.dynamic_update_index_in_dim({c}, lax.dynamic_index_in_dim({x}, {i}, 0), {i}, 0)")
+
+
+def _body(draw: Draws, value: Operand, c: str, x: str, i: str = "0") -> str:
+    """An expression of the type of `value` in a carried `c`, another `x` and the trip `i`."""
+    bodies = FLOAT_BODIES if value.kind == "f" else INTEGER_BODIES
+    if value.rank and value.size:
+        bodies += SHAPED_BODIES
+    expression = draw.among(bodies).format(c=c, x=x, i=i, a=draw.below(max(1, value.rank)))
+    if draw.chance(40):
+        simple = FLOAT_BODIES if value.kind == "f" else INTEGER_BODIES
+        expression = draw.among(simple).format(c=f"({expression})", x=x)
+    return f"({expression}).astype({value.dtype!r})"
+
+
+def _numbers(draw: Draws) -> Operand:
+    return draw.value("fiu", most_rank=3)
+
+
+def fori(draw: Draws) -> str:
+    c = _numbers(draw)
+    x = draw.same(c)
+    body = f"kernel(lambda i, c: {_body(draw, c, 'c', str(x), 'i')})"
+    return f"lax.fori_loop(0, {draw.among((0, 1, 2, 3, 7))}, {body}, {c})"
+
+
+def while_two(draw: Draws) -> str:
+    """Two carried arrays and a counter; they may be permuted or not change at all."""
+    c = _numbers(draw)
+    x = draw.same(c)
+    first, second = _body(draw, c, "p", "q", "i"), _body(draw, c, "q", "p", "i")
+    order = draw.among((f"{first}, {second}", f"{second}, {first}", "q, p", f"p, {second}"))
+    trips = draw.among((1, 2, 5))
+    return (f"lax.while_loop(lambda s: s[0] < {trips}, lambda s: kernel("
+            f"lambda i, p, q: (i + 1, {order}))(*s), (0, {c}, {x}))[1:]")
+
+
+def while_data(draw: Draws) -> str:
+    """A loop that ends when the data says so, at last after seven doublings."""
+    c = draw.value("f", rank=1, most_rank=3)
+    return (f"lax.while_loop(lambda s: (jnp.sum(s[1]) < 40) & (s[0] < 7), lambda s: kernel("
+            f"lambda s: (s[0] + 1, s[1] * 2 + 1))(s), (jnp.int32(0), {c}))")
+
+
+def scan(draw: Draws) -> str:
+    """A loop over the rows of a value, with the rows that it makes."""
+    x = draw.value("fiu", rank=1, most_rank=3)
+    row = Operand("c", x.dtype, x.shape[1:])
+    carried, made = _body(draw, row, "c", "x"), _body(draw, row, "x", "c")
+    start = f"jnp.ones({row.shape}, {x.dtype!r})"
+    return (f"lax.scan(kernel(lambda c, x: ({carried}, {made})), {start}, {x}, "
+            f"reverse={draw.chance(30)}, unroll={draw.among((1, 1, 2))})")
+
+
+def conditional(draw: Draws) -> str:
+    x = _numbers(draw)
+    y = draw.same(x)
+    flag = draw.value("fiu")
+    bodies = [f"kernel(lambda p, q: {_body(draw, x, 'p', 'q')})" for _ in range(2)]
+    return f"lax.cond(jnp.sum({flag}) > 0, {bodies[0]}, {bodies[1]}, {x}, {y})"
+
+
+def switch(draw: Draws) -> str:
+    x = _numbers(draw)
+    index = draw.value("i")
+    bodies = ", ".join(f"kernel(lambda p: {_body(draw, x, 'p', str(x))})" for _ in range(3))
+    return f"lax.switch({index}.reshape(-1)[:1].sum(), [{bodies}], {x})"
+
+
+def mapped(draw: Draws) -> str:
+    x = draw.value("fiu", rank=1, most_rank=3)
+    row = Operand("r", x.dtype, x.shape[1:])
+    return f"lax.map(kernel(lambda r: {_body(draw, row, 'r', 'r')}), {x})"

@@ -1,0 +1,80 @@
+"""All families of steps: how often each is drawn and how many values it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fuzzing import arrays, control, elementwise, folds
+from fuzzing.draws import Again, Draws
+from fuzzing.program import Operand, Program, Text, types_of
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`write(draw)` gives the expression of a step."""
+
+    write: Callable[[Draws], str]
+    weight: int
+    results: int = 1
+
+
+FAMILIES: Mapping[str, Family] = {
+    "unary": Family(elementwise.unary, 12),
+    "binary": Family(elementwise.binary, 14),
+    "compare": Family(elementwise.compare, 2),
+    "where": Family(elementwise.where, 6),
+    "clip": Family(elementwise.clip, 2),
+    "convert": Family(elementwise.convert, 4),
+    "invert": Family(elementwise.invert, 1),
+    "classify": Family(elementwise.classify, 1),
+    "bitcast": Family(elementwise.bitcast, 1),
+    "random_bits": Family(elementwise.random_bits, 1),
+    "complex": Family(elementwise.complex_numbers, 1),
+    "reduction": Family(folds.reduction, 8),
+    "several_reductions": Family(folds.several_reductions, 3, results=2),
+    "variadic_reduction": Family(folds.variadic_reduction, 1, results=2),
+    "norm": Family(folds.norm, 7),
+    "product": Family(folds.product, 7),
+    "convolution": Family(folds.convolution, 4),
+    "window": Family(folds.window, 4),
+    "cumulative": Family(folds.scan, 4),
+    "difference": Family(folds.difference, 1),
+    "concatenate": Family(arrays.concatenate, 8),
+    "stack": Family(arrays.stack, 2),
+    "pad": Family(arrays.pad, 6),
+    "cut": Family(arrays.cut, 6),
+    "move": Family(arrays.move, 9),
+    "gather": Family(arrays.gather, 5),
+    "update": Family(arrays.update, 5),
+    "dynamic": Family(arrays.dynamic, 3),
+    "order": Family(arrays.order, 2),
+    "largest": Family(arrays.largest, 1, results=2),
+    "split": Family(arrays.split, 2, results=2),
+    "one_hot": Family(arrays.one_hot, 1),
+    "fori": Family(control.fori, 3),
+    "while_two": Family(control.while_two, 3, results=2),
+    "while_data": Family(control.while_data, 1, results=2),
+    "scan": Family(control.scan, 3, results=2),
+    "conditional": Family(control.conditional, 2),
+    "switch": Family(control.switch, 1),
+    "mapped": Family(control.mapped, 1),
+}
+CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch", "mapped"))
+
+
+def text_of(program: Program) -> Text:
+    """The lines of its steps, from the choices they recorded.
+
+    Raises: UnfitError where a step does not apply to what its operands have become.
+    """
+    values: dict[str, Operand] = {i.name: i for i in program.inputs}
+    lines = []
+    for step in program.steps:
+        draw = Again(step, values, program.x64)
+        expression = FAMILIES[step.family].write(draw)
+        operands = [values[name] for name in dict.fromkeys(draw.operands)]
+        for value in types_of(expression, operands, step.results):
+            values[value.name] = value
+        lines.append(f"{', '.join(step.results)} = {expression}")
+    return Text(tuple(lines), values)

@@ -1,0 +1,207 @@
+"""What a function must give: its jaxpr in f64 with noise, by NumPy.
+
+Equations that NumPy has no rule for go through the interpreter of StableHLO one by one, large ones
+through XLA.  Neither needs a compilation of the whole, nor has anything in common with what is
+judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend import core
+from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir.dialects import stablehlo
+
+from fuzzing.wide import Wide, moved_results, wide_type, widened
+
+PLAIN_XLA = "--xla_cpu_experimental_ynn_fusion_type="
+"""Without it XLA's reductions lose NaN (JAX 0.10 to 0.12)."""
+INTERPRETED_ELEMENTS = 60_000
+"""Up to so many elements of intermediate values the interpreter is faster than a compilation."""
+_PASSES = "builtin.module(inline,func.func(chlo-legalize-to-stablehlo),canonicalize,symbol-dce)"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Results of runs in f64: `exact` without noise, `samples` with."""
+
+    exact: list[np.ndarray]
+    samples: list[list[np.ndarray]]
+    moves: list[bool]  # of each result, whether its values are only moved
+
+
+class Oracle:
+    """Runs a function in f64 as often as asked."""
+
+    def __init__(self, function: Callable, args: Sequence[np.ndarray], x64: bool,
+                 has_whole_sums: bool) -> None:
+        with jax.enable_x64(x64):
+            self._jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args)
+        self.types = [np.dtype(v.aval.dtype) for v in self._jaxpr.jaxpr.outvars]
+        self._moves = moved_results(self._jaxpr.jaxpr)
+        self._args = [widened(a) for a in args]
+        self._has_whole_sums = has_whole_sums
+        self._interpreted: dict[core.JaxprEqn, Callable] = {}
+
+    @np.errstate(all="ignore")
+    def run(self, count: int, seed: int) -> Reference:
+        """Results without noise and `count` times with it; half of those flush subnormals, the
+        others fuse products with sums."""
+        rng = np.random.default_rng(seed)
+        return Reference(self._once(None, False),
+                         [self._once(rng, k % 2 == 0) for k in range(count)], self._moves)
+
+    def _once(self, rng: np.random.Generator | None, flushes: bool) -> list[np.ndarray]:
+        fuses = rng is not None and not flushes
+        runner = Wide(rng, flushes, fuses, self._has_whole_sums, self._interpret)
+        return runner.closed(self._jaxpr, self._args)
+
+    def _interpret(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
+        if equation not in self._interpreted:
+            self._interpreted[equation] = _alone(equation, operands)
+        return self._interpreted[equation](operands)
+
+
+def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]
+           ) -> Callable[[list[np.ndarray]], list[np.ndarray]]:
+    """What evaluates one equation for operands of these types."""
+    types = [o.dtype for o in operands]
+
+    def bind(*carried: jax.Array) -> list[jax.Array]:
+        given = [_original(c, t) for c, t in zip(carried, types, strict=True)]
+        return [_carried(r) for r in bound(equation, given)]
+
+    with jax.enable_x64(True):
+        shapes = [jax.ShapeDtypeStruct(o.shape, signed(o.dtype)) for o in operands]
+        made = jax.eval_shape(lambda *a: bound(equation, a),
+                              *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands))
+        traced = jax.jit(bind, keep_unused=True).trace(*shapes)
+        run = _interpreter(traced) if work(equation) <= INTERPRETED_ELEMENTS \
+            else _compiled(traced)
+
+    def evaluate(values: list[np.ndarray]) -> list[np.ndarray]:
+        results = run(*(np.ascontiguousarray(v).view(signed(v.dtype)).reshape(v.shape)
+                        for v in values))
+        return [np.asarray(r).astype(signed(m.dtype)).view(m.dtype).reshape(m.shape)
+                for r, m in zip(results, made, strict=True)]
+
+    return evaluate
+
+
+def _original(value: jax.Array, dtype: np.dtype) -> jax.Array:
+    if value.dtype == dtype:
+        return value
+    return value != 0 if dtype.kind == "b" else lax.bitcast_convert_type(value, dtype)
+
+
+def _carried(value: jax.Array) -> jax.Array:
+    carrier = signed(value.dtype)
+    if value.dtype == carrier:
+        return value
+    return value.astype(carrier) if value.dtype == bool \
+        else lax.bitcast_convert_type(value, carrier)
+
+
+def _interpreter(traced: jax.stages.Traced) -> Callable[..., list[np.ndarray]]:
+    lowered = traced.lower().compiler_ir()
+    with lowered.context as context:
+        stablehlo.register_interpreter_dialect(context)
+        stablehlo.register_stablehlo_passes()
+        module = ir.Module.parse(lowered.operation.get_asm(binary=True))
+        passmanager.PassManager.parse(_PASSES).run(module.operation)
+
+    def run(*args: np.ndarray) -> list[np.ndarray]:
+        with lowered.context:
+            values = [ir.DenseElementsAttr.get(a) for a in args]
+            return [np.asarray(r) for r in stablehlo.eval_module(module, values)]
+
+    return run
+
+
+def _compiled(traced: jax.stages.Traced) -> Callable[..., list[np.ndarray]]:
+    compiled = traced.lower().compile()
+
+    def run(*args: np.ndarray) -> list[np.ndarray]:
+        with jax.enable_x64(True):
+            return [np.asarray(r) for r in compiled(*args)]
+
+    return run
+
+
+def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """An equation's results for operands that may be wider than those it was traced with."""
+    primitive, params = equation.primitive, dict(equation.params)
+    name = primitive.name
+    if name in ("reduce", "reduce_window"):
+        return _folded(name, params, operands)
+    if name[:7] == "scatter" and name[8:] in _SCATTERS:
+        return [_SCATTERS[name[8:]](
+            *operands, params["dimension_numbers"], unique_indices=params["unique_indices"],
+            indices_are_sorted=params["indices_are_sorted"], mode=params["mode"])]
+    if params.get("preferred_element_type") is not None:
+        params["preferred_element_type"] = wide_type(params["preferred_element_type"])
+    results = primitive.bind(*operands, **params)
+    return list(results) if primitive.multiple_results else [results]
+
+
+_SCATTERS = {"add": lax.scatter_add, "max": lax.scatter_max, "min": lax.scatter_min,
+             "mul": lax.scatter_mul}
+
+
+def _folded(name: str, params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Folds with a combiner of their own, evaluated again in the wider types."""
+    half = len(operands) // 2
+    jaxpr = params["jaxpr"]
+    inner = getattr(jaxpr, "jaxpr", jaxpr)
+
+    def fold(one: object, other: object) -> object:
+        values = dict(zip(inner.invars, jax.tree.leaves((one, other)), strict=True))
+
+        def read(atom: object) -> object:
+            return jnp.asarray(atom.val, wide_type(atom.aval.dtype)) \
+                if isinstance(atom, core.Literal) else values[atom]
+
+        for equation in inner.eqns:
+            made = bound(equation, [read(v) for v in equation.invars])
+            values.update(zip(equation.outvars, made, strict=True))
+        results = [read(v) for v in inner.outvars]
+        return tuple(results) if half > 1 else results[0]
+
+    arrays, starts = tuple(operands[:half]), tuple(operands[half:])
+    if half == 1:
+        arrays, starts = arrays[0], starts[0]
+    if name == "reduce":
+        return jax.tree.leaves(lax.reduce(arrays, starts, fold, params["dimensions"]))
+    return jax.tree.leaves(lax.reduce_window(
+        arrays, starts, fold, params["window_dimensions"], params["window_strides"],
+        params["padding"], params["base_dilation"], params["window_dilation"]))
+
+
+def signed(dtype: np.dtype) -> np.dtype:
+    """What carries such values to the interpreter and back: it takes no bools, unsigned numbers
+    or short floats."""
+    dtype = np.dtype(dtype)
+    return dtype if dtype.kind == "i" or dtype in (np.float32, np.float64) \
+        else np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def work(equation: core.JaxprEqn) -> int:
+    """How many elements the interpreter looks at, about."""
+    params = equation.params
+    size = sum(v.aval.size for v in (*equation.invars, *equation.outvars))
+    if equation.primitive.name == "conv_general_dilated":
+        weights = equation.invars[1].aval
+        features = weights.shape[params["dimension_numbers"].rhs_spec[0]]
+        return 2 * size * weights.size // max(1, features)
+    if "window_dimensions" in params:
+        return 2 * size * math.prod(params["window_dimensions"])
+    if equation.primitive.name.startswith("cum"):
+        return size * equation.outvars[0].aval.shape[params["axis"]]
+    return 3 * size

@@ -1,0 +1,303 @@
+"""A traced function in f64, with noise where its own arithmetic rounds.
+
+Every equation of the jaxpr is computed with floats as f64.  Where the float type of the original
+would round, the result is changed by a random share of its unit in the last place (of the sum of
+magnitudes, for sums): the spread of several such runs is the conditioning of each element,
+whatever stands between.  What the original represents exactly stays as it is, values that only
+move as well.  Beyond the original's range comes infinity.  Stochastic arithmetic.  Source:
+D. S. Parker, Monte Carlo Arithmetic, 1997.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from fuzzing.primitives import RULES
+
+MOVES = frozenset((
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate", "pad",
+    "slice", "dynamic_slice", "dynamic_update_slice", "gather", "rev", "select_n", "copy", "copy_p",
+    "optimization_barrier", "split", "scatter", "iota", "stop_gradient", "tile", "real", "imag",
+    "complex", "unstack"))
+"""They hand on values as they are, subnormal ones too."""
+EXACT = frozenset((
+    "max", "min", "neg", "abs", "sign", "floor", "ceil", "round", "clamp", "reduce_max",
+    "reduce_min", "cummax", "cummin", "reduce_window_max", "reduce_window_min", "scatter_max",
+    "scatter_min", "scatter-max", "scatter-min", "nextafter", "reduce_precision", "sort", "top_k",
+    "bitcast_convert_type", "select_and_gather_add", "conj", "copysign"))
+"""Their results are among what the operands' type represents."""
+SUMS = frozenset((
+    "reduce_sum", "cumsum", "dot_general", "conv_general_dilated", "reduce_window_sum",
+    "scatter-add", "scatter_add", "select_and_scatter_add"))
+"""Linear in their float operands: their error is that of a sum of magnitudes."""
+MULTIPLIED = frozenset(("reduce_prod", "cumprod", "scatter-mul", "scatter_mul", "reduce_window",
+                        "reduce"))
+"""They may multiply, in any order."""
+FUSED = frozenset(("mul", "square"))  # with a sum that follows, by XLA as by us
+CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
+         "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
+         "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
+         "custom_vjp_call_jaxpr": "fun_jaxpr"}
+BASIC = frozenset(("add", "sub", "mul", "div", "add_any", "sqrt", "integer_pow", "square", "rem",
+                   "convert_element_type", "reduce_precision"))
+BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
+"""Noise in units in the last place: of what rounds once; of functions, which the project promises
+to 4 (docs/accuracy.md); of sums, for each unit of the sum of magnitudes."""
+
+
+@dataclass(slots=True)
+class Wide:
+    """Evaluates jaxprs.
+
+    `rng` makes the noise, None makes none; `flushes` says whether subnormal values count as zero,
+    `fuses` whether products that are only summed overflow together with their sum;
+    `has_whole_sums`: whether all data is small whole numbers, whose sums are exact; `interpret`
+    evaluates an equation that NumPy has no rule for.
+    """
+
+    rng: np.random.Generator | None
+    flushes: bool
+    fuses: bool
+    has_whole_sums: bool
+    interpret: Callable[[core.JaxprEqn, list[np.ndarray]], list[np.ndarray]]
+
+    def evaluate(self, jaxpr: core.Jaxpr, consts: Sequence, args: Sequence) -> list[np.ndarray]:
+        """What the jaxpr gives for these constants and arguments, all widened."""
+        values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
+
+        def read(atom: object) -> np.ndarray:
+            if isinstance(atom, core.Literal):
+                return widened(np.asarray(atom.val, atom.aval.dtype))
+            return values[atom]
+
+        for equation in jaxpr.eqns:
+            results = self._equation(equation, [read(v) for v in equation.invars])
+            if self.fuses and equation.primitive.name in FUSED and np.isinf(results[0]).any() \
+                    and _feeds_sums_only(jaxpr, equation.outvars[0]):
+                # As part of a fused multiply-add, it does not overflow.
+                results = self._computed(equation, [read(v) for v in equation.invars])
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    def closed(self, jaxpr: object, args: Sequence) -> list[np.ndarray]:
+        """The same of a jaxpr with its constants, or without any."""
+        if hasattr(jaxpr, "consts"):
+            return self.evaluate(jaxpr.jaxpr, [widened(np.asarray(c)) for c in jaxpr.consts], args)
+        return self.evaluate(jaxpr, (), args)
+
+    def _equation(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
+        name = equation.primitive.name
+        if name in CALLS:
+            return self.closed(equation.params[CALLS[name]], operands)
+        if name in _CONTROL:
+            return _CONTROL[name](self, equation.params, operands)
+        if name in ("optimization_barrier", "random_wrap", "random_unwrap"):
+            return operands  # keys are the numbers in them
+        if name == "random_seed":
+            return [np.asarray(jax.random.PRNGKey(operands[0]))]
+        if name == "random_split":
+            key = jax.random.wrap_key_data(jnp.asarray(operands[0]))
+            return [np.asarray(jax.random.key_data(jax.random.split(
+                key, equation.params["shape"])))]
+        if name == "random_bits":
+            shape, dtype = equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype
+            key = jax.random.wrap_key_data(jnp.asarray(operands[0]))
+            return [np.asarray(jax.random.bits(key, shape, dtype))]
+        if name not in MOVES and self.flushes:
+            operands = [_flushed(o, v.aval.dtype)
+                        for o, v in zip(operands, equation.invars, strict=True)]
+        results = self._computed(equation, operands)
+        types = [v.aval.dtype for v in equation.outvars]
+        if name in MOVES or name in EXACT:
+            return results
+        return [self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact) else r
+                for r, t in zip(results, types, strict=True)]
+
+    def _computed(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
+        name, target = equation.primitive.name, equation.outvars[0].aval.dtype
+        if name == "split":
+            ends = np.cumsum(equation.params["sizes"])[:-1]
+            return np.split(operands[0], ends, equation.params["axis"])
+        if name == "top_k":
+            order = np.argsort(~_total_order(operands[0]), -1, kind="stable")
+            order = order[..., :equation.params["k"]]
+            return [np.take_along_axis(operands[0], order, -1), order.astype(np.int32)]
+        if name == "sort" and equation.params["num_keys"] == 1:
+            order = np.argsort(operands[0], equation.params["dimension"], kind="stable")
+            return [np.take_along_axis(o, order, equation.params["dimension"]) for o in operands]
+        if name == "convert_element_type":
+            return [converted(operands[0], target)]
+        if name in _NARROW:
+            narrow = [o.astype(v.aval.dtype)
+                      for o, v in zip(operands, equation.invars, strict=True)]
+            return [widened(r) for r in self.interpret(equation, narrow)]
+        if name in RULES:
+            result = np.asarray(RULES[name](equation.params, *operands))
+            return [result.astype(wide_type(target), copy=False)]
+        return self.interpret(equation, operands)
+
+    def _rounded(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
+                 narrow: np.dtype) -> np.ndarray:
+        """The result with noise, in the range of its own type."""
+        if jnp.issubdtype(narrow, jnp.complexfloating):
+            part = np.zeros((), narrow).real.dtype
+            return (self._rounded(equation, operands, result.real, part)
+                    + 1j * self._rounded(equation, operands, result.imag, part))
+        info = jnp.finfo(narrow)
+        if self.rng is not None:
+            change = self._noise(equation, operands, result, narrow)
+            result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
+        if narrow == np.float64:
+            return result
+        limit = float(info.max) * (1 + float(info.eps) / 4)
+        result = np.where(np.abs(result) > limit, np.copysign(np.inf, result), result)
+        return _flushed(result, narrow) if self.flushes else result
+
+    def _noise(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
+               narrow: np.dtype) -> np.ndarray:
+        name, info = equation.primitive.name, jnp.finfo(narrow)
+        units, magnitude = FUNCTION_UNITS, np.abs(result)
+        is_exact = (result.astype(narrow).astype(np.float64) == result) & (narrow != np.float64)
+        if name in SUMS:
+            units = SUM_UNITS
+            magnitude = self._computed(equation, _sizes(operands))[0]
+        elif name in MULTIPLIED and len(equation.outvars) == 1:
+            # Each factor rounds: errors add up as those of random signs do.
+            units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
+            magnitude = self._computed(equation, _sizes(operands))[0]  # it may add as well
+            result = np.where(self._leaves_range(equation, operands, info), np.nan, result)
+        elif name in PRODUCTS:
+            units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
+        elif name in BASIC:
+            units = BASIC_UNITS
+        is_exact &= (result == 0) | (magnitude > 2 * float(info.tiny))  # others may be flushed
+        if name in SUMS or name in PRODUCTS:
+            # Whether terms of both signs overflow on the way depends on their order.
+            mixed = ~np.isnan(result) & (magnitude > float(info.max)) & (
+                np.isinf(result) | (magnitude > np.abs(result) * (1 + 1e-6)))
+            result = np.where(mixed, np.nan, result)
+            is_exact &= self.has_whole_sums & (magnitude == np.floor(magnitude)) & (
+                magnitude < 2.0 ** info.nmant)
+        signs = self.rng.choice((-1.0, 1.0), result.shape)
+        change = self.rng.uniform(0.5, 1.0, result.shape) * signs * magnitude + 0.0 * result
+        change *= units * float(info.eps)
+        return np.where(np.isinf(result) | is_exact, 0.0, change)
+
+    def _leaves_range(self, equation: core.JaxprEqn, operands: list[np.ndarray],
+                      info: np.finfo) -> np.ndarray:
+        """Where a product may overflow or underflow on the way, which depends on its order."""
+        def product(of: Callable[[np.ndarray, float], np.ndarray]) -> np.ndarray:
+            return self._computed(equation, [
+                of(np.where(o == 0, 1.0, np.abs(o)), 1.0) if o.dtype.kind == "f" else o
+                for o in operands])[0]
+
+        return (product(np.fmax) > float(info.max)) | (product(np.fmin) < float(info.tiny))
+
+    def _while(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
+        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        of_cond, of_body, carried = (operands[:split[0]], operands[split[0]:split[1]],
+                                     operands[split[1]:])
+        while np.any(goes_on := self.closed(params["cond_jaxpr"], [*of_cond, *carried])[0]):
+            after = self.closed(params["body_jaxpr"], [*of_body, *carried])
+            # Under vmap each has an end of its own.
+            carried = [np.where(goes_on.reshape(goes_on.shape + (1,) * (a.ndim - goes_on.ndim)),
+                                a, c) for a, c in zip(after, carried, strict=True)]
+        return carried
+
+    def _scan(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
+        if "ft_in" in params:  # since JAX 0.12
+            consts, carries, _ = (len(part.vals) for part in params["ft_in"].unpack())
+        else:
+            consts, carries = params["num_consts"], params["num_carry"]
+        fixed, carried, rows = (operands[:consts], operands[consts:consts + carries],
+                                operands[consts + carries:])
+        made: list[list[np.ndarray]] = []
+        order = range(params["length"])
+        for trip in reversed(order) if params["reverse"] else order:
+            results = self.closed(params["jaxpr"], [*fixed, *carried, *(r[trip] for r in rows)])
+            carried = results[:carries]
+            made.append(results[carries:])
+        if params["reverse"]:
+            made.reverse()
+        body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
+        types = [v.aval for v in body.outvars[carries:]]
+        return [*carried, *(np.stack([m[k] for m in made]) if made
+                            else np.zeros((0, *t.shape), wide_type(t.dtype))
+                            for k, t in enumerate(types))]
+
+    def _cond(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
+        branches = params["branches"]
+        return self.closed(branches[min(max(int(operands[0]), 0), len(branches) - 1)],
+                           operands[1:])
+
+
+_CONTROL = {"while": Wide._while, "scan": Wide._scan, "cond": Wide._cond}
+_NARROW = frozenset(("nextafter", "reduce_precision", "bitcast_convert_type"))
+"""What depends on how many bits the original has."""
+PRODUCTS = frozenset(("reduce_prod", "cumprod", "reduce_window", "reduce", "cumlogsumexp",
+                      "scatter-mul", "scatter_mul", "pow", "exp"))
+
+
+def moved_results(jaxpr: core.Jaxpr) -> list[bool]:
+    """Of each result, whether only the outermost equations' movements lead to it."""
+    moved = set(jaxpr.invars)
+    for equation in jaxpr.eqns:
+        if equation.primitive.name in MOVES and all(
+                isinstance(v, core.Literal) or v in moved for v in equation.invars):
+            moved.update(equation.outvars)
+    return [not isinstance(v, core.Literal) and v in moved for v in jaxpr.outvars]
+
+
+def _feeds_sums_only(jaxpr: core.Jaxpr, value: core.Var) -> bool:
+    readers = {e.primitive.name for e in jaxpr.eqns if any(v is value for v in e.invars)}
+    return readers <= {"add", "sub", "add_any"} and all(v is not value for v in jaxpr.outvars)
+
+
+def _total_order(value: np.ndarray) -> np.ndarray:
+    """Integers in the order that XLA's top_k has: -0 is less than 0, NaN is the largest."""
+    if value.dtype != np.float64:
+        return value
+    bits = np.where(np.isnan(value), np.nan, value).view(np.int64)
+    return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+
+
+def _sizes(operands: list[np.ndarray]) -> list[np.ndarray]:
+    """Magnitudes of what is finite."""
+    return [np.where(np.isfinite(o), np.abs(o), 0.0) if o.dtype.kind == "f" else o
+            for o in operands]
+
+
+def _flushed(value: np.ndarray, narrow: np.dtype) -> np.ndarray:
+    if value.dtype != np.float64 or not jnp.issubdtype(narrow, jnp.floating):
+        return value
+    return np.where(np.abs(value) < float(jnp.finfo(narrow).tiny), np.copysign(0.0, value), value)
+
+
+def converted(value: np.ndarray, target: np.dtype) -> np.ndarray:
+    """Floats become integers by truncation; what is out of range saturates, NaN is 0."""
+    if value.dtype.kind == "f" and np.dtype(target).kind in "iu":
+        info = np.iinfo(target)
+        whole = np.trunc(np.where(np.isnan(value), 0.0, value))
+        inside = (whole > float(info.min)) & (whole < float(info.max))
+        edges = np.where(whole > 0, info.max, info.min).astype(target)
+        return np.where(inside, np.where(inside, whole, 0.0).astype(target), edges)
+    return value.astype(wide_type(target))
+
+
+def wide_type(dtype: np.dtype) -> np.dtype:
+    """f64 or c128 for floats and complex numbers; the numbers of a key; the rest as it is."""
+    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        return np.dtype(np.uint32)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return np.dtype(np.float64)
+    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else dtype)
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    return array.astype(wide_type(array.dtype))

@@ -1,0 +1,221 @@
+"""A process that judges programs one after the other; it may die or hang.
+
+Reads one request a line: `{"seed": …}` or `{"program": …}`.  Writes a line `{"stage": …}` whenever
+something else begins that may kill it, and at last the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TextIO
+
+import jax
+import numpy as np
+
+from fuzzing.data import arrays
+from fuzzing.families import text_of
+from fuzzing.generator import generate
+from fuzzing.judge import MANY_SAMPLES, QUICK_SAMPLES, judge
+from fuzzing.program import Kernel, Program, UnfitError, identity, load, source
+from fuzzing.reference import Oracle
+
+THREADS, CALLS = 3, 2  # of the mode `threads`, each with so many calls
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`kind` is `right`, `void` (nothing to judge), `shared` (XLA has the same) or that of a fault:
+    `wrong`, `error`, `warning`, `torn` (calls differ), `touched` (an argument changed), `crash`,
+    `hang`."""
+
+    kind: str
+    detail: str = ""
+    undetermined: int = 0
+    elements: int = 0
+    seconds: float = 0.0
+
+    @property
+    def is_fault(self) -> bool:
+        return self.kind not in ("right", "void", "shared")
+
+
+FAULTS = ("wrong", "error", "warning", "torn", "touched", "crash", "hang")
+
+
+def outcome_of(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> Outcome:
+    """Runs a program and judges it; `enter` is told of every stage."""
+    began = time.perf_counter()
+    with jax.enable_x64(program.x64):
+        outcome = _outcome(program, kernel, enter)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - began)
+
+
+def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> Outcome:
+    try:
+        text = source(program, text_of(program))
+    except UnfitError as error:
+        return Outcome("void", str(error))
+    args = arguments(program)
+    enter("reference")
+    try:
+        plain = load(text, identity)
+        oracle = Oracle(plain, args, program.x64, program.data == "whole")
+        reference = oracle.run(QUICK_SAMPLES, program.seed)
+    except Exception as error:
+        return Outcome("void", f"no reference: {type(error).__name__}: {error}"[:500])
+    enter("ours")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            results, fault = _run(load(text, kernel), program, args)
+        except Exception as error:
+            enter("xla")
+            if _fails(plain, args):
+                return Outcome("void", f"XLA: {error}"[:500])
+            return Outcome("error", _last_lines(error))
+    if fault is not None:
+        return fault
+    found = judge(results, oracle.types, reference)
+    if found.differences:
+        enter("reference")
+        reference = oracle.run(MANY_SAMPLES, program.seed + 1)
+        found = judge(results, oracle.types, reference)
+    kind = "right"
+    if found.differences:
+        enter("xla")
+        theirs = [np.asarray(r) for r in jax.tree.leaves(jax.jit(plain)(*args))]
+        mine = judge(results, oracle.types, reference, theirs)
+        kind = "wrong" if mine.differences else "shared"
+        found = mine if mine.differences else found
+    ours = [str(w.message) for w in caught if "hlo_mlc" in str(w.message)]
+    detail = "; ".join(map(str, found.differences[:3]))
+    if ours and kind in ("right", "shared"):
+        kind, detail = "warning", ours[0]
+    return Outcome(kind, detail[:2000], found.undetermined, found.elements)
+
+
+def arguments(program: Program) -> list[np.ndarray]:
+    """What a program is called with; stacks of it for `vmap`."""
+    several = (2 + program.mode_numbers[1] % 2,) if program.mode == "vmap" else ()
+    return arrays(program.data, program.seed,
+                  [(several + i.shape, i.dtype) for i in program.inputs])
+
+
+def _fails(function: Callable, args: Sequence[np.ndarray]) -> bool:
+    try:
+        jax.block_until_ready(jax.jit(function)(*args))
+    except Exception:
+        return True
+    return False
+
+
+def _last_lines(error: Exception) -> str:
+    """The error and where it was raised, without JAX's frames."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "hlo_mlc" in f.filename]
+    where = f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno} " \
+        f"{frames[-1].name}" if frames else ""
+    return f"{type(error).__name__}: {str(error)[:600]}{where}"
+
+
+def _run(function: Callable, program: Program, args: list[np.ndarray]
+         ) -> tuple[list[np.ndarray], Outcome | None]:
+    """The results of two calls, which are the same."""
+    def call() -> list[np.ndarray]:
+        given = [jax.numpy.array(a) for a in args]
+        found = [np.asarray(r) for r in jax.tree.leaves(jax.block_until_ready(function(*given)))]
+        if program.mode != "donated":
+            touched.extend(k for k, (g, a) in enumerate(zip(given, args, strict=True))
+                           if not _equal([np.asarray(g)], [a]))
+        return found
+
+    touched: list[int] = []
+    results = call()
+    others = _at_once(call, program.x64) if program.mode == "threads" else [call()]
+    if touched:
+        return results, Outcome("touched", f"argument {touched[0]} changed during a call")
+    for other in others:
+        if not _equal(results, other):
+            return results, Outcome("torn", "two calls with the same arguments differ")
+    return results, None
+
+
+def _at_once(call: Callable[[], list[np.ndarray]], x64: bool) -> list[list[np.ndarray]]:
+    found: list[list[np.ndarray]] = []
+    errors: list[Exception] = []
+
+    def calls() -> None:
+        try:
+            with jax.enable_x64(x64):  # each thread has its own
+                found.extend(call() for _ in range(CALLS))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=calls) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found
+
+
+def _equal(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:
+    return len(ones) == len(others) and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+        for a, b in zip(ones, others, strict=True))
+
+
+def xla(function: Callable, choose: str, **options: object) -> Callable:
+    """A kernel that leaves all to XLA: to see whether it fails alike."""
+    return jax.jit(function, **options)
+
+
+def kernel_named(name: str, choose: str) -> Kernel:
+    """The compiler of this name, `module:function`, with its choice."""
+    module, _, function = name.partition(":")
+    return partial(getattr(importlib.import_module(module), function), choose=choose)
+
+
+def serve(requests: TextIO, answers: TextIO, kernel: Kernel) -> None:
+    """Answers requests until there are no more."""
+    def say(**fields: object) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    say(stage="ready")
+    for line in requests:
+        request = json.loads(line)
+        say(stage="generator")
+        program = generate(request["seed"]) if "seed" in request \
+            else Program.from_json(request["program"])
+        outcome = outcome_of(program, kernel, lambda stage: say(stage=stage))
+        say(mode=program.mode, steps=len(program.steps), program=program.to_json(),
+            **dataclasses.asdict(outcome))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kernel", default="hlo_mlc:mlc_jit")
+    parser.add_argument("--choose", default="auto")
+    options = parser.parse_args()
+    # What is written to standard output by others must not come between answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    serve(sys.stdin, answers, kernel_named(options.kernel, options.choose))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Random programs are what they say, and find faults that are planted for them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import fuzz
+import jax
+import numpy as np
+import planted
+import pytest
+from fuzzing.families import FAMILIES, text_of
+from fuzzing.generator import generate
+from fuzzing.judge import judge
+from fuzzing.ledger import JUDGED, Entry, Ledger, Setting
+from fuzzing.modes import MODES
+from fuzzing.primitives import RULES
+from fuzzing.program import Program, identity, load, source
+from fuzzing.reference import Oracle
+from fuzzing.runner import Limits, Runner, Worker, program_seed
+from fuzzing.shrinker import candidates, fits, shrink
+from fuzzing.worker import Outcome, arguments, outcome_of
+from jax import lax
+
+SETTING = Setting("hlo_mlc:mlc_jit", "ours", "cpu", "3", jax.__version__)
+SEEDS = range(40)
+
+
+def planted_in(name: str) -> Setting:
+    """What judges a compiler with this fault."""
+    return Setting(f"planted:{name}", "ours", "cpu", "3", jax.__version__)
+
+
+def outcomes(name: str, seeds=SEEDS):
+    """What becomes of programs that a faulty compiler compiles, one by one."""
+    kernel = partial(getattr(planted, name), choose="ours")
+    for seed in seeds:
+        yield outcome_of(generate(seed), kernel, lambda stage: None)
+
+
+def test_seeds_draw_all_there_is() -> None:
+    families, modes = Counter(), Counter()
+    for seed in range(120):
+        program = generate(seed)
+        families.update(step.family for step in program.steps)
+        modes[program.mode] += 1
+        assert len(program.steps) <= 40
+        assert Program.from_json(program.to_json()) == program
+        with jax.enable_x64(program.x64):
+            text = source(program, text_of(program))
+        compile(text, "program", "exec")
+    assert families.keys() == FAMILIES.keys()
+    assert modes.keys() == MODES.keys()
+
+
+def test_a_seed_is_the_same_program_in_another_process() -> None:
+    line = ("import sys; sys.path.insert(0, 'scripts'); from fuzzing.generator import generate; "
+            "print(generate(11).to_json())")
+    root = Path(__file__).parents[2]
+    told = subprocess.run([sys.executable, "-c", line], cwd=root, capture_output=True, text=True,
+                          check=True)
+    assert told.stdout.strip() == generate(11).to_json()
+
+
+def test_nothing_is_found_where_nothing_is_wrong() -> None:
+    found = Counter(o.kind for o in outcomes("honest", range(12)))
+    assert found["right"] >= 9 and not found.keys() - {"right", "void", "shared"}
+
+
+@pytest.mark.parametrize(("name", "kind"), [
+    ("last_element", "wrong"), ("inaccurate", "wrong"), ("without_nan", "wrong"),
+    ("bit_lost", "wrong"), ("wrong_type", "wrong"), ("raises", "error"), ("warns", "warning"),
+    ("unsteady", "torn"), ("overwrites", "touched")])
+def test_planted_faults_are_found(name: str, kind: str) -> None:
+    seeds = [s for s in range(80) if generate(s).data == "special"] if name == "without_nan" \
+        else SEEDS
+    found = Counter()
+    for outcome in outcomes(name, seeds):
+        found[outcome.kind] += 1
+        if outcome.kind == kind:
+            return
+    raise AssertionError(f"{name} is not found: {found}")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("hangs", "hang"), ("dies", "crash"),
+                                            ("overruns", "crash")])
+def test_processes_that_hang_or_die_are_replaced(name: str, kind: str) -> None:
+    with Worker(planted_in(name), limit=12.0) as worker:
+        for _ in range(2):
+            outcome, _ = worker.ask(5)
+            assert outcome.kind == kind, outcome
+
+
+def test_what_xla_cannot_do_either_is_no_fault(tmp_path) -> None:
+    """The same error from XLA, or the same death, is not ours."""
+    def told(entry: Entry, outcome: Outcome, path: Path | None) -> None:
+        kinds.append(outcome.kind)
+
+    kinds: list[str] = []
+    Runner(Setting("fuzzing.worker:xla", "xla", "cpu", "3", "0"), Ledger(tmp_path),
+           Limits(60.0, 0.0), told).run(0, 1, lambda begun: begun >= 5, resume=False)
+    assert len(kinds) == 5 and not set(kinds) - {"right", "void", "shared"}
+
+
+def test_shrinking_leaves_what_matters() -> None:
+    """A fault of programs that join parts of more than eight columns."""
+    def is_faulty(program: Program) -> bool:
+        with jax.enable_x64(program.x64):
+            values = text_of(program).values
+        return any(step.family == "concatenate" and values[step.results[0]].shape[-1] > 8
+                   for step in program.steps)
+
+    large = next(p for p in map(generate, range(200)) if len(p.steps) > 15 and is_faulty(p))
+    small = shrink(large, is_faulty, seconds=60.0)
+    assert len(small.steps) == 1 and len(small.inputs) <= 2 and small.mode == "plain"
+    with jax.enable_x64(small.x64):
+        joined = text_of(small).values[small.steps[0].results[0]]
+    assert joined.shape[-1] <= 12 and np.prod(joined.shape[:-1]) <= 1
+
+
+def test_every_candidate_is_a_program() -> None:
+    for seed in (3, 13, 20):
+        program = generate(seed)
+        usable = [c for c in candidates(program) if fits(c)]
+        assert usable and all(len(c.steps) <= len(program.steps) for c in usable)
+
+
+def test_counts_add_up_and_survive_a_torn_line(tmp_path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.add(Entry(SETTING, 1, 0, "right", "plain"))
+    with (tmp_path / JUDGED).open("a") as file:
+        file.write(json.dumps({"setting": {}})[:-1])
+        file.write("\n")
+    ledger.add(Entry(SETTING, 1, 3, "wrong", "cut"))
+    ledger.add(Entry(SETTING, 1, 3, "right", "cut"))  # after the fault was mended
+    again = Ledger(tmp_path)
+    assert again.done(SETTING, 1) == {0, 3} and not again.done(SETTING, 2)
+    assert again.totals() == {SETTING: Counter(right=2)}
+
+
+def test_faults_become_scripts_and_runs_go_on(tmp_path) -> None:
+    run = ["--kernel", "planted:bit_lost", "--choose", "ours", "--folder", str(tmp_path),
+           "--shrink", "10", "--jobs", "2"]
+    assert fuzz.main([*run, "--programs", "6", "--seed-from", "a commit"]) == 1
+    seed = fuzz.seed_of("a commit")
+    setting = next(iter(Ledger(tmp_path).totals()))
+    assert Ledger(tmp_path).done(setting, seed) == set(range(6))
+    scripts = list(tmp_path.glob("wrong-*.py"))
+    assert scripts and all("def program(" in s.read_text() for s in scripts)
+    fuzz.main([*run, "--programs", "2", "--seed", str(seed), "--resume"])
+    assert Ledger(tmp_path).done(setting, seed) == set(range(8))
+
+
+def test_a_printed_program_runs(capsys, tmp_path) -> None:
+    assert fuzz.main(["--show", "0:4", "--choose", "ours"]) == 0
+    path = tmp_path / "shown.py"
+    path.write_text(capsys.readouterr().out)
+    told = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    results = len(generate(program_seed(0, 4)).outputs)
+    assert told.stdout.count("same") == results
+
+
+INTEGERS = np.array([0, 1, -1, 7, -8, 127, -128, 33], np.int8)
+
+
+@pytest.mark.parametrize("name", [n for n in RULES if n in (
+    "div", "rem", "shift_left", "shift_right_logical", "shift_right_arithmetic", "max", "min",
+    "add", "mul", "population_count", "clz", "sign", "neg", "abs")])
+def test_integers_are_those_of_xla(name: str) -> None:
+    function = {"population_count": lax.population_count, "clz": lax.clz}.get(
+        name) or getattr(lax, name)
+    binary = name not in ("population_count", "clz", "sign", "neg", "abs")
+    args = np.meshgrid(INTEGERS, INTEGERS) if binary else [INTEGERS]
+    expected = np.asarray(jax.jit(function)(*args))
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(RULES[name]({}, *args), expected)
+
+
+def test_conditioning_is_measured() -> None:
+    """A difference of nearly equal numbers may be far off, the same sum without it may not."""
+    def ill(x):
+        return (x.sum(1) - x[:, ::-1].cumsum(1)[:, -1],)
+
+    x = np.random.default_rng(0).standard_normal((3, 99)).astype(np.float32)
+    oracle = Oracle(ill, [x], x64=False, has_whole_sums=False)
+    off = np.full(3, 3e-6, np.float32)
+    assert not judge([off], oracle.types, oracle.run(24, 0)).differences
+    assert judge([off * 100], oracle.types, oracle.run(24, 0)).differences
+    well = Oracle(lambda x: (x.sum(1),), [x], x64=False, has_whole_sums=False)
+    exact = x.astype(np.float64).sum(1)
+    assert judge([(exact + 1e-3).astype(np.float32)], well.types, well.run(24, 0)).differences
+    assert not judge([exact.astype(np.float32)], well.types, well.run(24, 0)).differences
+
+
+def test_programs_are_those_of_the_modes() -> None:
+    """Without a compiler, every mode of a program is a function that JAX runs."""
+    seen: set[str] = set()
+    for seed in range(60):
+        program = generate(seed)
+        if program.mode in seen:
+            continue
+        with jax.enable_x64(program.x64):
+            text = source(program, text_of(program))
+            results = jax.tree.leaves(load(text, identity)(*arguments(program)))
+        seen.add(program.mode)
+        assert len(results) >= 1, text
+    assert len(seen) >= 8
