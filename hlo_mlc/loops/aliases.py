@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, While
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, variables
 from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.regions import Points, Unknown, apart, merged_axes
 
 # In these no iteration waits for another: that they are independent is asked anyway.
 _SIDE_BY_SIDE = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
@@ -47,8 +50,23 @@ def _comes_after(write: Access, read: Access, textually: bool, memory: Memory) -
             return True
     if not textually or write.stmt is read.stmt:
         return False
-    apart = [path[common][0] for path in (write.path, read.path) if len(path) > common]
-    if len(apart) == 2 and apart[0] is apart[1] and isinstance(apart[0], If):
+    next_to = [path[common][0] for path in (write.path, read.path) if len(path) > common]
+    if len(next_to) == 2 and next_to[0] is next_to[1] and isinstance(next_to[0], If):
         return False  # one of the branches is taken
-    inside = variables(tuple(a for a in apart if isinstance(a, For)))
-    return settle(write, read, inside, set()) is not None
+    inside = variables(tuple(s for s in next_to if isinstance(s, For)))
+    return settle(write, read, inside, set()) is not None and not _elsewhere(write, read)
+
+
+def _elsewhere(write: Access, read: Access) -> bool:
+    """Whether the two touch different parts of the memory, by the bounds of loops and guards."""
+    if not all(isinstance(d, int) for d in write.buffer.shape):
+        return False
+    _, places = merged_axes(write.buffer.shape, (write.indices, read.indices))
+    parts = []
+    try:
+        for owner, (access, place) in enumerate(zip((write, read), places, strict=True)):
+            extents = {s.var: s.extent for s, _ in access.path if isinstance(s, For)}
+            parts.append(Points({}, extents).boxes(place, access.facts(), np.full(1, owner)))
+    except Unknown:
+        return False
+    return apart(parts)

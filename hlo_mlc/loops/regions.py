@@ -107,15 +107,24 @@ class Points:
         for i in indices:
             low, high = self.interval(i)
             for fact in known:
-                if not fact.free.isdisjoint(i.free):  # it never is positive, so it can be added
-                    low = np.maximum(low, self.interval(index.add(i, fact))[0])
-                    high = np.minimum(high, self.interval(index.subtract(i, fact))[1])
+                for factor in _factors(i, fact):  # it never is positive, so it can be added
+                    part = index.multiply(fact, index.constant(factor))
+                    low = np.maximum(low, self.interval(index.add(i, part))[0])
+                    high = np.minimum(high, self.interval(index.subtract(i, part))[1])
             exist = exist & (low <= high)
             lows.append(low)
             highs.append(high)
         where = np.flatnonzero(np.broadcast_to(exist, self.count))
         spread = [[np.broadcast_to(x, self.count)[where] for x in side] for side in (lows, highs)]
         return Boxes(tuple(spread[0]), tuple(spread[1]), owners[where])
+
+
+def _factors(e: Expr, fact: Expr) -> set[int]:
+    """How many times a fact is to be added to an expression so that terms of both go away."""
+    terms, _ = index.affine(e)
+    known, _ = index.affine(fact)
+    return {abs(terms[atom] // k) for atom, k in known.items()
+            if atom in terms and terms[atom] % k == 0}
 
 
 def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
