@@ -34,7 +34,7 @@ from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules, open_records, target_key
 from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.dumps import Recorder
-from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
@@ -223,7 +223,7 @@ def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
 
 
 def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
-                  record: Recorder, most_lines: int | None = None) -> Building:
+                  record: Recorder, most_lines: int = sys.maxsize) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
 
     A fault of the compiler costs only the kernel that shows it.  The kernel that would make it more
@@ -239,7 +239,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     built: dict[str, BuiltKernel] = {}
     failed: dict[str, Fault] = {}
     too_long: dict[str, str] = {}
-    remaining = sys.maxsize if most_lines is None else most_lines
+    remaining = most_lines
     variants.release_unused()
     with _building, _eager_switching(), _counted(options) as tally, \
             ThreadPoolExecutor(1, "hlo_mlc") as assembler:
@@ -256,11 +256,12 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 remaining -= known.lines
                 continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
-                begun = _begin(kernel, options, target, cache, record, tally)
-                remaining -= begun.lines
-                if remaining < 0:
+                try:
+                    begun = _begin(kernel, options, target, cache, record, tally, remaining)
+                except CodeLimitError:
                     too_long[kernel.fingerprint] = _too_long(most_lines)
                     continue
+                remaining -= begun.lines
                 pending.append(_Pending(kernel, begun.source, assembler.submit(begun.work)))
         for one in pending:
             kernel, name = one.kernel, one.kernel.program.name
@@ -302,21 +303,23 @@ def _eager_switching() -> Iterator[None]:
 
 
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder, tally: Counter[str]) -> _Begun:
+           record: Recorder, tally: Counter[str], most_lines: int) -> _Begun:
     schedules = _schedules(kernel, options, target)
     key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
+    name = kernel.program.name
+    if stored is not None and stored.lines > most_lines:
+        raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
         return _Begun("", stored.lines, functools.partial(_load, stored))
-    name = kernel.program.name
     record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = replay(kernel.program, target, schedules)
     record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
     loops, proof = _proved(loops, tally)
     record.stage(f"prove {name}", f"70-{name}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
-    source = print_program(loops, target, options.check)
+    source = print_program(loops, target, options.check, most_lines)
     record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
     work = functools.partial(_load, stored) if stored is not None else \
         lambda: _load(_assembled(loops, decisions, proof, source, target, cache, key))

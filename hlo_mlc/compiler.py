@@ -5,6 +5,7 @@ Read `compile_module` first: it is the path of every program, one line a stage.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from hlo_mlc.partition.cost import (
     predict,
     worth_it,
 )
-from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken
+from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken, without
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
@@ -93,7 +94,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
 # array.  A line took 40 to 60 us to print and compile; chains of 2,000 operations took XLA 0.2 to
 # 0.7 ms for each, chains of 2,000 updates 4.  So a first call takes about twice as long as XLA's at
 # most, or 1.5 s longer.
-_LINES, _LINES_FOR_OPERATION, _LINES_FOR_UPDATE = 24_000, 2, 40
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_UPDATE = 20_000, 2, 40
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
 
 
@@ -125,10 +126,11 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     """The plan, its kernels, and why others could not be built: their clusters stay with XLA."""
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
-    most_lines = None if options.choose == "ours" else most_lines_for(graph)
+    most_lines = sys.maxsize if options.choose == "ours" else most_lines_for(graph)
+    drawn = partition(graph, _chooser(options, target), lambda unit: is_small_unit(unit, target),
+                      donated)
     while True:
-        choose = _chooser(options, target, refused)
-        plan = partition(graph, choose, lambda unit: is_small_unit(unit, target), donated)
+        plan = without(drawn, graph, refused)
         if options.choose != "ours":
             plan = worth_it(plan, target)
             if more := completion(plan, target, refused):
@@ -169,15 +171,9 @@ def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
             for name, locations in named.items()})
 
 
-def _chooser(options: Options, target: CpuTarget, refused: Mapping[str, str]) -> Chooser:
+def _chooser(options: Options, target: CpuTarget) -> Chooser:
     rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
-
-    def choose(cluster: Cluster) -> Verdict:
-        verdict = rule(cluster, target)
-        reason = refused.get(cluster.kernel.fingerprint)
-        return verdict if reason is None else replace(verdict, take=False, reason=reason)
-
-    return choose
+    return lambda cluster: rule(cluster, target)
 
 
 def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
@@ -204,7 +200,7 @@ def clusters_of(module: ir.Module, options: Options, *, entry: str = "main") -> 
     """
     target = target_of(options)
     graph, _ = simplify(import_function(module, entry), references)
-    return graph, partition(graph, _chooser(options, target, {}),
+    return graph, partition(graph, _chooser(options, target),
                             lambda unit: is_small_unit(unit, target),
                             read_donations(module, entry))
 

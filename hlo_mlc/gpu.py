@@ -33,7 +33,7 @@ from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.gpu_cost import choose_all, choose_predicted
 from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition
+from hlo_mlc.partition.plan import Plan, partition, without
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
@@ -128,10 +128,11 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
     host = cpu.host()
+    rule = choose_all if options.choose == "ours" else choose_predicted
+    drawn = partition(graph, lambda cluster: rule(cluster, target),
+                      lambda unit: is_small_unit(unit, host), donated, limits=limits_of(target))
     while True:
-        plan = partition(graph, _chooser(options, target, refused),
-                         lambda unit: is_small_unit(unit, host), donated,
-                         limits=limits_of(target))
+        plan = without(drawn, graph, refused)
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
         if plan.taken:
             nvrtc.require()
@@ -150,17 +151,6 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
                 refused[kernel.fingerprint] = fault.reason
         if len(refused) == known:
             return plan, built, failed
-
-
-def _chooser(options: Options, target: CudaTarget, refused: Mapping[str, str]) -> Chooser:
-    rule = choose_all if options.choose == "ours" else choose_predicted
-
-    def choose(cluster: Cluster) -> Verdict:
-        verdict = rule(cluster, target)
-        reason = refused.get(cluster.kernel.fingerprint)
-        return verdict if reason is None else replace(verdict, take=False, reason=reason)
-
-    return choose
 
 
 def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorder) -> GpuKernel:

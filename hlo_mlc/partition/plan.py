@@ -120,6 +120,22 @@ def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str)
     return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
 
 
+def without(plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+    """The plan for `graph` that leaves kernels, by their fingerprints, to XLA, for these reasons.
+
+    Where the borders of clusters run does not depend on which of them are taken.
+    """
+    if not refused:
+        return plan
+    taken, rejected = [], []
+    for cluster, verdict in (*plan.taken, *plan.rejected):
+        reason = refused.get(cluster.kernel.fingerprint)
+        if reason is not None:
+            verdict = replace(verdict, take=False, reason=reason)
+        (taken if verdict.take else rejected).append((cluster, verdict))
+    return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
+
+
 def _rewritten(plan: Plan, graph: Graph) -> Plan:
     """The plan with what it makes of `graph` and of the loops and branches in it."""
     produced = {value: cluster for cluster, _ in plan.taken for value in cluster.results}

@@ -93,6 +93,13 @@ class CodegenError(MlcError):
     """A kernel could not be turned into code, or the code generator behind us rejected it."""
 
 
+class CodeLimitError(CodegenError):
+    """A kernel would have more code than a program of its size may take time for."""
+
+    def __init__(self, kernel: str, most_lines: int) -> None:
+        super().__init__(f"Kernel {kernel} has more than {most_lines:,} lines of LLVM IR")
+
+
 class KernelFaultError(MlcError):
     """A kernel that checks its accesses (`HLO_MLC_CHECK=1`) found one that is wrong."""
 

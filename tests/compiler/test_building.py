@@ -40,11 +40,11 @@ def test_a_kernel_is_printed_while_another_is_assembled(
         assert second.wait(60)
         return assemble(source, target)
 
-    def write_noting(program: LoopProgram, target: CpuTarget, checked: bool) -> str:
+    def write_noting(program: LoopProgram, target: CpuTarget, checked: bool, most: int) -> str:
         printed.append(program.name)
         if len(printed) == 2:
             second.set()
-        return write(program, target, checked)
+        return write(program, target, checked, most)
 
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "compile_ir", assemble_later)

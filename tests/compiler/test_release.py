@@ -6,11 +6,13 @@ import gc
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 
 from hlo_mlc import building, compile_stablehlo, mlc_jit
 from hlo_mlc.expr import core
@@ -123,6 +125,170 @@ def test_a_kernel_that_is_built_again_while_a_program_calls_it() -> None:
     collect()
     assert variants.exists(kernel)
     np.testing.assert_array_equal(loaded(X), expected)
+
+
+def test_programs_from_a_persistent_cache(tmp_path: Path) -> None:
+    """What XLA loads in place of compiling calls kernels that the module's lowering has brought
+    back, in this process, where they had been given back, and in the next."""
+    printed = [subprocess.run([sys.executable, "-c", _PERSISTENT, str(tmp_path)], check=True,
+                              capture_output=True, text=True).stdout.split() for _ in range(2)]
+    assert printed[0] == printed[1] == ["True", "False", "True", "True", "False"]
+
+
+_PERSISTENT = """
+import gc, sys
+import jax, jax.numpy as jnp, numpy as np
+from pathlib import Path
+from hlo_mlc import mlc_jit
+from hlo_mlc.runtime import variants
+
+jax.config.update("jax_compilation_cache_dir", sys.argv[1])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+x = np.linspace(-1, 1, 48, dtype=np.float32)
+
+def run():
+    function = mlc_jit(lambda x: jnp.sin(x) * 3.1875 + x[::-1], choose="ours")
+    result = np.asarray(function(x))
+    (kernel,) = function.report().kernels
+    print(variants.exists(kernel.id))
+    return kernel.id, result
+
+def dropped(kernel):
+    jax.clear_caches()
+    gc.collect()
+    print(variants.exists(kernel))
+
+kernel, first = run()
+dropped(kernel)
+assert any("lambda" in path.name for path in Path(sys.argv[1]).iterdir())
+kernel, second = run()
+print(bool((first == second).all()))
+dropped(kernel)
+"""
+
+
+def test_a_loaded_executable_keeps_the_kernels_that_were_there() -> None:
+    function = function_of(104)
+    compiled = function.lower(X).compile()
+    expected, kernel = np.asarray(compiled(X)), kernel_of(function)
+    saved = serialize_executable.serialize(compiled)
+    here = jax.devices()[:1]
+    loaded = serialize_executable.deserialize_and_load(*saved, execution_devices=here)
+    del function, compiled
+    collect()
+    assert variants.exists(kernel)
+    np.testing.assert_array_equal(loaded(X), expected)
+    del loaded
+    collect()
+    assert not variants.exists(kernel)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not loaded in this process"):
+        serialize_executable.deserialize_and_load(*saved, execution_devices=here)(X)
+
+
+def test_a_process_forks_while_the_table_is_locked() -> None:
+    """The child can compile, publish and give back kernels, whoever of its parent had the lock."""
+    ran = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=300,
+                         check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+_FORK = """
+import os, threading
+import jax, jax.numpy as jnp, numpy as np
+from hlo_mlc import building
+from hlo_mlc.compiler import compile_module
+from hlo_mlc.runtime import variants
+from hlo_mlc.support.options import Options
+
+def module(n):
+    function = jax.jit(lambda x: jnp.sin(x) * (3 + n / 512))
+    return function.lower(np.ones(40, np.float32)).compiler_ir()
+
+options = Options.from_environment(choose="ours")
+modules = [module(n) for n in range(3)]
+compile_module(modules[0], options)
+locked, done = threading.Event(), threading.Event()
+
+def hold():
+    with variants._table_lock, variants._jit_lock, building._building:
+        locked.set()
+        done.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+locked.wait()
+child = os.fork()
+if not child:
+    compiled = compile_module(modules[1], options)
+    (kernel,) = compiled.report.kernels
+    known = variants.exists(kernel.id)
+    name = kernel.id
+    del compiled, kernel
+    variants.release_unused()
+    os._exit(0 if known and not variants.exists(name) else 3)
+done.set()
+thread.join()
+compile_module(modules[2], options)
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+_FUNCTIONS = """
+import ctypes, gc, sys
+import jax, jax.numpy as jnp, numpy as np
+from hlo_mlc import building, mlc_jit
+from hlo_mlc.expr import core
+from hlo_mlc.interop import function as of_functions
+from hlo_mlc.runtime import variants
+
+jit = jax.jit if sys.argv[1] == "jax" else mlc_jit(choose="ours")
+x = np.ones(40, np.float32)
+
+def make(first, count):
+    numbers = range(first, first + count)
+    functions = [jit(lambda x, n=n: jnp.sin(x) * (3 + n / 512)) for n in numbers]
+    for function in functions:
+        function(x)
+    return functions
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what is free counts as given back
+    return int(next(l for l in open("/proc/self/status") if l.startswith("VmRSS")).split()[1])
+
+def objects():
+    gc.collect()
+    return [len(building._built), len(variants._published), len(variants._leases),
+            len(variants._ended), len(core._interned), len(of_functions._reports_on),
+            len(gc.get_objects()) // COUNT]
+
+COUNT = 250
+make(0, 40)
+jax.clear_caches()
+before, memory = objects(), resident()
+functions = make(40, COUNT)
+alive = resident() - memory
+del functions
+jax.clear_caches()
+print(alive / COUNT, (resident() - memory) / COUNT, *(
+    after - known for after, known in zip(objects(), before)))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it reads /proc")
+def test_functions_cost_little_more_than_those_of_jax() -> None:
+    """While they can be called, and when they are gone: then nothing that we count is left of
+    them, and of objects not one for each."""
+    ours, theirs = ([float(number) for number in subprocess.run(
+        [sys.executable, "-c", _FUNCTIONS, side], capture_output=True, text=True,
+        check=True).stdout.split()] for side in ("ours", "jax"))
+    assert ours[0] < theirs[0] + 0.1 * 1024
+    assert ours[1] < theirs[1] + 0.05 * 1024
+    built, published, leases, ended, interned, reports, objects = ours[2:]
+    assert built <= 0 and published <= 0 and leases <= 0 and ended <= 0 and reports <= 0
+    assert interned <= 100  # small constants
+    assert objects <= theirs[-1]
 
 
 _MANY = """

@@ -15,8 +15,11 @@ from jaxlib.mlir import ir
 from hlo_mlc import compiler, mlc_jit
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
+from hlo_mlc.graph.core import Graph
 from hlo_mlc.partition import units
+from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.report import Report
+from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.templates.program import schedule_program
@@ -139,6 +142,26 @@ def test_many_arguments_and_results(check: Callable[..., Report]) -> None:
     check(lambda *xs: [x * 0.5 + 1 for x in xs], *arrays)
 
 
+def test_a_thousand_results(check: Callable[..., Report]) -> None:
+    check(lambda x: [x * (n + 1) for n in range(1000)], ROWS[0], kernels=None)
+
+
+def test_three_thousand_arguments(check: Callable[..., Report]) -> None:
+    check(lambda xs: [x * 0.5 for x in xs], [np.full((4,), n, np.float32) for n in range(3000)],
+          kernels=None)
+
+
+def test_loops_in_loops(check: Callable[..., Report]) -> None:
+    """As deep as JAX itself gets within Python's limit on recursion."""
+    def nest(depth: int, x: jax.Array) -> jax.Array:
+        if not depth:
+            return jnp.sin(x)
+        return lax.while_loop(lambda c: c[0] < 1, lambda c: (c[0] + 1, nest(depth - 1, c[1])),
+                              (0, x))[1]
+
+    check(lambda x: nest(12, x), ROWS[0], coverage=0.0, kernels=None)
+
+
 def test_branches_in_branches(check: Callable[..., Report]) -> None:
     def nest(depth: int, x: jax.Array) -> jax.Array:
         if not depth:
@@ -169,6 +192,68 @@ def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.Monke
     again = compile_module(module, auto).report
     assert [k.id for k in again.kernels] == [k.id for k in report.kernels]
     assert compile_module(module, OURS).report.coverage == 1
+
+
+def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever of a plan cannot be built, the rest of it stands."""
+    plans: list[Plan] = []
+    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    monkeypatch.setattr(compiler, "_LINES", 1000)
+    monkeypatch.setattr(compiler, "partition",
+                        lambda *arguments: plans.append(partition(*arguments)) or plans[-1])
+    report = compile_module(module_of(_different, 40), Options.from_environment(choose="auto"))
+    assert 0 < report.report.coverage < 1
+    assert len(plans) == 1
+    taken = [c.kernel.fingerprint for c, _ in plans[0].taken]
+    kept = dict.fromkeys(k.id for k in report.report.kernels)
+    assert list(dict.fromkeys(taken))[:len(kept)] == list(kept)
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_a_kernel_is_printed_no_further_than_it_may_be_long(chain: Chain) -> None:
+    """The lines that are counted on the way are lines of the whole, with checks as well."""
+    target = cpu.named("x86-64-v3")
+    _, plan = clusters_of(module_of(chain, 40), OURS)
+    program = plan.taken[0][0].kernel.program
+    loops, _ = schedule_program(program, target)
+    for checked in (False, True):
+        def printed(most: int, checked: bool = checked) -> str:
+            return print_program(loops, target, checked, most)
+
+        text = printed(sys.maxsize)
+        lines = text.count("\n")
+        assert printed(lines) == text
+        with pytest.raises(CodeLimitError, match=f"more than {lines - 1:,} lines"):
+            printed(lines - 1)
+
+
+def test_printing_ends_at_the_limit() -> None:
+    """A tenth of the lines for about a tenth of the calls, besides what is there for any kernel."""
+    target = cpu.named("x86-64-v3")
+    _, plan = clusters_of(module_of(_network, 60), OURS)
+    loops, _ = schedule_program(plan.taken[0][0].kernel.program, target)
+    texts: list[str] = []
+    whole = calls_of(lambda: texts.append(print_program(loops, target)))
+
+    def begin() -> None:
+        with pytest.raises(CodeLimitError):
+            print_program(loops, target, most_lines=texts[0].count("\n") // 10)
+
+    assert calls_of(begin) < whole / 3
+
+
+@pytest.mark.parametrize("chain", [_different, _folded, _rotated])
+def test_ten_times_the_operations_take_ten_times_the_work(chain: Chain) -> None:
+    """Importing, the passes and the plan of some 200 operations, and of some 2,000."""
+    graphs: list[Graph] = []
+
+    def planned(module: ir.Module) -> int:
+        return calls_of(lambda: graphs.append(clusters_of(module, OURS)[0]))
+
+    short, long = (planned(module_of(chain, length)) for length in (40, 400))
+    operations = len(graphs[1].nodes) / len(graphs[0].nodes)
+    assert long < 1.2 * operations * short
 
 
 def test_the_limit_follows_the_operations() -> None:

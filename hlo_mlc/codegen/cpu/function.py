@@ -94,6 +94,13 @@ class Function(Names):
         self.memo: dict[object, Value] = {}  # values known so far
         self._dependents: dict[int, list[object]] = {}
 
+    @property
+    def length(self) -> int:
+        """Lines so far: those of the blocks that scopes are open in, and before them."""
+        return len(self.prologue) + sum(
+            len(scope.block.lines) for depth, scope in enumerate(self.scopes)
+            if not depth or scope.block is not self.scopes[depth - 1].block)
+
     # Blocks
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -69,9 +70,11 @@ class Module:
     """
 
     def __init__(self, program: LoopProgram, target: CpuTarget, root: Module | None = None,
-                 checked: bool = False) -> None:
+                 checked: bool = False, most_lines: int = sys.maxsize) -> None:
         self.program, self.target = program, target
         self.root = root or self
+        self.most_lines = root.most_lines if root else most_lines
+        self.finished_lines = 0  # of the root's functions
         self.checked = root.checked if root else checked  # with checks of every access
         self.functions: list[str] = root.functions if root else []
         # definition of a constant global -> its name

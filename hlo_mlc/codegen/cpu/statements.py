@@ -27,7 +27,7 @@ from hlo_mlc.loops.core import (
     Store,
     While,
 )
-from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.errors import CodegenError, CodeLimitError
 
 STACK_LIMIT_BYTES = 256 * 1024
 """Bytes that one function may allocate: XLA's threads have small stacks."""
@@ -42,6 +42,8 @@ Statements = tuple[Stmt, ...]
 def write_all(writer: Writer, statements: Statements) -> None:
     """Write statements one after the other."""
     for stmt in statements:
+        if writer.length > writer.module.most_lines:
+            raise CodeLimitError(writer.module.root.program.name, writer.module.most_lines)
         writer.computed = _computed(stmt)
         match stmt:
             case For():
@@ -250,6 +252,7 @@ def finish(writer: Writer, header: str) -> None:
     if writer.streams and writer.module.target.is_x86:
         lines.append("  call void @llvm.x86.sse.sfence()")
     lines += ["  ret void", "}"]
+    writer.module.root.finished_lines += len(lines)
     writer.module.functions.append("\n".join(lines))
 
 

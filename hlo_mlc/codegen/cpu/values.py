@@ -38,6 +38,13 @@ class Writer:
         if parent is not None:
             self.function.constants = dict(parent.function.constants)
 
+    @property
+    def length(self) -> int:
+        """Lines so far that the kernel is sure to have."""
+        around = 0 if self.parent is None else self.parent.length
+        finished = self.module.root.finished_lines if self.parent is None else 0
+        return around + finished + self.function.length
+
     # Expressions
 
     def evaluate(self, root: Expr) -> Value:
