@@ -50,11 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(script(generate(program_seed(int(seed), int(number or 0))), None, setting))
         return 0
     seed = options.seed if options.seed_from is None else seed_of(options.seed_from)
-    counts = _run(options, setting, ledger, seed, console)
+    entries = _run(options, setting, ledger, seed, console)
     console.print(_table(ledger))
-    faults = sum(counts[kind] for kind in FAULTS)
-    console.print(f"{sum(counts.values())} programs of seed {seed} ({setting}): {faults} open"
-                  + (f"; they are in {ledger.folder}" if faults else ""))
+    faults = sum(e.kind in FAULTS for e in entries)
+    unknown = sum(e.undetermined for e in entries) / max(1, sum(e.elements for e in entries))
+    console.print(f"{len(entries)} programs of seed {seed} ({setting}): {faults} open; nothing is "
+                  f"known of {unknown:.1%} of all elements"
+                  + (f"; what is open is in {ledger.folder}" if faults else ""))
     return 1 if faults else 0
 
 
@@ -64,8 +66,8 @@ def seed_of(text: str) -> int:
 
 
 def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: int,
-         console: Console) -> Counter[str]:
-    counts: Counter[str] = Counter()
+         console: Console) -> list[Entry]:
+    entries: list[Entry] = []
     began = time.monotonic()
     total = options.programs if options.minutes is None else options.minutes * 60
 
@@ -74,9 +76,10 @@ def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: in
         task = progress.add_task("programs", total=total)
 
         def told(entry: Entry, outcome: Outcome, path: Path | None) -> None:
-            counts[entry.kind] += 1
+            entries.append(entry)
+            counts = Counter(e.kind for e in entries)
             said = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
-            done = sum(counts.values()) if options.minutes is None else time.monotonic() - began
+            done = len(entries) if options.minutes is None else time.monotonic() - began
             progress.update(task, completed=done, description=said)
             if outcome.is_fault:
                 console.print(f"{seed}:{entry.number} {entry.kind}: {outcome.detail}\n  {path}",
@@ -88,7 +91,7 @@ def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: in
 
         limits = Limits(options.limit, options.shrink)
         Runner(setting, ledger, limits, told).run(seed, options.jobs, is_over, options.resume)
-    return counts
+    return entries
 
 
 def _table(ledger: Ledger) -> Table:

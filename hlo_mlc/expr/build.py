@@ -44,9 +44,8 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     result = dtype or result_type(op, tuple(a.dtype for a in args))
     if args[0].dtype is INDEX and (simple := _index(op, args)) is not None:
         return simple
-    if all(isinstance(a, Const) for a in args) and _foldable(op, args):
-        values = [np.asarray(a.value).astype(a.dtype.numpy) for a in args]
-        return const(compute(op, values, result).item(), result)
+    if all(isinstance(a, Const) for a in args) and (folded := _folded(op, args, result)):
+        return folded
     if OPS[op].commutative and isinstance(args[0], Const) and not isinstance(args[1], Const):
         args = (args[1], args[0])
     simple = simplify(op, args, result)
@@ -56,9 +55,13 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     return Apply(op, args, result)
 
 
-def _foldable(op: str, args: tuple[Expr, ...]) -> bool:
+def _folded(op: str, args: tuple[Const, ...], dtype: DType) -> Const | None:
+    values = [np.asarray(a.value).astype(a.dtype.numpy) for a in args]
+    result = const(compute(op, values, dtype).item(), dtype)
     # A NaN's sign and payload are visible through bitcast only; leave those to run time.
-    return not (op == "bitcast" and args[0].dtype.is_float and math.isnan(args[0].value))
+    hides_bits = op == "bitcast" and any(v.dtype.is_float and math.isnan(v.value)
+                                         for v in (*args, result))
+    return None if hides_bits else result
 
 
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")

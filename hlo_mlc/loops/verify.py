@@ -42,6 +42,7 @@ from hlo_mlc.loops.regions import within_in_numbers
 from hlo_mlc.loops.rewrite import constant_extent, expressions
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.tensor.guards import where_guarded
 
 ARENA_ALIGNMENT = 64  # bytes
 
@@ -235,8 +236,11 @@ class _Checker:
         guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
         facts = (*scope.facts, *(fact for g in guards for fact in of_condition(g)))
         for i, extent in outside:
-            if not within(i, extent, facts) and not impossible(facts) \
-                    and not within_in_numbers(i, extent, facts, _extents(scope)):
+            if within(i, extent, facts) or impossible(facts) \
+                    or within_in_numbers(i, extent, facts, _extents(scope)):
+                continue
+            seen, more = where_guarded(i, guards)
+            if not within(seen, extent, (*scope.facts, *more)):
                 self._refute(stmt, scope, buffer, i, extent, facts, guards)
                 self.unbounded[buffer, indices] = f"{i} is within {buffer!r} in `{headline(stmt)}`"
 

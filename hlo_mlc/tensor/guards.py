@@ -8,6 +8,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, all_of, load, transform
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
+from hlo_mlc.expr.facts import Facts, of_condition
 
 _BELOW, _ABOVE = ("lt", "le"), ("gt", "ge")
 
@@ -78,6 +79,20 @@ def where_true(root: Expr, facts: Set[Expr]) -> Expr:
         return None
 
     return transform(root, rule)
+
+
+def where_guarded(i: Expr, conditions: Iterable[Expr]) -> tuple[Expr, Facts]:
+    """An index where all conditions hold, and what follows from them: what is read or selected
+    under some of them only is the same there as without, in the conditions as well.
+
+    An index that was looked up is compared as it is, and read again under the comparison:
+
+        max(k[i] if k[i] - 3 >= 0 else 0, 0) - 3  where  max(k[i], 0) - 3 >= 0
+    """
+    known = dict.fromkeys(part for condition in conditions for part in conjuncts(condition))
+    known |= dict.fromkeys([where_true(part, known.keys()) for part in known])
+    facts = tuple(fact for part in known for fact in of_condition(part))
+    return where_true(i, known.keys()), facts
 
 
 def vanishes_outside(term: Expr, combiner: str, identity: Const) -> bool:

@@ -24,6 +24,7 @@ from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.classify import is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import Box, left_over, stored_box, whole
+from hlo_mlc.tensor.guards import where_guarded
 
 
 def verify(program: TensorProgram) -> None:
@@ -48,14 +49,17 @@ def verify(program: TensorProgram) -> None:
 def outside(buffer: Buffer, indices: tuple[Expr, ...], *guards: Expr | None) -> Expr | None:
     """The first index that may leave the buffer where all guards hold; None if none does."""
     facts = None
+    conditions = [g for g in guards if g is not None]
     for i, extent in zip(indices, buffer.shape, strict=True):
         low, high = index.bounds(i)
         if (low >= 0 and high < extent) or not isinstance(extent, int):
             continue
         if facts is None:
-            facts = tuple(f for g in guards if g is not None for f in of_condition(g))
+            facts = tuple(f for g in conditions for f in of_condition(g))
         if not within(i, extent, facts):
-            return i
+            seen, more = where_guarded(i, conditions)
+            if not within(seen, extent, more):
+                return i
     return None
 
 

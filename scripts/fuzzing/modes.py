@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fuzzing.program import Program, Text
 
-MODES = {"plain": 8, "cut": 4, "around": 3, "vmap": 2, "scan": 2, "while": 2, "cond": 2, "grad": 4,
-         "jvp": 1, "threads": 1, "donated": 4}
+MODES = {"plain": 8, "cut": 4, "refused": 3, "around": 3, "vmap": 2, "scan": 2, "while": 2,
+         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4}
 """Modes and how often they are drawn.
 
 `around`: control flow stays with XLA, its bodies are compiled; `cut`: groups of steps are compiled
-one by one; `scan`, `while`, `cond`: of a single trip, or of two branches that are the same.
+one by one; `refused`: some clusters of one compiled function stay with XLA (refusing.py); `scan`,
+`while`, `cond`: of a single trip, or of two branches that are the same.
 """
 
-SAME_AS_PLAIN = ("cut", "around", "scan", "while", "cond", "threads", "donated")
+SAME_AS_PLAIN = ("cut", "refused", "around", "scan", "while", "cond", "threads", "donated")
 """Modes whose results are those of the plain program."""
 
 
@@ -49,7 +50,8 @@ def build_text(program: Program, text: Text) -> list[str]:
         return _differentiated(program, numbers)
     if mode == "cut":
         return _cut(program, text, names)
-    return _build("return kernel(program)")  # plain; threads call it side by side
+    # Threads call it side by side; what is refused is decided while it is compiled.
+    return _build("return kernel(program)")
 
 
 def _build(*lines: str) -> list[str]:

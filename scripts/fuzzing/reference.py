@@ -19,7 +19,7 @@ from jax.extend import core
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from fuzzing.wide import Wide, moved_results, wide_type, widened
+from fuzzing.wide import Wide, has_no_order, moved_results, wide_type, widened
 
 PLAIN_XLA = "--xla_cpu_experimental_ynn_fusion_type="
 """Without it XLA's reductions lose NaN (JAX 0.10 to 0.12)."""
@@ -45,6 +45,7 @@ class Oracle:
         with jax.enable_x64(x64):
             self._jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args)
         self.types = [np.dtype(v.aval.dtype) for v in self._jaxpr.jaxpr.outvars]
+        self.has_no_order = has_no_order(self._jaxpr.jaxpr)
         self._moves = moved_results(self._jaxpr.jaxpr)
         self._args = [widened(a) for a in args]
         self._has_whole_sums = has_whole_sums

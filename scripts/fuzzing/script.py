@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 
 import jax
 
-from fuzzing import data
+from fuzzing import data, refusing
 from fuzzing.families import text_of
 from fuzzing.ledger import Setting
 from fuzzing.program import Program, source
@@ -22,13 +23,21 @@ def script(program: Program, outcome: Outcome | None, setting: Setting) -> str:
         f"# {line}\n" for line in f"{outcome.kind}: {outcome.detail}".splitlines())
     return "".join((
         f"# {setting}\n", found, f"# mode {program.mode}; {program.data} data\n",
-        inspect.getsource(data).partition('"""\n\n')[2].replace(
-            "from __future__ import annotations\n\n", "", 1),
-        _HEAD.format(x64=program.x64, target=setting.target), text,
-        _TAIL.format(kind=program.data, seed=program.seed, types=types, choose=setting.choose)))
+        _code(data), _HEAD.format(x64=program.x64, target=setting.target),
+        _code(refusing) + "\n\n" if program.mode == "refused" else "", text,
+        _TAIL.format(kind=program.data, seed=program.seed, types=types, choose=setting.choose,
+                     cuts=f"refusing({program.mode_numbers[0]})" if program.mode == "refused"
+                     else "contextlib.nullcontext()")))
+
+
+def _code(module: ModuleType) -> str:
+    """A module's text without its docstring."""
+    text = inspect.getsource(module).partition('"""\n\n')[2]
+    return text.replace("from __future__ import annotations\n\n", "", 1)
 
 
 _HEAD = '''
+import contextlib
 import functools
 import os
 
@@ -48,8 +57,9 @@ _TAIL = '''
 
 args = arrays({kind!r}, {seed}, {types})
 expected = jax.tree.leaves(jax.jit(build(lambda f, **_: f))(*args))
-ours = jax.tree.leaves(
-    build(functools.partial(hlo_mlc.mlc_jit, choose={choose!r}))(*map(jnp.array, args)))
+with {cuts}:
+    ours = jax.tree.leaves(
+        build(functools.partial(hlo_mlc.mlc_jit, choose={choose!r}))(*map(jnp.array, args)))
 for number, (one, other) in enumerate(zip(ours, expected, strict=True)):
     same = np.array_equal(one, other) or np.allclose(
         np.asarray(one, float), np.asarray(other, float), equal_nan=True)

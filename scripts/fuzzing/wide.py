@@ -114,10 +114,20 @@ class Wide:
                         for o, v in zip(operands, equation.invars, strict=True)]
         results = self._computed(equation, operands)
         types = [v.aval.dtype for v in equation.outvars]
-        if name in MOVES or name in EXACT:
+        if name in MOVES:
             return results
-        return [self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact) else r
-                for r, t in zip(results, types, strict=True)]
+        if name not in EXACT:
+            results = [self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact)
+                       else r for r, t in zip(results, types, strict=True)]
+        return results if self.rng is None else [self._any_nan(r) for r in results]
+
+    def _any_nan(self, result: np.ndarray) -> np.ndarray:
+        """The result with NaN of either sign, or of both: no standard says which, XLA's own
+        functions give this or that for an invalid operation, and `top_k` and bits show it."""
+        if result.dtype != np.float64 or not np.isnan(result).any():
+            return result
+        is_negative = self.rng.random(result.shape) < self.rng.choice((0.0, 0.5, 1.0))
+        return np.where(np.isnan(result), np.where(is_negative, -np.nan, np.nan), result)
 
     def _computed(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
         name, target = equation.primitive.name, equation.outvars[0].aval.dtype
@@ -254,16 +264,33 @@ def moved_results(jaxpr: core.Jaxpr) -> list[bool]:
     return [not isinstance(v, core.Literal) and v in moved for v in jaxpr.outvars]
 
 
+def has_no_order(jaxpr: core.Jaxpr) -> bool:
+    """Whether floats are only moved and compared in it, so that nothing depends on an order, or on
+    what is rounded together."""
+    for equation in jaxpr.eqns:
+        inner = [p for value in equation.params.values()
+                 for p in (value if isinstance(value, (tuple, list)) else (value,))
+                 if hasattr(p, "eqns") or hasattr(p, "jaxpr")]
+        if inner:
+            if not all(has_no_order(getattr(p, "jaxpr", p)) for p in inner):
+                return False
+        elif equation.primitive.name not in MOVES | EXACT and any(
+                jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in equation.outvars):
+            return False
+    return True
+
+
 def _feeds_sums_only(jaxpr: core.Jaxpr, value: core.Var) -> bool:
     readers = {e.primitive.name for e in jaxpr.eqns if any(v is value for v in e.invars)}
     return readers <= {"add", "sub", "add_any"} and all(v is not value for v in jaxpr.outvars)
 
 
 def _total_order(value: np.ndarray) -> np.ndarray:
-    """Integers in the order that XLA's top_k has: -0 is less than 0, NaN is the largest."""
+    """Integers in the order that XLA's top_k has: -0 is less than 0, NaN is beyond infinity, on
+    the side that its sign says."""
     if value.dtype != np.float64:
         return value
-    bits = np.where(np.isnan(value), np.nan, value).view(np.int64)
+    bits = np.ascontiguousarray(value).view(np.int64)
     return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
 
 

@@ -7,6 +7,7 @@ something else begins that may kill it, and at last the outcome.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -28,8 +29,10 @@ from fuzzing.data import arrays
 from fuzzing.families import text_of
 from fuzzing.generator import generate
 from fuzzing.judge import MANY_SAMPLES, QUICK_SAMPLES, judge
+from fuzzing.modes import SAME_AS_PLAIN
 from fuzzing.program import Kernel, Program, UnfitError, identity, load, source
 from fuzzing.reference import Oracle
+from fuzzing.refusing import refusing
 
 THREADS, CALLS = 3, 2  # of the mode `threads`, each with so many calls
 
@@ -37,8 +40,8 @@ THREADS, CALLS = 3, 2  # of the mode `threads`, each with so many calls
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`kind` is `right`, `void` (nothing to judge), `shared` (XLA has the same) or that of a fault:
-    `wrong`, `error`, `warning`, `torn` (calls differ), `touched` (an argument changed), `crash`,
-    `hang`."""
+    `wrong`, `error`, `warning`, `torn` (calls differ, or a mode from the plain program), `touched`
+    (an argument changed), `crash`, `hang`."""
 
     kind: str
     detail: str = ""
@@ -79,7 +82,10 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            results, fault = _run(load(text, kernel), program, args)
+            with _cuts(program):
+                results, fault = _run(load(text, kernel), program, args)
+            if fault is None and program.mode in SAME_AS_PLAIN and oracle.has_no_order:
+                fault = _unlike_plain(results, program, kernel, args)
         except Exception as error:
             enter("xla")
             if _fails(plain, args):
@@ -104,6 +110,22 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
     if ours and kind in ("right", "shared"):
         kind, detail = "warning", ours[0]
     return Outcome(kind, detail[:2000], found.undetermined, found.elements)
+
+
+def _cuts(program: Program) -> contextlib.AbstractContextManager:
+    return refusing(program.mode_numbers[0]) if program.mode == "refused" \
+        else contextlib.nullcontext()
+
+
+def _unlike_plain(results: Sequence[np.ndarray], program: Program, kernel: Kernel,
+                  args: list[np.ndarray]) -> Outcome | None:
+    """What differs from the plain program, compiled as well; nothing in it depends on an order."""
+    plainly = program.replace(mode="plain")
+    plain, _ = _run(load(source(plainly, text_of(plainly)), kernel), plainly, args)
+    for number, (one, other) in enumerate(zip(results, plain, strict=True)):
+        if not np.array_equal(one, other, equal_nan=one.dtype.kind not in "biu"):
+            return Outcome("torn", f"result {number} is not that of the plain program")
+    return None
 
 
 def arguments(program: Program) -> list[np.ndarray]:

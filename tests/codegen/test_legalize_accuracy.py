@@ -214,6 +214,19 @@ def test_exact_values(op, at, value, dtype):
 
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("op", "at"), [
+    ("sin", (np.inf,)), ("sin", (-np.inf,)), ("cos", (np.inf,)), ("cos", (-np.inf,)),
+    ("tan", (np.inf,)), ("tan", (-np.inf,)), ("log", (-1.0,)), ("log", (-np.inf,)),
+    ("log1p", (-2.0,)), ("acosh", (0.5,)), ("pow", (-2.0, 0.5)), ("rem", (1.0, 0.0)),
+    ("rem", (np.inf, 1.0))])
+def test_invalid_operations_give_what_x86_gives(op, at, dtype, has_fma):
+    """A NaN whose sign is set, as XLA's instructions and functions do: `top_k` orders by it."""
+    values = [np.array([x], dtype.numpy) for x in at]
+    actual = run(legalize(apply(op, *variables(dtype)[:len(at)]), has_fma=has_fma), *values)
+    assert np.isnan(actual).all() and np.signbit(actual).all()
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("op", ["sin", "cos", "tan"])
 def test_arguments_nearest_to_multiples_of_half_pi(op, dtype, has_fma):
     """The numbers whose reduction cancels most, in the fast range and beyond."""

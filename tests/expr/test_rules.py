@@ -201,6 +201,8 @@ def test_a_nan_stays_visible_through_bitcast():
     """Its sign and payload are a matter of the machine, so it is not folded."""
     assert isinstance(apply("bitcast", const(math.nan, F32), dtype=U32), Apply)
     assert apply("bitcast", const(1.0, F32), dtype=U32) is const(0x3F800000, U32)
+    negative = apply("bitcast", const(0xFFC00000, U32), dtype=F32)
+    assert isinstance(negative, Apply) and np.signbit(evaluate(negative, {}))
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)

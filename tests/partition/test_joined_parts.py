@@ -101,6 +101,16 @@ def test_a_choice_that_is_joined(check, arrays):
     check(function, a, b)
 
 
+@pytest.mark.parametrize("looked_up", [
+    lambda k: jnp.take(jnp.concatenate([k, k[1:] + 1]), k, mode="clip"),
+    lambda k: jnp.pad(k, ((0, 1),), mode="edge")[jnp.concatenate([k[:1], k])],
+    lambda k: jnp.take(jnp.roll(k, 1), jnp.roll(k, 2), mode="clip"),
+    lambda k: jnp.concatenate([k, k + 1])[jnp.concatenate([k, k + 2]) % 36]])
+def test_what_is_looked_up_in_joined_parts_is_joined_too(check, looked_up):
+    """The guard of a part asks where the index points, and the index is read under the guard."""
+    check(looked_up, np.arange(-3, 20, dtype=np.int32) * 5 % 17)
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_parts_of_parts(check, data):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
 
 import fuzz
 import jax
+import jax.numpy as jnp
 import numpy as np
 import planted
 import pytest
@@ -22,10 +26,13 @@ from fuzzing.modes import MODES
 from fuzzing.primitives import RULES
 from fuzzing.program import Program, identity, load, source
 from fuzzing.reference import Oracle
+from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
 from fuzzing.shrinker import candidates, fits, shrink
 from fuzzing.worker import Outcome, arguments, outcome_of
 from jax import lax
+
+import hlo_mlc
 
 SETTING = Setting("hlo_mlc:mlc_jit", "ours", "cpu", "3", jax.__version__)
 SEEDS = range(40)
@@ -154,6 +161,81 @@ def test_faults_become_scripts_and_runs_go_on(tmp_path) -> None:
     assert scripts and all("def program(" in s.read_text() for s in scripts)
     fuzz.main([*run, "--programs", "2", "--seed", str(seed), "--resume"])
     assert Ledger(tmp_path).done(setting, seed) == set(range(8))
+
+
+def test_nothing_is_lost_when_a_run_is_killed(tmp_path) -> None:
+    """What was judged counts, and the next run goes on behind it."""
+    run = [sys.executable, "scripts/fuzz.py", "--kernel", "planted:honest", "--programs", "8",
+           "--seed", "3", "--folder", str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(run, cwd=root, stdout=subprocess.DEVNULL, start_new_session=True) as told:
+        while told.poll() is None and len(list(Ledger(tmp_path).entries())) < 3:
+            time.sleep(0.05)
+        os.killpg(told.pid, signal.SIGKILL)
+    before = list(Ledger(tmp_path).entries())
+    assert len(before) >= 3
+    missing = 8 - len(before)
+    subprocess.run([*run, "--resume", "--programs", str(missing)], cwd=root, check=True,
+                   stdout=subprocess.DEVNULL)
+    entries = list(Ledger(tmp_path).entries())
+    assert entries[:len(before)] == before
+    assert sorted(e.number for e in entries) == list(range(8))
+
+
+def test_what_is_measured_is_judged_too() -> None:
+    kernel = partial(hlo_mlc.mlc_jit, choose="measure")
+    small = [s for s in SEEDS if len(generate(s).steps) in (1, 2, 3)][:4]
+    found = Counter(outcome_of(generate(s), kernel, lambda stage: None).kind for s in small)
+    assert found["right"] >= 2 and not found.keys() - {"right", "void", "shared"}
+
+
+def test_refused_clusters_stay_with_xla() -> None:
+    """Every other one, and the same ones for the same number."""
+    def function(x):
+        for k in range(8):
+            x = lax.sort(jnp.tanh(x + k) * x)
+        return x
+
+    x = np.linspace(-1, 1, 300, dtype=np.float32)
+    taken = set()
+    for seed in (1, 1, 2):
+        with refusing(seed):
+            compiled = hlo_mlc.mlc_jit(lambda x: function(x), choose="ours")
+            jax.block_until_ready(compiled(x))
+        taken.add((seed, len(compiled.report().kernels)))
+    everything = hlo_mlc.mlc_jit(function, choose="ours")
+    everything(x)
+    whole = len(everything.report().kernels)
+    assert len(taken) == 2 and all(count < whole for _, count in taken)
+
+
+def test_modes_are_compared_with_the_plain_program() -> None:
+    """Where nothing is rounded; a compiler that is right for one way of calling is not enough."""
+    def moved(a):
+        return (jnp.maximum(a, a[::-1]), a > 1)
+
+    def rounded(a):
+        return (jnp.where(a > 1, a + a, a),)
+
+    a = np.arange(5, dtype=np.float32)
+    assert Oracle(jax.jit(moved), [a], False, False).has_no_order
+    assert not Oracle(jax.jit(rounded), [a], False, False).has_no_order
+
+
+def test_the_sign_of_a_nan_is_nobodys_to_know() -> None:
+    """`top_k` orders by it; where values only move, it stays what it was."""
+    def computed(x):
+        return (lax.top_k(jnp.cos(x), 2)[1],)
+
+    def moved(x):
+        return (lax.top_k(x[::-1], 2)[1],)
+
+    for function, x, wanted in ((computed, [np.inf, 1], True), (moved, [np.nan, 1], False)):
+        oracle = Oracle(function, [np.array(x, np.float32)], False, False)
+        for order in (np.array([0, 1], np.int32), np.array([1, 0], np.int32)):
+            found = judge([order], oracle.types, oracle.run(24, 0))
+            right = wanted or list(order) == [1, 0]
+            assert bool(found.differences) != right
 
 
 def test_a_printed_program_runs(capsys, tmp_path) -> None:

@@ -391,6 +391,31 @@ def test_the_kernel_and_the_index_are_named():
         "inside of a: 4x6xf32 operand where j >= 2")
 
 
+@pytest.mark.parametrize("offset, right", [(-2, True), (-1, False)])
+def test_what_is_looked_up_may_be_read_again_under_its_own_comparison(offset, right):
+    """As from parts that are joined: the index is compared, and read or chosen under that."""
+    table = Buffer("table", I32, (4,), "operand")
+    first = apply("lt", I, index.constant(3))
+    zero = const(0, I32)
+
+    def place(value: Expr) -> Expr:
+        clamped = index.minimum(apply("convert", value, dtype=INDEX), index.constant(7))
+        return index.add(index.maximum(clamped, index.constant(0)), index.constant(-2))
+
+    there = load(table, (I,), first, zero)
+    inside = apply("ge", place(there), index.constant(-2 - offset))
+    guard = apply("and", first, inside)
+    for value in (load(table, (I,), guard, zero), apply("select", inside, there, zero)):
+        looked = load(A, (I, place(value)), guard, const(0, F32))
+        checked = TensorProgram("kernel", (A, table), (R,), (), (
+            nest(Stage("s", (I, J), (store(R, (I, J), looked),))),))
+        if right:
+            verify(checked)
+        else:
+            with pytest.raises(VerifyError, match="from -2 to 5"):
+                verify(checked)
+
+
 def test_what_is_looked_up_is_guarded_or_clamped():
     there = apply("convert", load(N, ()), dtype=INDEX)
     inside = apply("and", apply("ge", there, index.constant(0)),

@@ -130,6 +130,14 @@ def from_bits(x: Expr) -> Expr:
     return apply("bitcast", x, dtype=format_of(x).float)
 
 
+def invalid(x: Expr) -> Expr:
+    """What x86 gives for an invalid operation: a NaN whose sign is set, which only its bits and
+    the order of `top_k` show.  Source: Intel SDM, volume 1, 4.8.3.7, the indefinite."""
+    form = format_of(x)
+    quiet = form.hidden_bit >> 1
+    return from_bits(const(form.sign_bit | form.infinity_bits | quiet, form.signed))
+
+
 def at_most(x: Expr, limit: float) -> Expr:
     """The smaller of x and `limit`; NaN stays.  One `min` on x86, unlike the op `min`."""
     return select(compare("lt", const(limit, x.dtype), x), limit, x)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from hlo_mlc.codegen.legalize.arithmetic import (
@@ -12,6 +11,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     compare,
     div,
     fma,
+    invalid,
     mul,
     polynomial,
     select,
@@ -122,7 +122,7 @@ def acosh(x: Expr) -> Expr:
     t = sub(x, 1.0)
     inside = add(t, sqrt(fma(t, t, add(t, t))))
     result = _log1p_or_log_of_double(compare("gt", x, _huge(x)), inside, x)
-    return select(compare("lt", x, 1.0), math.nan, result)
+    return select(compare("lt", x, 1.0), invalid(x), result)
 
 
 def _huge(x: Expr) -> float:

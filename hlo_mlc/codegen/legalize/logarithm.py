@@ -14,6 +14,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     div,
     fma,
     from_bits,
+    invalid,
     mul,
     outside_normal,
     polynomial,
@@ -62,7 +63,7 @@ def _log_of(f: Expr, n: Expr) -> Expr:
 def _log_at_ends(x: Expr) -> Expr:
     """The logarithm where x is no positive normal number; subnormals count as 0."""
     at_zero = compare("lt", absolute(x), format_of(x).smallest_normal)
-    return select(at_zero, -math.inf, select(compare("gt", x, 0.0), x, math.nan))
+    return select(at_zero, -math.inf, select(compare("gt", x, 0.0), x, invalid(x)))
 
 
 def log(x: Expr) -> Expr:

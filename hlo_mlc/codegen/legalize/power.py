@@ -17,6 +17,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     floor,
     fma,
     from_bits,
+    invalid,
     mul,
     negation,
     outside_normal,
@@ -146,4 +147,4 @@ def _for_negative_base(magnitude: Expr, x: Expr, y: Expr) -> Expr:
     is_odd = both(is_integer, compare("ne", floor(half), half))
     signed = from_bits(xor(bits(magnitude), select(is_odd, sign_of(x), 0)))
     real = either(is_integer, either(compare("eq", x, 0.0), compare("eq", x, -math.inf)))
-    return select(real, signed, math.nan)
+    return select(real, signed, invalid(x))

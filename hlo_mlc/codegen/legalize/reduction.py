@@ -64,7 +64,7 @@ QUARTER_TURNS, HALF_TURNS, BETWEEN_HALF_TURNS = Grid(2), Grid(1), Grid(1, 0.5)
 
 def by_digits(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     """(n, r) with magnitude = (n + shift) spacing pi/2 + r, n modulo a whole turn and as wide as r,
-    for magnitude >= 2**10; r is NaN for infinity."""
+    for finite magnitude >= 2**10."""
     form = format_of(magnitude)
     raw = unsigned(magnitude)
     field = shift_right(raw, form.fraction_bits)
@@ -73,8 +73,7 @@ def by_digits(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
     place = sub(field, form.bias + form.fraction_bits + 2 - _WORD)
     n, r = (_from_f32 if magnitude.dtype is F32 else _from_f64)(
         convert(mantissa, U64), place, grid)
-    infinite = sub(magnitude, magnitude)  # NaN for infinity, else 0
-    return convert(n, form.signed), add(convert(r, magnitude.dtype), infinite)
+    return convert(n, form.signed), convert(r, magnitude.dtype)
 
 
 def _window(place: Expr, largest_place: int, count: int) -> list[Expr]:

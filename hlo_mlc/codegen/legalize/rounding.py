@@ -15,6 +15,7 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     either,
     fma,
     from_bits,
+    invalid,
     mul,
     neg,
     negation,
@@ -125,7 +126,7 @@ def _rare_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:
                     _modular_remainder(dividend, divisor, has_fma))
     defined = both(compare("lt", dividend, math.inf),
                    compare("ge", divisor, format_of(divisor).smallest_normal))
-    return select(defined, result, math.nan)
+    return select(defined, result, invalid(dividend))
 
 
 def _modular_remainder(dividend: Expr, divisor: Expr, has_fma: bool) -> Expr:

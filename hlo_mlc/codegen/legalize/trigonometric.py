@@ -170,6 +170,7 @@ def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> Expr
     """
     fast = finish(*(_cody_waite if has_fma else _cody_waite_in_f64)(magnitude, grid))
     slow = finish(*reduction.by_digits(magnitude, grid))
+    slow = add(slow, sub(magnitude, magnitude))  # an invalid operation for infinity, else 0
     return unlikely(compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit), slow, fast)
 
 
