@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,6 +54,52 @@ hide_frames = traceback_util.register_exclusion
 
 detach_constants = pe.separate_consts
 """Closed jaxpr -> (jaxpr that takes its constants as leading arguments, those constants)."""
+
+
+def is_being_traced() -> bool:
+    """Whether what runs now is written down, as `jax.jit` does, rather than computed."""
+    return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
+
+
+def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+          ) -> tuple[Any, list[Any], Callable[[Sequence[Any]], Any]]:
+    """A function as a closed jaxpr, within the trace of the `jax.jit` that was given these
+    arguments; its operands; and what makes the function's result of those of the jaxpr.
+
+    Arguments without tracers are static to `jax.jit`, whatever they consist of: the function gets
+    the very same objects.  It is traced in no other way, nor counted a second time: whoever has
+    JAX count or explain its traces sees one.
+    """
+    is_static = [not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(value))
+                 for value in (*args, *kwargs.values())]
+    static_argnums = [i for i, static in enumerate(is_static[:len(args)]) if static]
+    static_argnames = [name for name, static in
+                       zip(kwargs, is_static[len(args):], strict=True) if static]
+    given = ([value for i, value in enumerate(args) if i not in static_argnums],
+             {name: value for name, value in kwargs.items() if name not in static_argnames})
+    operands, in_tree = jax.tree.flatten(given)
+    out_tree, wrong = None, {}
+
+    def flat(*leaves: Any) -> list[Any]:
+        nonlocal out_tree
+        traced, named = jax.tree.unflatten(in_tree, leaves)
+        remaining = iter(traced)
+        outs, out_tree = jax.tree.flatten(
+            fun(*(value if static else next(remaining)
+                  for value, static in zip(args, is_static, strict=False)), **{**kwargs, **named}))
+        wrong.update((n, out) for n, out in enumerate(outs) if not core.valid_jaxtype(out))
+        return [0 if n in wrong else out for n, out in enumerate(outs)]
+
+    debug_info = api_util.debug_info("jit", fun, args, dict(kwargs), static_argnums=static_argnums,
+                                     static_argnames=static_argnames)
+    jaxpr, _, constants = pe.trace_to_jaxpr_dynamic(
+        lu.wrap_init(flat, debug_info=debug_info), [core.typeof(value) for value in operands])
+
+    def result(outs: Sequence[Any]) -> Any:
+        # What is no array goes back to `jax.jit`, which says so, and which of the results it is.
+        return jax.tree.unflatten(out_tree, [wrong.get(n, out) for n, out in enumerate(outs)])
+
+    return jex.ClosedJaxpr(jaxpr, constants), operands, result
 
 
 def bind_again(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
 import jax
-import numpy as np
 from jax.extend import source_info_util
 
 from hlo_mlc.explain import explain as explain_report
@@ -135,7 +134,8 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
 
     @functools.wraps(fun)
     def staged(*args: Any, **kwargs: Any) -> Any:
-        if jax.config.jax_disable_jit:
+        # JAX also calls what it was given as if that were not jitted: to find where a NaN is from.
+        if jax.config.jax_disable_jit or not compat.is_being_traced():
             return fun(*args, **kwargs)
         with deep_calls():
             return _stage(function, fun, args, kwargs)
@@ -158,22 +158,7 @@ def _stage(
     function: TracedFunction, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Traces a function into one `mlc_call`."""
-    static = [i for i, value in enumerate(args) if _is_static(value)]
-    static_kwargs = {name: value for name, value in kwargs.items() if _is_static(value)}
-    traced = [value for i, value in enumerate(args) if i not in static]
-    traced_kwargs = {name: value for name, value in kwargs.items() if name not in static_kwargs}
-    # By its own signature: messages about tracers name the user's function and its arguments.
-    closed_jaxpr, results = jax.make_jaxpr(
-        functools.partial(fun, **static_kwargs), static_argnums=static, return_shape=True
-    )(*args, **traced_kwargs)
-    operands = jax.tree.leaves((traced, traced_kwargs))
+    closed_jaxpr, operands, result = compat.trace(fun, args, kwargs)
     call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, operands))
-    outs = mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr, function=function)
-    return jax.tree.unflatten(jax.tree.structure(results), outs)
-
-
-def _is_static(value: Any) -> bool:
-    """Whether `jax.jit` was told that an argument is static: what is not consists of arrays."""
-    leaves = jax.tree.leaves(value)
-    arrays = (jax.core.Tracer, jax.Array, np.ndarray)
-    return bool(leaves) and not any(isinstance(leaf, arrays) for leaf in leaves)
+    return result(
+        mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr, function=function))

@@ -53,7 +53,7 @@ def _comes_after(write: Access, read: Access, textually: bool, memory: Memory) -
     next_to = [path[common][0] for path in (write.path, read.path) if len(path) > common]
     if len(next_to) == 2 and next_to[0] is next_to[1] and isinstance(next_to[0], If):
         return False  # one of the branches is taken
-    inside = variables(tuple(s for s in next_to if isinstance(s, For)))
+    inside = variables(tuple(next_to))
     return settle(write, read, inside, set()) is not None and not _elsewhere(write, read)
 
 

@@ -676,6 +676,67 @@ def test_traces_once_for_each_signature(jit: Jit) -> None:
     assert calls == [(8, 8), (8,)]
 
 
+def test_jax_counts_and_explains_each_trace_once(jit: Jit, caplog: pytest.LogCaptureFixture
+                                                 ) -> None:
+    g, theirs = jit(lambda x: x * 2 - x), jax.jit(lambda x: x * 2 - x)
+
+    def told(function: Any, x: jax.Array) -> int:
+        caplog.clear()
+        with jax.explain_cache_misses(True), caplog.at_level("WARNING", "jax"):
+            function(x)
+        return caplog.text.count("TRACING CACHE MISS")
+
+    assert [told(g, x) for x in (X, X, X[0])] == [told(theirs, x) for x in (X, X, X[0])] \
+        == [1, 0, 1]
+
+
+@jax.tree_util.register_pytree_node_class
+class Settings:
+    """A static argument that is a tree of arrays as well."""
+
+    def __init__(self, *offsets: Any) -> None:
+        self.offsets = offsets
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return self.offsets, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, offsets: tuple[Any, ...]) -> Settings:
+        return cls(*offsets)
+
+
+@pytest.mark.parametrize("settings", [
+    Settings(np.float32(2)), Settings(np.ones(8, np.float32)), Settings(jnp.ones(8)), Settings(),
+    (), None, "text", X.shape])
+def test_static_arguments_are_the_very_same_objects(jit: Jit, settings: Any) -> None:
+    seen = []
+    g = jit(lambda settings, x, *, named: (seen.append((settings, named)), x + 1)[1],
+            static_argnums=0, static_argnames="named")
+    assert_same(g(settings, X, named=settings), X + 1)
+    assert all(one is settings for one in seen[0])
+    assert_same(jax.grad(lambda x: g(settings, x, named=settings).sum())(X), jnp.ones_like(X))
+
+
+@pytest.mark.parametrize("transformed", [
+    lambda g: g, jax.vmap, lambda g: jax.grad(lambda x: g(x).sum())])
+def test_debug_nans_finds_the_operation(jit: Jit, transformed: Callable) -> None:
+    with jax.debug_nans(True):
+        assert_same(transformed(jit(lambda x: jnp.sqrt(x) * 2))(jnp.ones(4)),
+                    transformed(lambda x: jnp.sqrt(x) * 2)(jnp.ones(4)))
+        with pytest.raises(FloatingPointError, match=r"invalid value \(nan\) encountered in sqrt"):
+            transformed(jit(lambda x: jnp.sqrt(x) * 2))(-jnp.ones(4))
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda x: "text", lambda x: {"a": [x, object]}, lambda x: (x, np.array(["text"]))])
+def test_results_that_are_no_arrays_are_told_as_by_jax(jit: Jit, wrong: Callable) -> None:
+    with pytest.raises(TypeError) as theirs:
+        jax.jit(wrong)(X)
+    with pytest.raises(TypeError) as ours:
+        jit(wrong)(X)
+    assert str(ours.value) == str(theirs.value)
+
+
 def test_stages(jit: Jit) -> None:
     g = jit(f)
     spec = jax.ShapeDtypeStruct((8, 8), jnp.float32)

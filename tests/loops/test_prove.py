@@ -9,6 +9,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.loops.aliases import overwritten
 from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.interpret import interpret
@@ -153,6 +154,28 @@ def test_tiles_that_overlap_are_not_computed_in_place() -> None:
     prove(LoopProgram("tiles", (X,), (Y,), body))
     with pytest.raises(VerifyError, match="is read before it is overwritten"):
         prove(LoopProgram("tiles", (X,), (Y,), body, aliases=((Y, X),)))
+
+
+@pytest.mark.parametrize("begin, is_refused", [(28, False), (29, False), (27, True), (0, True)])
+def test_what_one_loop_overwrites_is_not_read_by_the_next(begin, is_refused) -> None:
+    """Two loops over all elements of a matrix: the first, in steps of 8, stops after 28."""
+    x, y = Buffer("x", F32, (8, 5), "operand"), Buffer("y", F32, (8, 5), "result")
+    step, lane, n = variable("s", 4), variable("l", 8), variable("n", 11)
+    front = index.add(index.multiply(step, at(8)), lane)
+    back = index.add(n, at(begin))
+
+    def moved(place: Expr) -> Stmt:
+        indices = (index.floordiv(place, 5), index.floormod(place, 5))
+        return Store(y, indices, apply("add", load(x, indices), ONE))
+
+    lanes = For(lane, index.minimum(at(8), index.subtract(at(28), index.multiply(step, at(8)))),
+                LoopKind.SERIAL, (moved(front),))
+    body = (loop(lanes, var=step, extent=4), loop(moved(back), var=n, extent=11))
+    program = LoopProgram("both", (x,), (y,), body, aliases=((y, x),))
+    if is_refused:
+        assert any("is read before" in text for text in overwritten(program))
+    else:
+        assert not list(overwritten(program))
 
 
 def test_an_operand_is_not_read_after_the_loop_that_overwrites_it() -> None:
