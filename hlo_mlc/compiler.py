@@ -61,8 +61,10 @@ class CompiledModule:
 
 
 @on_one_stack
-def compile_module(module: ir.Module, options: Options, *, entry: str = "main") -> CompiledModule:
-    """Compile what is worth it of the function `entry`.
+def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
+                   target: CpuTarget | None = None) -> CompiledModule:
+    """Compile what is worth it of the function `entry`, for the target that the options name, or
+    for another one, which need not run here.
 
     It predicts where `options.choose` is neither "ours" nor "xla": what needs a look at run times
     is decided above (interop/measuring.py).
@@ -70,7 +72,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main") 
     Raises: MlcError subclasses of the stage that fails.
     """
     began = time.perf_counter()
-    target = target_of(options)
+    target = target or target_of(options)
     with no_collection(), Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
         graph = import_function(module, entry)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import named
 
 TARGET = "x86-64-v4"
 ROWS, COLUMNS = 128, 512
@@ -50,9 +51,9 @@ def dump() -> dict[str, str]:
                  jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.bool_))
     with tempfile.TemporaryDirectory() as folder:
         module = jax.jit(masked_softmax).lower(*arguments).compiler_ir()
-        options = Options(target=TARGET, choose="auto", calibrate=False,
-                          cache_dir=Path(folder) / "cache", dump_dir=Path(folder) / "dump")
-        compile_module(module, options)
+        options = Options(choose="auto", calibrate=False, cache_dir=Path(folder) / "cache",
+                          dump_dir=Path(folder) / "dump")
+        compile_module(module, options, target=named(TARGET))
         (run,) = (Path(folder) / "dump").iterdir()
         # Places in the source are named from the project's folder, wherever that is.
         return {path.name[:2]: path.read_text().replace(f"{_ROOT}/", "")
