@@ -1,0 +1,118 @@
+"""Counts how many kernels of the benchmark cases are proved, guarded and refused.
+
+    python scripts/proofs.py [--target LEVEL]... [--every N]
+
+Kernels are scheduled and proved (loops/prove.py), not assembled, and nothing runs: for each level
+asked for, by default x86-64-v3 and x86-64-v4 as far as this machine can plan for them.  `--every N`
+takes one case in N, neighbours included.  Ends with status 1 if anything is refused, or less than
+95 % is proved without a guard.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from rich.console import Console
+from rich.table import Table
+
+from hlo_mlc.compiler import clusters_of
+from hlo_mlc.loops.prove import prove
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.runtime.proofs import OUTCOMES
+from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.levels import planned_for, runnable
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc_bench.case import Case
+from hlo_mlc_bench.cases import BY_NAME
+
+LEVELS = ("x86-64-v3", "x86-64-v4")
+LEAST_PROVED = 0.95  # of all kernels, without guards
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What became of a kernel, of which case, and why it was not proved as it is."""
+
+    case: str
+    kernel: str
+    outcome: str
+    reasons: tuple[str, ...] = ()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints a table and the reasons; 1 if too little is proved."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--target", action="append", choices=runnable(), metavar="LEVEL",
+                        help=f"one of {', '.join(runnable())}; may be given several times")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case in N")
+    asked = parser.parse_args(arguments)
+    targets = asked.target or [level for level in LEVELS if level in runnable()]
+    if asked.every < 1 or not targets:
+        parser.error("--every: expected 1 or more" if targets else "this machine can plan for none "
+                     f"of {', '.join(LEVELS)}: name a --target")
+    cases = list(BY_NAME.values())[::asked.every]
+    with tempfile.TemporaryDirectory() as empty:  # nothing that was tuned here counts
+        found = {target: [f for case in cases for f in findings(case, target, Path(empty))]
+                 for target in targets}
+    console = Console()
+    console.print(table(found, len(cases)))
+    for target, rows in found.items():
+        for row in rows:
+            for reason in row.reasons:
+                console.print(f"{target}, {row.case}, {row.kernel}: {row.outcome}: {reason}",
+                              markup=False, highlight=False, soft_wrap=True)
+    return 0 if all(is_enough(rows) for rows in found.values()) else 1
+
+
+def findings(case: Case, level: str, cache_dir: Path) -> list[Finding]:
+    """What becomes of the kernels of a case."""
+    options = Options(choose="ours", target=level, cache_dir=cache_dir)
+    with case.in_its_mode():
+        function, args = case.make()
+        module = jax.jit(function).lower(*args).compiler_ir("stablehlo")
+        _, plan = clusters_of(module, options)
+    kernels = {c.kernel.fingerprint: c.kernel for c, _ in plan.taken}
+    return [finding(case.name, kernel, planned_for(level)) for kernel in kernels.values()]
+
+
+def finding(case: str, kernel: Kernel, target: CpuTarget) -> Finding:
+    """What becomes of one kernel."""
+    name = kernel.program.name
+    try:
+        loops, _ = schedule_program(kernel.program, target)
+        _, proof = prove(loops)
+    except VerifyError as error:
+        return Finding(case, name, "refused", (str(error),))
+    return Finding(case, name, "guarded" if proof.guarded else "proved", proof.guarded)
+
+
+def is_enough(rows: Sequence[Finding]) -> bool:
+    """Whether nothing is refused and almost all is proved."""
+    counts = Counter(row.outcome for row in rows)
+    return bool(rows) and not counts["refused"] and counts["proved"] >= LEAST_PROVED * len(rows)
+
+
+def table(found: dict[str, list[Finding]], cases: int) -> Table:
+    """The counts, a row for each target."""
+    drawn = Table(title=f"kernels of {cases} cases")
+    for column in ("target", "kernels", *OUTCOMES, "proved without guards"):
+        drawn.add_column(column, justify="left" if column == "target" else "right")
+    for target, rows in found.items():
+        counts = Counter(row.outcome for row in rows)
+        share = counts["proved"] / max(1, len(rows))
+        drawn.add_row(target, str(len(rows)), *(str(counts[o]) for o in OUTCOMES),
+                      f"{share:.1%}")
+    return drawn
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
