@@ -57,14 +57,14 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of functions that we compile into kernels."""
     names: list[str] = []
-    compile_function = primitive._compile
+    compile_function = primitive.compile_function
 
-    def listen(context: Any, symbol: str, function: Any, *rest: Any) -> bool:
-        taken = compile_function(context, symbol, function, *rest)
-        names.extend([function.name] if taken else [])
-        return taken
+    def listen(module: Any, subject: Any, *rest: Any, **named: Any) -> tuple[Any, Any]:
+        compiled, report = compile_function(module, subject, *rest, **named)
+        names.extend([subject.name] if compiled is not None else [])
+        return compiled, report
 
-    monkeypatch.setattr(primitive, "_compile", listen)
+    monkeypatch.setattr(primitive, "compile_function", listen)
     return names
 
 
