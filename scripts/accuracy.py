@@ -252,7 +252,8 @@ has zeros, near which nothing is known of the result's own digits.
 _SPECIAL_VALUES = """\
 ## Special values
 
-Of f32; other types have the same.  The cases of `pow` and `atan2` are those of C's Annex F.
+Of f32; other types have the same.  The cases of `pow` and `atan2` are those of C's Annex F.  The
+sign and the payload of a NaN that was computed are unspecified, as they are in XLA.
 """
 
 

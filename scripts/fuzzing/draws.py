@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ RECENT = 4
 """Every other operand is one of so many latest values, so that programs have depth."""
 
 
-class Draws:
+class Draws(ABC):
     """The choices behind one step; subclasses say where they come from."""
 
     def __init__(self, values: Mapping[str, Operand], most_elements: int, x64: bool) -> None:
@@ -23,11 +24,11 @@ class Draws:
         self.operands: list[str] = []
         self.numbers: list[int] = []
 
-    def _number(self, count: int) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def _number(self, count: int) -> int: ...
 
-    def _value(self, fits: Callable[[Operand], bool]) -> Operand:
-        raise NotImplementedError
+    @abstractmethod
+    def _value(self, fits: Callable[[Operand], bool]) -> Operand: ...
 
     def below(self, count: int) -> int:
         """A number from 0 to `count` - 1."""

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -170,27 +171,23 @@ class Runner:
         done = self._ledger.done(self._setting, seed) if resume else set()
         numbers = (n for n in itertools.count() if n not in done)
         begun = itertools.count()
-        errors: list[BaseException] = []
+        stopped = threading.Event()
 
         def work() -> None:
-            try:
-                with Worker(self._setting, self._limits.program) as worker:
-                    while True:
-                        with self._lock:
-                            if errors or is_over(next(begun)):
-                                return
-                            number = next(numbers)
-                        self._judge(worker, seed, number)
-            except BaseException as error:
-                errors.append(error)
+            with Worker(self._setting, self._limits.program) as worker:
+                while True:
+                    with self._lock:
+                        if stopped.is_set() or is_over(next(begun)):
+                            return
+                        number = next(numbers)
+                    self._judge(worker, seed, number)
 
-        threads = [threading.Thread(target=work) for _ in range(jobs)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                for future in as_completed(pool.submit(work) for _ in range(jobs)):
+                    future.result()
+            finally:  # one that failed, or an interrupt, ends the others
+                stopped.set()
 
     def _judge(self, worker: Worker, seed: int, number: int) -> None:
         outcome, program = worker.ask(program_seed(seed, number))

@@ -13,11 +13,11 @@ import importlib
 import json
 import os
 import sys
-import threading
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TextIO
@@ -174,24 +174,12 @@ def _run(function: Callable, program: Program, args: list[np.ndarray]
 
 
 def _at_once(call: Callable[[], list[np.ndarray]], x64: bool) -> list[list[np.ndarray]]:
-    found: list[list[np.ndarray]] = []
-    errors: list[Exception] = []
+    def calls(_: int) -> list[list[np.ndarray]]:
+        with jax.enable_x64(x64):  # each thread has its own
+            return [call() for _ in range(CALLS)]
 
-    def calls() -> None:
-        try:
-            with jax.enable_x64(x64):  # each thread has its own
-                found.extend(call() for _ in range(CALLS))
-        except Exception as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=calls) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return found
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [found for thread in pool.map(calls, range(THREADS)) for found in thread]
 
 
 def _equal(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> bool:

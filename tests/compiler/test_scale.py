@@ -152,7 +152,7 @@ def test_three_thousand_arguments(check: Callable[..., Report]) -> None:
 
 
 def test_loops_in_loops(check: Callable[..., Report]) -> None:
-    """As deep as JAX itself gets within Python's limit on recursion."""
+    """Each of them hides the next from what looks at one body only."""
     def nest(depth: int, x: jax.Array) -> jax.Array:
         if not depth:
             return jnp.sin(x)
