@@ -18,6 +18,7 @@ HOST = "host"
 
 KIB = 1024
 MIB = 1024 * KIB
+CACHE_LINE_BYTES = 64  # of all processors that we know
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.contraction_loops import ContractionLoops, outer_points
 from hlo_mlc.templates.product import (
@@ -46,6 +46,9 @@ PACKED_SHARE = 4
 # they lie too far apart for a processor to see what comes next (16 x 256 x 1024 ran 1.1 times as
 # fast, 4 to 12 rows by matrices of 8 to 16 MB 1.25 to 1.4 times; 16 steps were worse, 4 as good).
 AHEAD = 8
+# Steps of the depth between two lines of the next panel: to say which one takes 17 instructions,
+# where a step of a tile of 6 rows by 2 vectors takes 20.
+STEPS_BETWEEN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +63,11 @@ class ContractionTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Tile heights and widths, depth of a block, packing, how finely rows are split, steps by
-        which rows of the right factor are fetched ahead, and whether the next panel is."""
+        which rows of the right factor are fetched ahead, and after how many steps a line of the
+        next panel is."""
         return {"rows": (4, 6, 8, 12), "vectors": (1, 2, 3, 4), "pack": (0, 1),
                 "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1),
-                "ahead": (0, 4, 8, 16), "next_panel": (0, 1)}
+                "ahead": (0, 4, 8, 16), "next_panel": (0, 1, 2, 4, 8)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The register tile that wastes least, packing where panels are reused."""
@@ -91,13 +95,14 @@ class ContractionTemplate:
             most_rows = STACK_PARTIAL // (lanes * vectors * size)
             row_blocks = max(row_blocks, -(-m // most_rows))
         step = -(-roles.summed[-1].extent // blocks) if blocks > 1 else 0
-        # A step of the depth asks for a line at most: 24 by 768 x 3072 ran 1.6 times as fast, 128
-        # rows 1.15 times.
-        next_panel = big and pack and tiles >= vectors
+        # Of the next panel one line is asked for at a time: 24 by 768 x 3072 ran 1.6 times as fast,
+        # 128 rows 1.15 times.
+        wide = -(-lanes * vectors * size // CACHE_LINE_BYTES)
+        apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
         return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
                 "depth": step, "pack_rows": int(computed),
                 "ahead": AHEAD if big and not pack else 0,
-                "next_panel": int(next_panel)}
+                "next_panel": 1 << apart.bit_length() >> 1}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""

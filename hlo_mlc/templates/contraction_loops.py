@@ -11,6 +11,7 @@ from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Allocate, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 from hlo_mlc.templates.base import Parameters, across, bounded, decoded, epilogue_cost, may_repeat
 from hlo_mlc.templates.product import (
     Body,
@@ -18,6 +19,7 @@ from hlo_mlc.templates.product import (
     RowTiles,
     Tile,
     in_squares,
+    in_turns,
     is_direct,
     is_plain,
     reads_vectors_along,
@@ -220,12 +222,16 @@ class ContractionLoops:
                 step = index.constant(self._step)
                 return (loop(f"{name}{level}", span.size, LoopKind.SERIAL, lambda k: body(
                     index.add(index.multiply(position, step), k),
-                    {**at, axis: bounded(index.add(span.begin, k), axis.extent)})),)
+                    {**at, **self._at_depth(span, k)})),)
             return (loop(f"{name}{level}", axis.extent, LoopKind.SERIAL, lambda k: nest(
                 level + 1, index.add(index.multiply(position, index.constant(axis.extent)), k),
                 {**at, axis: k})),)
 
         return nest(0, index.constant(0), {})
+
+    def _at_depth(self, span: _Span, k: Expr) -> dict[Var, Expr]:
+        axis = self.roles.summed[-1]
+        return {axis: bounded(index.add(span.begin, k), axis.extent)}
 
     def _tile(self, t: _Tile) -> Body:
         """One register tile: start or resume the sums, accumulate over the depth, then store."""
@@ -272,15 +278,18 @@ class ContractionLoops:
             if self.packed is not None:
                 keep = across(f"{m.name}_h", t.width, self.lanes, lambda c: (
                     Store(self.packed, (position, c), right(index.constant(0), c)),))
-            return (*self._ask_rows(t, at), *self._ask_panel(t, position, at), *keep,
-                    *step(position, at, right))
+            return (*self._ask_rows(t, at), *keep, *step(position, at, right))
 
         def from_panel(position: Expr, at: dict[Var, Expr]) -> Body:
-            return (*self._ask_panel(t, position, at),
-                    *step(position, at, lambda r, c: load(self.packed, (position, c))))
+            return step(position, at, lambda r, c: load(self.packed, (position, c)))
 
         def fold(one: Step) -> Body:
-            return self._over_depth(f"{m.name}_k", t.span, one)
+            asked = self._asked(t)
+            if asked is None:
+                return self._over_depth(f"{m.name}_k", t.span, one)
+            return in_turns(f"{m.name}_k", t.span.size, self.parameters["next_panel"],
+                            lambda k: self._ask_panel(t, asked, k),
+                            lambda k: one(k, self._at_depth(t.span, k)))
 
         if self.packed is None:
             return fold(in_place)
@@ -302,21 +311,30 @@ class ContractionLoops:
 
         return across(f"{n.name}_f", t.width, self.lanes, row) if apart else ()
 
-    def _ask_panel(self, t: _Tile, position: Expr, at: dict[Var, Expr]) -> Body:
-        """Ask for the panel that is read after this one, each tile for its share of it: a line now
-        and then, so that neither multiplications nor lines wait."""
+    def _asked(self, t: _Tile) -> Load | None:
+        """The matrix in rhs of whose next panel a tile asks for its share: one with elements side
+        by side along the columns or the only depth."""
+        if not self.parameters["next_panel"] or len(self.roles.summed) > 1 or t.width < self._width:
+            return None
+        for x in filter(is_plain, loads(self.roles.rhs)):
+            strides = [stride(x, v) for v in (self.roles.columns[-1], self.roles.summed[-1])]
+            if all(strides) and 1 in strides:
+                return x
+        return None
+
+    def _ask_panel(self, t: _Tile, read: Load, position: Expr) -> Body:
+        """Ask for a line of the panel that is read after this one, so that neither multiplications
+        nor lines wait: by how far the tile is among all of them."""
         n, k, span = self.roles.columns[-1], self.roles.summed[-1], t.span
-        read = self._walked
-        if not self.parameters["next_panel"] or read is None or t.width < self._width:
-            return ()
+        line = CACHE_LINE_BYTES // read.source.dtype.bytes
         by_rows = stride(read, n) == 1
-        size = self._step
-        run = self.parameters["vectors"] if by_rows else -(-size // self.lanes)
+        size, wide = self._step, -(-self._width // line)
+        run = wide if by_rows else -(-size // line)
         step = index.add(index.multiply(t.number_of_all, index.constant(size)), position)
-        line = index.floordiv(index.multiply(step, index.constant(self.parameters["vectors"])),
-                              self.rows.tiles * self.rows.blocks)
-        across_runs = index.floordiv(line, run)
-        within = index.multiply(index.floormod(line, run), index.constant(self.lanes))
+        number = index.floordiv(index.multiply(step, index.constant(wide)),
+                                self.rows.tiles * self.rows.blocks)
+        across_runs = index.floordiv(number, run)
+        within = index.multiply(index.floormod(number, run), index.constant(line))
         after = index.add(span.number, index.constant(1))  # in the same columns, as a rule
         begin = index.multiply(index.floormod(after, span.count), index.constant(size))
         start = index.add(t.start, index.multiply(index.floordiv(after, span.count),
@@ -326,21 +344,10 @@ class ContractionLoops:
             row, column = across_runs, index.add(within, lane)
             if not by_rows:
                 row, column = column, row
-            return (_ask(read, {**t.mapping, **at, k: index.add(begin, row),
+            return (_ask(read, {**t.mapping, k: index.add(begin, row),
                                 n: index.add(start, column)}, 0),)
 
-        return across(f"{n.name}_f", self.lanes, self.lanes, ask)
-
-    @property
-    def _walked(self) -> Load | None:
-        """The matrix in rhs, if elements lie side by side along the columns or the only depth."""
-        if len(self.roles.summed) > 1:
-            return None
-        for x in filter(is_plain, loads(self.roles.rhs)):
-            strides = [stride(x, v) for v in (self.roles.columns[-1], self.roles.summed[-1])]
-            if all(strides) and 1 in strides:
-                return x
-        return None
+        return across(f"{n.name}_f", line, self.lanes, ask)
 
     def _compute_rows(self, t: _Tile) -> Body:
         """What has to be computed of lhs before multiplying; by vectors where it lies along the

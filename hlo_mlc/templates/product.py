@@ -175,6 +175,25 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
     return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
 
 
+def in_turns(name: str, size: Expr, count: int, first: Callable[[Expr], Body],
+             body: Callable[[Expr], Body]) -> Body:
+    """`body(i)` for `size` numbers, `first(i)` in front of every `count` of them."""
+    if count == 1:
+        return (loop(name, size, LoopKind.SERIAL, lambda i: (*first(i), *body(i))),)
+    turns = index.floordiv(index.add(size, index.constant(count - 1)), count)
+    is_even = isinstance(size, Const) and size.value % count == 0
+
+    def turn(t: Var) -> Body:
+        done = index.multiply(t, index.constant(count))
+        left = index.constant(count)
+        if not is_even:
+            left = index.minimum(left, index.subtract(size, done))
+        return (*first(done), loop(name, left, LoopKind.SERIAL,
+                                   lambda i: body(index.add(done, i))))
+
+    return (loop(f"{name}_t", turns, LoopKind.SERIAL, turn),)
+
+
 def over(name: str, axes: Sequence[Var],
           body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
     """`body(position, {axis: index})` at every point of some axes."""

@@ -29,7 +29,7 @@ from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Allocate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
     TASK_WORK,
@@ -57,7 +57,6 @@ LARGEST_REUSED = 32 << 20
 # (of every other element half); 512 x 512 in the caches would take twice the time with such an
 # order.
 PANEL, STREAMED_PANEL = 64, 256
-LINE_BYTES = 64
 # Smaller squares gain nothing over element by element.
 SMALLEST = 4
 LARGEST = 16
@@ -138,7 +137,7 @@ def _axes(stage: Stage) -> tuple[Var, Var] | None:
 def _stays_in_line(node: Load, row: Var, most: int | None) -> bool:
     """Whether neighbours along an axis share lines of memory, and are at most `most` apart."""
     step = abs(stride(node, row) or 0)
-    return 0 < step <= (most or LINE_BYTES // 2 // node.dtype.bytes)
+    return 0 < step <= (most or CACHE_LINE_BYTES // 2 // node.dtype.bytes)
 
 
 @dataclass(frozen=True, slots=True)

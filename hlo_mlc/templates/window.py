@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, load, substitute
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
 from hlo_mlc.templates.columns import FEW_BLOCKS, in_chunks
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
@@ -65,7 +65,6 @@ FEW_ROWS = 6
 # would take a page for every few terms, and a few sets of a cache (a stride of 1 KiB made the
 # convolution of 14 x 14 x 256 by 256 filters 1.9 times as slow).
 REUSED = 32
-LINE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
     wide = lane.extent > vectors * width and reused >= REUSED
     # What one tile reads: a row of the panel, and a line of the other factor, for every term.
     depth = math.prod(v.extent for v in stage.reduce_axes)
-    touched = depth * (vectors * target.vector_bytes + LINE_BYTES)
+    touched = depth * (vectors * target.vector_bytes + CACHE_LINE_BYTES)
     chunks = _divisor(stage.reduce_axes[0].extent, -(-2 * touched // target.l2_bytes)) \
         if touched > target.l2_bytes * 3 // 4 else 1
     return {"tile": tile, "vectors": vectors, "unroll": SLIDES_INSIDE, "chunks": chunks,

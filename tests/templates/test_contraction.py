@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.loops.core import Prefetch, walk
+from hlo_mlc.loops.core import For, LoopKind, Prefetch, Stmt, walk
+from hlo_mlc.loops.rewrite import paths
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.contraction import AHEAD
@@ -126,14 +127,36 @@ def test_packed_beside_multiplying(machine_code, take_apart, arrays, dtype, layo
     parts = take_apart(lambda a, b: lax.dot_general(
         a, b, (((1,), (layout.index("k"),)), ((), ())), preferred_element_type=jnp.float32) + 1,
         a, given)
-    for blocks in (1, 2):
-        tuned = {0: ("contraction", {"pack": 1, "next_panel": 1, "ahead": 4, "rows": 6,
+    for blocks, apart in ((1, 1), (2, 8)):
+        tuned = {0: ("contraction", {"pack": 1, "next_panel": apart, "ahead": 4, "rows": 6,
                                      "vectors": 2, "row_blocks": blocks, "depth": 256})}
         for level in ("x86-64", "x86-64-v3", "x86-64-v4"):
             result, = parts.run((a, given), machine_code.executing(
                 tuned=tuned, target=named(level), threads=2, fence_at="end"))
             np.testing.assert_array_equal(
                 result, a.astype(np.float64) @ b.astype(np.float64) + 1)
+
+
+@pytest.mark.parametrize(("level", "tile"), [("x86-64-v3", (6, 2)), ("x86-64-v4", (6, 4))])
+@pytest.mark.parametrize("depth", [512, 509])
+def test_to_ask_for_the_next_panel_costs_no_step(take_apart, arrays, level, tile, depth):
+    """A step of the depth holds multiplications only; what is asked for stands in front of some."""
+    parts = take_apart(lambda a, b: a @ b, *arrays("float32", (509, depth), (depth, 512)))
+    program, = parts.programs
+    scheduled, (decision,) = schedule_program(program, named(level))
+    parameters = decision.parameters
+    assert (parameters["rows"], parameters["vectors"]) == tile
+    assert parameters["pack"] and parameters["next_panel"] == 8
+    asking = [around_it(path) for path in paths(scheduled.body) if isinstance(path[-1], Prefetch)]
+    assert asking
+    for loop in asking:
+        steps = [s for s in loop.body if isinstance(s, For) and s.kind is LoopKind.SERIAL]
+        assert steps and not any(isinstance(s, Prefetch) for s in walk(steps))
+
+
+def around_it(path: tuple[Stmt, ...]) -> For:
+    """The innermost loop around a statement that runs one step after the other."""
+    return next(s for s in reversed(path) if isinstance(s, For) and s.kind is LoopKind.SERIAL)
 
 
 def test_the_matrix_is_fetched_and_nothing_else(machine_code, take_apart, arrays):

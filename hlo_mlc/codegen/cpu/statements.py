@@ -28,11 +28,11 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.support.errors import CodegenError, CodeLimitError
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 
 STACK_LIMIT_BYTES = 256 * 1024
 """Bytes that one function may allocate: XLA's threads have small stacks."""
 
-CACHE_LINE_BYTES = 64  # of all processors that we know
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16
 
