@@ -12,8 +12,12 @@ import numpy as np
 import pytest
 
 from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, load, variable
+from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import DType
-from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.expr.ops import OPS
+from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.runtime.measure import run_kernel
 from hlo_mlc.runtime.variants import KernelCode
 from hlo_mlc.support.errors import KernelFaultError
@@ -138,6 +142,39 @@ def unflushed_machine() -> Machine:
     """One that takes subnormals for numbers; the runtime, which kernels with checks need, flushes
     them to zero."""
     return Machine(checked=False)
+
+
+@pytest.fixture(scope="session")
+def flushed(unflushed_machine: Machine) -> Callable[..., list[np.ndarray]]:
+    """`flushed(program, operands, target)`: the results of a kernel as the runtime calls it, where
+    subnormal numbers are zero."""
+    def run(program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget
+            ) -> list[np.ndarray]:
+        generated = generate(program, target)
+        library = unflushed_machine.load(generated.object_code, generated.symbol)
+        outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
+        run_kernel(KernelCode(library[generated.symbol], program.scratch_bytes, library),
+                   operands, outputs, ())
+        return outputs
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def elementwise() -> Callable[..., LoopProgram]:
+    """`elementwise(op, dtype, count, lanes)`: a function of all elements, in vectors of `lanes`."""
+    def build(op: str, dtype: DType, count: int, lanes: int) -> LoopProgram:
+        buffers = tuple(Buffer(f"in{i}", dtype, (count,), "operand") for i in range(OPS[op].arity))
+        result = Buffer("out", dtype, (count,), "result")
+        outer, lane = variable("outer", count // lanes), variable("lane", lanes)
+        where = index.add(index.multiply(outer, index.constant(lanes)), lane)
+        value = apply(op, *(load(b, (where,)) for b in buffers))
+        return LoopProgram("function", buffers, (result,), (
+            For(outer, index.constant(count // lanes), LoopKind.SERIAL, (
+                For(lane, index.constant(lanes), LoopKind.VECTORIZE, (
+                    Store(result, (where,), value),)),)),))
+
+    return build
 
 
 @pytest.fixture(params=["host", *(level for level in runnable() if level != THIS_MACHINE)])

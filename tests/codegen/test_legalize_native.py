@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from hlo_mlc.codegen.legalize import legalize
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load, variable
-from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.core import Var
 from hlo_mlc.expr.dtypes import F32, F64
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, ScalarOp
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 
 FUNCTIONS = ["exp", "expm1", "tanh", "logistic", "sinh", "cosh", "log", "log1p", "sin", "cos",
              "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma", "asin", "acos", "atan",
@@ -40,29 +38,21 @@ def operands(dtype, seed: int) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
 @pytest.mark.parametrize("op", FUNCTIONS)
-def test_machine_code_computes_what_the_expression_says(machine, target, monkeypatch, op, dtype):
-    check(machine, target, monkeypatch, op, dtype, lanes=16)
+def test_machine_code_computes_what_the_expression_says(machine, target, monkeypatch, elementwise,
+                                                         op, dtype):
+    check(machine, target, monkeypatch, elementwise, op, dtype, lanes=16)
 
 
 @pytest.mark.parametrize(("op", "dtype"), [("exp", F32), ("exp", F64), ("erf", F32)], ids=str)
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 32])
-def test_vectors_of_all_sizes(machine, target, monkeypatch, lanes, op, dtype):
-    check(machine, target, monkeypatch, op, dtype, lanes)
+def test_vectors_of_all_sizes(machine, target, monkeypatch, elementwise, lanes, op, dtype):
+    check(machine, target, monkeypatch, elementwise, op, dtype, lanes)
 
 
-def check(machine, target, monkeypatch, op: str, dtype, lanes: int) -> None:
+def check(machine, target, monkeypatch, elementwise, op: str, dtype, lanes: int) -> None:
     arity = OPS[op].arity
     inputs = [operands(dtype, seed) for seed in range(arity)]
-    buffers = tuple(Buffer(f"in{i}", dtype, (COUNT,), "operand") for i in range(arity))
-    result = Buffer("out", dtype, (COUNT,), "result")
-    outer, lane = variable("outer", COUNT // lanes), variable("lane", lanes)
-    where = index.add(index.multiply(outer, index.constant(lanes)), lane)
-    value = apply(op, *(load(b, (where,)) for b in buffers))
-    program = LoopProgram("function", buffers, (result,), (
-        For(outer, index.constant(COUNT // lanes), LoopKind.SERIAL, (
-            For(lane, index.constant(lanes), LoopKind.VECTORIZE, (
-                Store(result, (where,), value),)),)),))
-    actual, = machine.run(program, inputs, target=target)
+    actual, = machine.run(elementwise(op, dtype, COUNT, lanes), inputs, target=target)
 
     if not target.has_fma:
         monkeypatch.setitem(OPS, "fma", ScalarOp("fma", 3, lambda x, y, z: x * y + z))

@@ -54,8 +54,8 @@ def reciprocal(y: Expr, scale: float, *, divides: bool) -> Expr:
 
 
 def quotient(x: Expr, y: Expr, *, divides: bool) -> Expr:
-    """x / y for such y and |x| not above it: the division, or 8 operations in f32, less than 1 ULP
-    off."""
+    """x / y for such y where neither it nor |x y| overflows: the division, or 8 operations in f32,
+    less than 1 ULP off where no remainder underflows (|x| above 2^-100, in f64 2^-968)."""
     if divides:
         return div(x, y)
     inverse = _refined(y, _ESTIMATE[y.dtype].refinements - 1)

@@ -58,6 +58,7 @@ class _Constants:
     logistic_is_zero: float  # or subnormal, below this
     logistic_is_one: float  # above this
     tanh_is_one: float  # above this
+    quotient_exponent: int  # times 2 to this, the smallest numbers have normal remainders
     exp: tuple[float, ...]  # e**r on [0, ln 2] and a little beyond, exactly 1 at 0
     expm1: tuple[float, ...]  # (e**r - 1 - r) / r**2 on [-ln 2 / 2, ln 2 / 2]
     sinh: tuple[float, ...]  # (sinh(x) - x) / x**3 in x**2 on [0, 1]
@@ -69,6 +70,7 @@ _CONSTANTS = {
         ln2_high=0.693145751953125, ln2_low=1.4286068203094172e-06,
         exp_is_zero=-87.5, exp_is_infinite=89.0, exp_vanishes=-104.0, expm1_is_minus_one=-17.5,
         logistic_is_zero=-88.4, logistic_is_one=18.0, tanh_is_one=9.5,
+        quotient_exponent=32,
         # errors 2.1e-9, 1.4e-8, 2.4e-8
         exp=(1.0, 0.999999821, 0.500005543, 0.166611701, 0.0419110395, 0.00779686775,
              0.00194676581),
@@ -79,6 +81,7 @@ _CONSTANTS = {
         ln2_high=0.693147180559663, ln2_low=2.8235290563031577e-13,
         exp_is_zero=-709.0, exp_is_infinite=710.0, exp_vanishes=-746.0, expm1_is_minus_one=-38.0,
         logistic_is_zero=-709.4, logistic_is_one=38.0, tanh_is_one=19.5,
+        quotient_exponent=64,
         # errors 3.2e-18, 2.1e-17, 2.5e-19
         exp=(1.0, 1.0000000000000009, 0.4999999999999224, 0.16666666666900556,
              0.04166666663172944, 0.008333333634938192, 0.0013888872597216271,
@@ -173,11 +176,6 @@ def expm1_parts(x: Expr, factor: float, exponent: int = 0,
     return power_of_two(shifted), fma(mul(r, r), quotient, r)
 
 
-def _keep_sign(result: Expr, x: Expr) -> Expr:
-    """`result`, whose sign is that of x but at x = -0, with the sign of x there too."""
-    return from_bits(either(bits(result), sign_of(x)))
-
-
 def expm1(x: Expr) -> Expr:
     """e**x - 1."""
     c = _CONSTANTS[x.dtype]
@@ -185,15 +183,22 @@ def expm1(x: Expr) -> Expr:
     # Half of the result, so that 2**n stays finite up to the largest result.
     scale, p = expm1_parts(clamped, 1.0, exponent=-1)
     half = fma(scale, p, sub(scale, 0.5))
-    return _keep_sign(add(half, half), x)
+    # Half of the smallest numbers is subnormal, which counts as 0; so does -0 as +0.
+    return select(compare("eq", half, 0.0), x, add(half, half))
 
 
 def tanh(x: Expr, divides: bool) -> Expr:
     """e / (e + 2) with e = e**2x - 1, which tells less and less the further x is from 0."""
-    limit = 2 * _CONSTANTS[x.dtype].tanh_is_one
-    scale, p = expm1_parts(at_most(at_least(add(x, x), -limit), limit), 1.0, in_one_step=True)
-    e = fma(scale, p, sub(scale, 1.0))
-    return _keep_sign(quotient(e, add(e, 2.0), divides=divides), x)
+    c = _CONSTANTS[x.dtype]
+    limit, raised = 2 * c.tanh_is_one, 0 if divides else c.quotient_exponent
+    scale, p = expm1_parts(at_most(at_least(add(x, x), -limit), limit), 1.0, raised,
+                           in_one_step=True)
+    e = fma(scale, p, sub(scale, 2.0**raised))
+    divisor = fma(e, 2.0**-raised, 2.0) if raised else add(e, 2.0)
+    result = quotient(e, divisor, divides=divides)
+    if raised:
+        result = mul(result, 2.0**-raised)
+    return from_bits(either(bits(result), sign_of(x)))  # -0 has come out as 0
 
 
 def logistic(x: Expr, divides: bool) -> Expr:

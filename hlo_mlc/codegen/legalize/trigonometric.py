@@ -1,9 +1,9 @@
 """sin, cos and tan: reduction by multiples of pi, then polynomials.
 
 In f32, sin and cos alone subtract the multiple of pi, or the odd one of pi/2, that is nearest: what
-is left of both is a sine on [-pi/2, pi/2].  Where one argument has both, for tan, and in f64, whose
-roundings would lead beyond 1, the nearest multiple of pi/2 leaves a sine and a cosine on
-[-pi/4, pi/4].
+is left of both is a sine on [-pi/2, pi/2].  Where one argument has both, for tan, in f64, whose
+roundings would lead beyond 1, and for cos without fma, the nearest multiple of pi/2 leaves a sine
+and a cosine on [-pi/4, pi/4].
 
 Up to a limit the reduction subtracts n times pi in three parts (Cody and Waite).  Larger arguments
 multiply by the digits of 2/pi that matter (reduction.py); they are rare, so that path stands under
@@ -90,7 +90,7 @@ def sin(x: Expr, has_fma: bool) -> Expr:
 
 
 def cos(x: Expr, has_fma: bool) -> Expr:
-    if x.dtype is F64:
+    if x.dtype is F64 or not has_fma:  # two roundings a step lead beyond 1, or below it at 0
         return sin_and_cos(x, has_fma)[1]
 
     def finish(n: Expr, r: Expr) -> Expr:
