@@ -5,6 +5,7 @@ A fact is an index expression that is never positive: `i - n + 1` says that i < 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from hlo_mlc.expr import build, index
@@ -135,6 +136,23 @@ def impossible(facts: Facts) -> bool:
 
 def within(i: Expr, extent: int, facts: Facts) -> bool:
     """Whether `0 <= i < extent` is certain."""
+    return _within(i, extent, related(i, facts))
+
+
+def related(e: Expr, facts: Facts) -> Facts:
+    """The facts that have to do with the variables of `e`, directly or through others, and those
+    about what depends on none."""
+    known, left = e.free, [f for f in facts if f.free]
+    while near := [f for f in left if not f.free.isdisjoint(known)]:
+        known = known.union(*(f.free for f in near))
+        left = [f for f in left if f not in near]
+    return tuple(f for f in facts if f not in left) if left else facts
+
+
+# Tensor programs ask it before they are scheduled, and loops for each statement that is written
+# out: expressions are interned, so the same question is seen to be the same.
+@functools.lru_cache(maxsize=1 << 12)
+def _within(i: Expr, extent: int, facts: Facts) -> bool:
     return never_positive(index.subtract(index.constant(0), i), facts) \
         and never_positive(below(i, index.constant(extent)), facts)
 

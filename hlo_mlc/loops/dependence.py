@@ -12,17 +12,8 @@ from dataclasses import dataclass
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
-from hlo_mlc.loops.core import (
-    Accumulate,
-    Allocate,
-    Call,
-    For,
-    LoopProgram,
-    Stmt,
-    Store,
-    bodies,
-    walk,
-)
+from hlo_mlc.loops.accesses import Access, accesses
+from hlo_mlc.loops.core import Accumulate, Call, For, LoopProgram, Stmt, walk
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.facts import (
     Facts,
@@ -30,44 +21,13 @@ from hlo_mlc.loops.facts import (
     impossible,
     learned,
     never_positive,
-    of_condition,
     resolved,
 )
 from hlo_mlc.loops.regions import Points, Unknown, apart, enumerated, merged_axes
-from hlo_mlc.loops.rewrite import expressions, inlined
-from hlo_mlc.loops.text import headline
+from hlo_mlc.loops.rewrite import inlined
 
-# The statements around something, and in which of their bodies it is.
-Path = tuple[tuple[Stmt, int], ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Access:
-    """One place in a program where `buffer[indices]` is touched."""
-
-    stmt: Stmt
-    buffer: Buffer
-    indices: tuple[Expr, ...]
-    writes: bool
-    guards: tuple[Expr, ...] = ()
-    path: Path = ()
-
-    def __str__(self) -> str:
-        return f"`{headline(self.stmt)}`"
-
-    def at(self, indices: tuple[Expr, ...]) -> Access:
-        """The same access, its place told in other words."""
-        return Access(self.stmt, self.buffer, indices, self.writes, self.guards, self.path)
-
-    def within(self, depth: int) -> Access:
-        """The same access, seen from inside of the outermost `depth` statements of its path."""
-        return Access(self.stmt, self.buffer, self.indices, self.writes, self.guards,
-                      self.path[depth:])
-
-    def facts(self) -> Facts:
-        """What is known where the access happens, about the loops and branches of its path."""
-        around = [fact for stmt, branch in self.path for fact in learned(stmt)[branch]]
-        return (*around, *(fact for guard in self.guards for fact in of_condition(guard)))
+__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "lane_invariant", "pairs",
+           "same_reduction", "variables"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,54 +45,6 @@ class Conflict:
             return f"iterations {verb} the same element of {name} in {self.first}"
         return (f"{self.first} and {self.second} {verb} the same element of {name} "
                 "in different iterations")
-
-
-def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None, *, private: bool = False,
-             called: bool = True) -> list[Access]:
-    """The accesses to buffers that exist outside `statements`, or to just one of these, in
-    program order; with `private` also to those that only exist inside, and only with `called`
-    those of programs that are called."""
-    found: list[Access] = []
-    allocated: set[Buffer] = set()
-    _collect(statements, (), only, found, allocated, called)
-    if private or not allocated:
-        return found
-    return [a for a in found if a.buffer not in allocated]
-
-
-def _collect(statements: tuple[Stmt, ...], path: Path, only: Buffer | None, found: list[Access],
-             private: set[Buffer], called: bool) -> None:
-    for stmt in statements:
-        if isinstance(stmt, Call):
-            if called:
-                _collect(inlined(stmt), path, only, found, private, called)
-            continue
-        if isinstance(stmt, Allocate):
-            private.add(stmt.buffer)
-        _own(stmt, path, only, found)
-        for branch, body in enumerate(bodies(stmt)):
-            _collect(body, (*path, (stmt, branch)), only, found, private, called)
-
-
-def _own(stmt: Stmt, path: Path, only: Buffer | None, found: list[Access]) -> None:
-    written: tuple[Buffer, ...] = ()
-    guard = None
-    if isinstance(stmt, Store):
-        written, guard = (stmt.buffer,), stmt.guard
-    elif isinstance(stmt, Accumulate):
-        written, guard = stmt.buffers, stmt.guard
-    guards = () if guard is None else (guard,)
-    seen = set()
-    for e in expressions(stmt):
-        for load in loads(e):
-            if load not in seen and (only is None or load.source == only):
-                seen.add(load)
-                own = () if load.guard is None else (load.guard,)
-                outer = () if e is guard else guards
-                found.append(Access(stmt, load.source, load.indices, False, (*outer, *own), path))
-    for buffer in written:
-        if only is None or buffer == only:
-            found.append(Access(stmt, buffer, stmt.indices, True, guards, path))
 
 
 def same_reduction(a: Access, b: Access) -> bool:
@@ -209,17 +121,19 @@ def lane_invariant(stmt: Accumulate, var: Var) -> bool:
 
 
 def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
-            only: Buffer | None = None, among: list[Access] | None = None) -> Conflict | None:
+            only: Buffer | None = None, among: list[Access] | None = None, depth: int = 0
+            ) -> Conflict | None:
     """A dependence between different iterations of `loop`, or None if there is provably none.
 
     With `reductions_are_free`, updates of one element by all iterations, through the same
     combiner, do not count; nor do atomic ones ever.  With `only`, nothing but that buffer counts;
-    with `among`, nothing but these accesses.
+    with `among`, nothing but these accesses, whose paths begin with `depth` statements around the
+    body of the loop.
     """
     if index.bounds(loop.extent)[1] <= 1:
         return None  # one iteration at most
     touched = accesses(loop.body, only) if among is None else among
-    question = _Question.about(loop, memory, touched)
+    question = _Question.about(loop, memory, touched, depth)
     for first, second in question.open():
         for a, b in ((a, b) for a in first for b in second if a.writes or b.writes):
             if same_reduction(a, b) and ((a.stmt.atomic and b.stmt.atomic) or (
@@ -228,7 +142,7 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
                 continue
             if not memory.comparable(a.buffer, b.buffer):
                 return Conflict(a, b, False)
-            if not question.apart(a, b):
+            if not question.apart(a.within(depth), b.within(depth)):
                 return Conflict(a, b, _certain(a, b, loop, question.varying))
     return None
 
@@ -245,7 +159,7 @@ class _Question:
     unstable: set[Buffer]
 
     @classmethod
-    def about(cls, loop: For, memory: Memory, touched: list[Access]) -> _Question:
+    def about(cls, loop: For, memory: Memory, touched: list[Access], depth: int) -> _Question:
         unstable = {a.buffer for a in touched if a.writes}
         owners = memory.owners({a.buffer: None for a in touched})
         written = {owners[b] for b in unstable}
@@ -254,11 +168,15 @@ class _Question:
             owner = owners[a.buffer]
             if owner in written:
                 groups.setdefault(owner, {}).setdefault((a.buffer, a.indices), []).append(a)
-        return cls(loop, memory, tuple(groups.values()), variables((loop,)), unstable)
+        varying = {loop.var, *(s.var for path in {a.path for a in touched}
+                               for s, _ in path[depth:] if isinstance(s, For))}
+        return cls(loop, memory, tuple(groups.values()), varying, unstable)
 
     def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
         """The accesses to two places that the places alone do not keep apart."""
         for group in self.groups:
+            if self._have_parts(group):
+                continue
             places = list(group.values())
             for n, first in enumerate(places):
                 for second in places[n:]:
@@ -268,6 +186,20 @@ class _Question:
                             and not (self.memory.comparable(a.buffer, b.buffer)
                                      and self._settled(a, b)):
                         yield first, second
+
+    def _have_parts(self, places: Iterable[tuple[Buffer, tuple[Expr, ...]]]) -> bool:
+        """Whether it is seen at a glance that each iteration has its own part of a buffer: some
+        index is the same in all places, and nothing but the loop's variable changes it."""
+        buffers, indices = zip(*places, strict=True)
+        return all(b == buffers[0] for b in buffers[1:]) and any(
+            all(i is column[0] for i in column[1:]) and self._counts(column[0])
+            for column in zip(*indices, strict=True))
+
+    def _counts(self, i: Expr) -> bool:
+        terms, _ = index.affine(i)
+        return self.loop.var in terms and all(
+            atom is self.loop.var or (atom.free.isdisjoint(self.varying) and not any(
+                load.source in self.unstable for load in loads(atom))) for atom in terms)
 
     def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset()) -> bool:
         settled = settle(a, b, self.varying, self.unstable, known)

@@ -9,6 +9,7 @@ from hlo_mlc.loops.core import Call, LoopProgram, walk
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.guarding import with_guards
 from hlo_mlc.loops.rewrite import inline_calls, with_body
+from hlo_mlc.loops.signature import surveyed
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import VerifyError
 
@@ -34,23 +35,26 @@ def prove(program: LoopProgram) -> tuple[LoopProgram, Proof]:
 
     Raises: VerifyError where a rule is broken, and where it is not certain that none is.
     """
-    for gap in gaps(program):
+    survey = surveyed(program)
+    for gap in gaps(program, survey):
         problem = "nothing writes it" if gap.certain else "that is not certain"
         raise VerifyError(f"kernel {program.name}: expected that {gap.text}, but {problem}")
     guarded: dict[str, None] = {}
     for _ in range(_ROUNDS):
-        report = verify(program)
+        report = verify(program, survey)
         if report.open:
             raise VerifyError(f"kernel {program.name}: could not prove that {report.open[0]}")
         if not report.unbounded:
             return program, Proof(tuple(guarded))
         if any(isinstance(stmt, Call) for stmt in walk(program.body)):
+            # Guards are for the buffers of the calls.
             program = with_body(program, inline_calls(program.body))
-            continue  # guards are for the buffers of the calls
-        inner = {place: text for place, text in report.unbounded.items()
-                 if not any((load.source, load.indices) in report.unbounded
-                            for i in place[1] for load in loads(i))}
-        guarded.update(dict.fromkeys(inner.values()))
-        program = with_guards(program, inner.keys())
+        else:
+            inner = {place: text for place, text in report.unbounded.items()
+                     if not any((load.source, load.indices) in report.unbounded
+                                for i in place[1] for load in loads(i))}
+            guarded.update(dict.fromkeys(inner.values()))
+            program = with_guards(program, inner.keys())
+        survey = surveyed(program)
     raise VerifyError(f"kernel {program.name}: could not prove that {next(iter(guarded))}, nor "
                       "guard it")

@@ -20,6 +20,8 @@ from hlo_mlc.loops.facts import Facts
 
 # Points that are put in at most: a few milliseconds of NumPy's time.
 MOST_POINTS = 1 << 17
+# Cells between the borders of boxes that are painted at most: as much.
+MOST_CELLS = 1 << 20
 
 Interval = tuple[np.ndarray, np.ndarray]
 
@@ -127,6 +129,13 @@ def _factors(e: Expr, fact: Expr) -> set[int]:
             if atom in terms and terms[atom] % k == 0}
 
 
+def box(sides: Iterable[tuple[int, int]]) -> Boxes:
+    """One box, its first and last index along each axis given."""
+    low, high = ([np.array([end]) for end in ends] for ends in
+                 (tuple(zip(*sides, strict=True)) or ((), ())))
+    return Boxes(tuple(low), tuple(high), np.zeros(1, np.int64))
+
+
 def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
     """All combinations of values of some variables below their bounds.
 
@@ -179,6 +188,74 @@ def apart(parts: Iterable[Boxes]) -> bool:
     order = np.lexsort((owners, keys))
     keys, owners = keys[order], owners[order]
     return not np.any((keys[1:] == keys[:-1]) & (owners[1:] != owners[:-1]))
+
+
+def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int]) -> bool:
+    """Whether boxes leave nothing of others open; False where there are too many to tell."""
+    wanted, boxes = ([b for b in group if len(b.owners)] for group in (wanted, boxes))
+    if not wanted or not boxes:
+        return not wanted
+    low = [min(int(b.low[axis].min()) for b in wanted) for axis in range(len(shape))]
+    high = [max(int(b.high[axis].max()) for b in wanted) for axis in range(len(shape))]
+    if any(len(b.owners) == 1 and all(b.low[axis][0] <= low[axis] and high[axis] <= b.high[axis][0]
+                                      for axis in range(len(shape))) for b in boxes):
+        return True
+    cuts = _cuts((*wanted, *boxes), shape)
+    if cuts is None:
+        return False
+    needed = _painted(wanted, cuts)
+    return bool(np.all(_painted(boxes, cuts)[needed]))
+
+
+def disjoint(first: Boxes, second: Boxes, shape: Sequence[int]) -> bool:
+    """Whether no element is in boxes of both; False where there are too many to tell."""
+    if not len(first.owners) or not len(second.owners):
+        return True
+    cuts = _cuts((first, second), shape)
+    return cuts is not None and not np.any(_painted([first], cuts) & _painted([second], cuts))
+
+
+def _cuts(boxes: Sequence[Boxes], shape: Sequence[int]) -> dict[int, np.ndarray] | None:
+    """Where boxes begin and end along each axis that not all of them span; None where that makes
+    too many cells."""
+    cuts = {axis: _borders(extent, [(b.low[axis], b.high[axis]) for b in boxes])
+            for axis, extent in enumerate(shape)
+            if not all(_spans(b, axis, extent) for b in boxes)}
+    return None if math.prod(len(c) - 1 for c in cuts.values()) > MOST_CELLS else cuts
+
+
+def _spans(boxes: Boxes, axis: int, extent: int) -> bool:
+    """Whether all boxes go along the whole of an axis."""
+    return not boxes.low[axis].any() and bool((boxes.high[axis] == extent - 1).all())
+
+
+def _borders(extent: int, sides: Iterable[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """Where boxes begin and end along an axis, within the buffer."""
+    marked = np.zeros(extent + 1, bool)
+    marked[[0, extent]] = True
+    for low, high in sides:
+        marked[np.clip(low, 0, extent)] = True
+        marked[np.clip(high + 1, 0, extent)] = True
+    return np.flatnonzero(marked)
+
+
+def _painted(boxes: Sequence[Boxes], cuts: Mapping[int, np.ndarray]) -> np.ndarray:
+    """The cells that are in any box: one is added where a box begins, taken away where it ends, and
+    summed up along all axes; `cuts` are those of the axes that matter."""
+    total = np.zeros([len(c) for c in cuts.values()], np.int64)
+    ends = []
+    for axis, c in cuts.items():
+        low = np.concatenate([b.low[axis] for b in boxes])
+        high = np.concatenate([b.high[axis] for b in boxes])
+        ends.append((np.searchsorted(c, np.clip(low, 0, c[-1])),
+                     np.searchsorted(c, np.clip(high + 1, 0, c[-1]))))
+    for corner in range(1 << len(cuts)):
+        chosen = [corner >> axis & 1 for axis in range(len(cuts))]
+        place = tuple(ends[axis][side] for axis, side in enumerate(chosen))
+        np.add.at(total, place, -1 if sum(chosen) % 2 else 1)
+    for axis in range(len(cuts)):
+        total = np.cumsum(total, axis)
+    return total[(slice(-1),) * len(cuts)] > 0
 
 
 def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]

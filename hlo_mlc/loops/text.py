@@ -7,6 +7,8 @@ text of a shared expression stays as small as the expression.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, spell_shared
 from hlo_mlc.expr.dtypes import TensorType
@@ -58,6 +60,11 @@ def body_text(statements: tuple[Stmt, ...]) -> str:
 def headline(stmt: Stmt) -> str:
     """The first line of a statement, for messages."""
     return _lines(stmt)[-1]
+
+
+def trail(around: Sequence[Stmt], stmt: Stmt) -> str:
+    """The first lines of a statement and of those around it, for messages."""
+    return "\n".join(_INDENT * n + headline(s) for n, s in enumerate((*around, stmt)))
 
 
 def _declaration(buffer: Buffer) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
+from hlo_mlc.loops.accesses import Survey
 from hlo_mlc.loops.aliases import overwritten
+from hlo_mlc.loops.bounds import unbounded
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
@@ -27,24 +27,12 @@ from hlo_mlc.loops.core import (
     folding,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.facts import (
-    Facts,
-    exactly,
-    impossible,
-    learned,
-    never_positive,
-    of_condition,
-    within,
-)
+from hlo_mlc.loops.dependence import Memory, carried
 from hlo_mlc.loops.guarding import Place
-from hlo_mlc.loops.regions import within_in_numbers
 from hlo_mlc.loops.rewrite import constant_extent, expressions
-from hlo_mlc.loops.text import headline
+from hlo_mlc.loops.signature import check_signature, surveyed
+from hlo_mlc.loops.text import headline, trail
 from hlo_mlc.support.errors import VerifyError
-from hlo_mlc.tensor.guards import where_guarded
-
-ARENA_ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +52,21 @@ class Report:
         return (*dict.fromkeys(self.unbounded.values()), *self.open)
 
 
-def verify(program: LoopProgram) -> Report:
-    """Check every rule of the loop IR.
+def verify(program: LoopProgram, survey: Survey | None = None) -> Report:
+    """Check every rule of the loop IR; `survey` is that of the program, if somebody has it.
 
     Raises: VerifyError at the first statement that breaks one, with the statements around it.
     """
-    checker = _Checker(program, Memory.of(program))
-    checker.calls()
-    checker.signature()
-    checker.body(program.body, _Scope(frozenset(), frozenset(checker.visible)))
-    checker.open += overwritten(program)
-    return Report(checker.unbounded, tuple(dict.fromkeys(checker.open)))
+    survey = surveyed(program) if survey is None else survey
+    visible = frozenset(check_signature(program, survey))
+    checker = _Checker(program, Memory.of(program), survey)
+    checker.body(program.body, _Scope(frozenset(), visible))
+    outside, problems = unbounded(program, survey), checker.open
+    problems += overwritten(program, survey)
+    for report in map(verify, checker.called):
+        outside |= report.unbounded
+        problems += report.open
+    return Report(outside, tuple(dict.fromkeys(problems)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,99 +76,19 @@ class _Scope:
     variables: frozenset[Var]
     buffers: frozenset[Buffer]
     path: tuple[Stmt, ...] = ()
-    facts: Facts = ()
-
-    @property
-    def loops(self) -> Iterator[For]:
-        return (s for s in self.path if isinstance(s, For))
-
-    @property
-    def vector(self) -> For | None:
-        return next((s for s in self.loops if s.kind is LoopKind.VECTORIZE), None)
-
-    @property
-    def unconditional(self) -> bool:
-        """Whether the statement is executed for every point of the loops around it."""
-        return all(isinstance(s, Allocate) or (isinstance(s, For) and _is_full(s))
-                   for s in self.path)
-
-
-def _is_full(loop: For) -> bool:
-    """Whether the variable takes every value of its range, and there is one."""
-    return loop.var.extent is not None and loop.var.extent > 0 \
-        and constant_extent(loop) == loop.var.extent
+    loops: tuple[For, ...] = ()
+    vector: For | None = None
 
 
 @dataclass(slots=True)
 class _Checker:
+    """`open`: races that are not excluded; `called`: programs that are to be checked as well."""
+
     program: LoopProgram
     memory: Memory
-    visible: tuple[Buffer, ...] = ()
-    unbounded: dict[Place, str] = field(default_factory=dict)
+    survey: Survey
     open: list[str] = field(default_factory=list)
-
-    def calls(self) -> None:
-        """Every call fits the program that it calls, which keeps the rules itself."""
-        callees: set[LoopProgram] = set()
-        for stmt in walk(self.program.body):
-            if not isinstance(stmt, Call):
-                continue
-            callee = stmt.program
-            if callee not in callees:
-                callees.add(callee)
-                report = verify(callee)
-                self.unbounded |= report.unbounded
-                self.open += report.open
-            if callee.scratch:
-                raise VerifyError(f"kernel {self.program.name}: expected {callee.name} to need no "
-                                  f"scratch, got {callee.scratch[0][0]!r} in `{headline(stmt)}`")
-            wanted = [(b.shape, b.dtype, b.strides) for b in (*callee.operands, *callee.results)]
-            if wanted != [(b.shape, b.dtype, b.strides) for b in stmt.buffers]:
-                raise VerifyError(f"kernel {self.program.name}: expected buffers like "
-                                  f"{(*callee.operands, *callee.results)}, got {stmt.buffers} in "
-                                  f"`{headline(stmt)}`")
-
-    def signature(self) -> None:
-        """Names, scopes and memory of the program's own buffers."""
-        program = self.program
-        scratch = tuple(b for b, _ in program.scratch)
-        self.visible = (*program.operands, *program.results, *scratch)
-        names = [b.name for b in self.visible]
-        for name in names:
-            if names.count(name) > 1:
-                raise VerifyError(f"kernel {program.name}: two buffers are called {name}")
-        for buffers, scope in ((program.operands, "operand"), (program.results, "result"),
-                               (scratch, "scratch")):
-            for buffer in buffers:
-                if buffer.scope != scope:
-                    raise VerifyError(f"kernel {program.name}: expected scope {scope}, got "
-                                      f"{buffer!r}")
-        for buffer, offset in program.scratch:
-            if offset < 0 or offset % ARENA_ALIGNMENT:
-                raise VerifyError(f"kernel {program.name}: expected an offset that is a multiple "
-                                  f"of {ARENA_ALIGNMENT}, got {offset} for {buffer!r}")
-        for result, operand in program.aliases:
-            if result not in program.results or operand not in program.operands:
-                raise VerifyError(f"kernel {program.name}: expected an alias of a result and an "
-                                  f"operand, got {result!r} and {operand!r}")
-        self._arena()
-
-    def _arena(self) -> None:
-        """Scratch buffers that share bytes are not in use at the same time."""
-        placed = dict(self.program.scratch)
-        lives: dict[Buffer, tuple[int, int]] = {}
-        for n, stmt in enumerate(self.program.body):
-            for buffer in _touched((stmt,)) & placed.keys():
-                first, _ = lives.get(buffer, (n, n))
-                lives[buffer] = first, n
-        spans = sorted((placed[b], placed[b] + b.bytes, *life, b.name)
-                       for b, life in lives.items())
-        for n, (_, end, first, last, name) in enumerate(spans):
-            for _, _, begins, ends, other in itertools.takewhile(
-                    lambda span, end=end: span[0] < end, spans[n + 1:]):
-                if first <= ends and begins <= last:
-                    raise VerifyError(f"kernel {self.program.name}: {name} and {other} share bytes "
-                                      "of the arena while both are in use")
+    called: dict[LoopProgram, None] = field(default_factory=dict)
 
     def body(self, statements: tuple[Stmt, ...], scope: _Scope) -> None:
         """All statements of a list, and those inside of them."""
@@ -200,49 +112,39 @@ class _Checker:
             self._inside(stmt, scope)
 
     def _inside(self, stmt: Stmt, scope: _Scope) -> None:
-        variables, buffers = scope.variables, scope.buffers
+        nested = bodies(stmt)
+        if not nested:
+            return
+        path, variables, buffers = (*scope.path, stmt), scope.variables, scope.buffers
+        loops, vector = scope.loops, scope.vector
         if isinstance(stmt, For):
-            variables = variables | {stmt.var}
+            variables, loops = variables | {stmt.var}, (*loops, stmt)
+            vector = stmt if stmt.kind is LoopKind.VECTORIZE else vector
         elif isinstance(stmt, Allocate):
             buffers = buffers | {stmt.buffer}
-        for nested, known in zip(bodies(stmt), learned(stmt), strict=True):
-            self.body(nested, _Scope(variables, buffers, (*scope.path, stmt),
-                                     (*scope.facts, *known)))
+        inner = _Scope(variables, buffers, path, loops, vector)
+        for body in nested:
+            self.body(body, inner)
 
     def _fail(self, stmt: Stmt, scope: _Scope, reason: str) -> VerifyError:
-        lines = [*map(headline, scope.path), headline(stmt)]
         return VerifyError(f"kernel {self.program.name}: {reason} in `{headline(stmt)}`",
-                           context="\n".join("  " * n + line for n, line in enumerate(lines)))
+                           context=trail(scope.path, stmt))
 
     def _expressions(self, stmt: Stmt, scope: _Scope) -> None:
         """Variables and buffers exist; loads are well formed and in bounds."""
         for e in expressions(stmt):
-            unbound = [v for v in e.free - scope.variables if v.name not in self.program.dims]
-            if unbound:
-                names = ", ".join(sorted(v.name for v in unbound))
-                raise self._fail(stmt, scope, f"no loop around it defines {names}")
+            if not e.free <= scope.variables:
+                unbound = {v.name for v in e.free - scope.variables} - {*self.program.dims}
+                if unbound:
+                    raise self._fail(stmt, scope, "no loop around it defines "
+                                     f"{', '.join(sorted(unbound))}")
             for load in loads(e):
-                self._place(stmt, scope, load.source, load.indices, load.guard)
+                self._place(stmt, scope, load.source, load.indices)
 
-    def _place(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...],
-               guard: Expr | None) -> None:
+    def _place(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]) -> None:
         self._address(stmt, scope, buffer, indices)
         if buffer.scope == "thread":
             self._own_part(stmt, scope, buffer, indices)
-        outside = [(i, d) for i, d in zip(indices, buffer.shape, strict=True)
-                   if isinstance(d, int) and not _is_within(i, d)]
-        if not outside or (buffer, indices) in self.unbounded:
-            return
-        guards = [g for g in (guard, getattr(stmt, "guard", None)) if g is not None]
-        facts = (*scope.facts, *(fact for g in guards for fact in of_condition(g)))
-        for i, extent in outside:
-            if within(i, extent, facts) or impossible(facts) \
-                    or within_in_numbers(i, extent, facts, _extents(scope)):
-                continue
-            seen, more = where_guarded(i, guards)
-            if not within(seen, extent, (*scope.facts, *more)):
-                self._refute(stmt, scope, buffer, i, extent, facts, guards)
-                self.unbounded[buffer, indices] = f"{i} is within {buffer!r} in `{headline(stmt)}`"
 
     def _address(self, stmt: Stmt, scope: _Scope, buffer: Buffer, indices: tuple[Expr, ...]
                  ) -> None:
@@ -251,20 +153,6 @@ class _Checker:
         if len(indices) != len(buffer.shape) or any(i.dtype is not INDEX for i in indices):
             raise self._fail(stmt, scope, f"expected {len(buffer.shape)} indices of type index "
                              f"for {buffer!r}, got {', '.join(f'{i}: {i.dtype}' for i in indices)}")
-
-    def _refute(self, stmt: Stmt, scope: _Scope, buffer: Buffer, i: Expr, extent: int,
-                facts: Facts, guards: list[Expr]) -> None:
-        """Refuse an index that leaves the buffer wherever it is used, or at some point that is
-        certainly reached."""
-        low, high = index.bounds(i)
-        terms, _ = index.affine(i)
-        always = never_positive(index.add(i, index.constant(1)), facts) \
-            or never_positive(index.subtract(index.constant(extent), i), facts)
-        attained = all(isinstance(atom, Var) for atom in terms) and scope.unconditional and not any(
-            exactly(g) is None or not g.free.isdisjoint(i.free) for g in guards)
-        if always or attained:
-            raise self._fail(stmt, scope, f"{i} takes values from {low} to {high}, which is "
-                             f"outside of {buffer!r}")
 
     def _for(self, stmt: For, scope: _Scope) -> None:
         if stmt.extent.dtype is not INDEX or stmt.var.dtype is not INDEX:
@@ -300,7 +188,7 @@ class _Checker:
                for s in scope.loops):
             raise self._fail(stmt, scope, "tasks inside of a task or a vector")
         private = {s.buffer for s in scope.path if isinstance(s, Allocate)}
-        for access in accesses(stmt.body):
+        for access in self.survey.inside(stmt)[0] if private else ():
             if access.buffer in private:
                 raise self._fail(access.stmt, scope, f"a task of {stmt.var.name} uses "
                                  f"{access.buffer!r}, which is private to the code around it")
@@ -333,7 +221,9 @@ class _Checker:
             raise self._fail(stmt, scope, f"expected {buffer!r} to be indexed by the threads first")
 
     def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:
-        conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free)
+        among, depth = self.survey.inside(stmt)
+        conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free,
+                           among=among, depth=depth)
         if conflict is None:
             return
         if conflict.certain:
@@ -342,7 +232,7 @@ class _Checker:
 
     def _store(self, stmt: Store, scope: _Scope) -> None:
         self._by_a_thread(stmt, scope)
-        self._place(stmt, scope, stmt.buffer, stmt.indices, stmt.guard)
+        self._place(stmt, scope, stmt.buffer, stmt.indices)
         self._writable(stmt, scope, stmt.buffer)
         self._guard(stmt, scope)
         if stmt.value.dtype is not stmt.buffer.dtype:
@@ -352,7 +242,7 @@ class _Checker:
     def _accumulate(self, stmt: Accumulate, scope: _Scope) -> None:
         self._by_a_thread(stmt, scope)
         for buffer in stmt.buffers:
-            self._place(stmt, scope, buffer, stmt.indices, stmt.guard)
+            self._place(stmt, scope, buffer, stmt.indices)
             self._writable(stmt, scope, buffer)
         self._guard(stmt, scope)
         combiner = stmt.combiner
@@ -369,6 +259,7 @@ class _Checker:
                              "which are not its own variables")
 
     def _call(self, stmt: Call, scope: _Scope) -> None:
+        self.called[stmt.program] = None
         count = len(stmt.program.operands)
         for buffer in stmt.buffers:
             if buffer not in scope.buffers:
@@ -413,28 +304,6 @@ class _Checker:
         if vector is not None and (vector.var in value.free or any(
                 load.source in _lane_buffers(scope) for load in loads(value))):
             raise self._fail(stmt, scope, f"control flow depends on the lane {vector.var.name}")
-
-
-def _touched(statements: tuple[Stmt, ...]) -> set[Buffer]:
-    """The buffers that statements read or write."""
-    found: set[Buffer] = set()
-    for stmt in walk(statements):
-        if isinstance(stmt, Store):
-            found.add(stmt.buffer)
-        elif isinstance(stmt, Accumulate | Call):
-            found.update(stmt.buffers)
-        found.update([load.source for e in expressions(stmt) for load in loads(e)])
-    return found
-
-
-def _extents(scope: _Scope) -> dict[Var, Expr]:
-    return {s.var: s.extent for s in scope.loops}
-
-
-def _is_within(i: Expr, extent: int) -> bool:
-    """What ranges of variables say alone."""
-    low, high = index.bounds(i)
-    return low >= 0 and high < extent
 
 
 def _around_threads(scope: _Scope) -> bool:

@@ -12,7 +12,6 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads
 from hlo_mlc.loops.core import (
     Accumulate,
-    Allocate,
     For,
     If,
     LoopKind,
@@ -152,32 +151,41 @@ def overlapping_scratch(program: LoopProgram) -> Mutants:
 
 def no_barrier(program: LoopProgram) -> Mutants:
     """What threads do after a barrier, done before it."""
-    pairs: list[tuple[For, For]] = []
+    pairs: list[tuple[Stmt, Stmt]] = []
 
     def note(body: Body) -> Body:
         pairs.extend((a, b) for a, b in itertools.pairwise(body)
-                     if _threads(a) and _threads(b) and a.extent is b.extent
-                     and not _nested(a) and not _nested(b))
+                     if _threads(a) and [s.extent for s in _threads(a)]
+                     == [s.extent for s in _threads(b)])
         return body
 
     transform_lists(program.body, note)
     for first, second in pairs:
-        def merge(body: Body, first: For = first, second: For = second) -> Body:
+        def merge(body: Body, first: Stmt = first, second: Stmt = second) -> Body:
             if first not in body or second not in body:
                 return body
             at = body.index(first)
-            joined = (*first.body, *substitute(second.body, {second.var: first.var}))
-            return (*body[:at], For(first.var, first.extent, first.kind, joined), *body[at + 2:])
+            return (*body[:at], *_together(_threads(first), _threads(second)), *body[at + 2:])
 
         yield with_body(program, transform_lists(program.body, merge))
 
 
-def _threads(stmt: Stmt) -> bool:
-    return isinstance(stmt, For) and stmt.kind is LoopKind.THREAD
+def _together(first: list[For], second: list[For]) -> Body:
+    """One nest of threads that does what two of the same extents do."""
+    names = {other.var: own.var for own, other in zip(first, second, strict=True)}
+    body = (*first[-1].body, *substitute(second[-1].body, names))
+    for stmt in reversed(first):
+        body = (For(stmt.var, stmt.extent, stmt.kind, body),)
+    return body
 
 
-def _nested(loop: For) -> bool:
-    return any(_threads(s) or isinstance(s, Allocate) for s in walk(loop.body))
+def _threads(stmt: Stmt) -> list[For]:
+    """The loops over threads that are directly inside each other, from a statement on."""
+    found: list[For] = []
+    while isinstance(stmt, For) and stmt.kind is LoopKind.THREAD:
+        found.append(stmt)
+        stmt = stmt.body[0]
+    return found
 
 
 MUTATORS = (one_more, one_less, lane_too_many, task_boundary, lost_guard, index_swapped,

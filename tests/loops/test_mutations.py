@@ -6,6 +6,8 @@ something else before, when tasks come in another order, or when results have me
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -42,19 +44,21 @@ PROGRAMS: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
     "map": (lambda x, y: jnp.where(x > y, x * y, x - y), ((7, 19), (7, 19))),
 }
 LEVELS = ("x86-64-v3", "x86-64-v4")
+TARGETS = (*LEVELS, "sm_90")
 LARGEST = 6  # mutants of one program by one mutator
+LEAST = 200  # mutants in all
 
 
-def programs(name: str, target: str) -> Iterator[LoopProgram]:
+@functools.cache
+def programs(name: str, target: str) -> tuple[LoopProgram, ...]:
     function, shapes = PROGRAMS[name]
     module = jax.jit(function).lower(*(jax.ShapeDtypeStruct(s, F32) for s in shapes))
     options = Options(choose="ours", target="x86-64-v4" if target == "sm_90" else target)
     _, plan = clusters_of(module.compiler_ir("stablehlo"), options)
-    for cluster, _ in plan.taken:
-        program = cluster.kernel.program
-        loops, _ = schedule_for_gpu(program, cuda.named(target)) if target == "sm_90" else \
-            schedule_program(program, cpu.named(target))
-        yield loops
+    kernels = [cluster.kernel.program for cluster, _ in plan.taken]
+    if target == "sm_90":
+        return tuple(schedule_for_gpu(program, cuda.named(target))[0] for program in kernels)
+    return tuple(schedule_program(program, cpu.named(target))[0] for program in kernels)
 
 
 def outcomes(program: LoopProgram, operands: Sequence[np.ndarray]) -> set[bytes]:
@@ -92,7 +96,7 @@ def planted(target: str, name: str, mutators: Sequence[Callable]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("target", [*LEVELS, "sm_90"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_faults_that_matter_are_refused(target: str, name: str, mutators) -> None:
     rng = np.random.default_rng(7)
     missed = []
@@ -103,8 +107,15 @@ def test_faults_that_matter_are_refused(target: str, name: str, mutators) -> Non
     assert not missed, f"{len(missed)} missed, such as {missed[0]}"
 
 
+def test_faults_of_every_kind_are_planted(mutators) -> None:
+    kinds = Counter(kind for target in TARGETS for name in PROGRAMS
+                    for kind, _, _ in planted(target, name, mutators))
+    assert kinds.keys() == {mutator.__name__ for mutator in mutators}
+    assert kinds.total() >= LEAST, kinds
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("target", [*LEVELS, "sm_90"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_programs_without_faults_are_proved(target: str, name: str) -> None:
     for loops in programs(name, target):
         assert prove(loops)[1].guarded == ()

@@ -9,11 +9,11 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
-from hlo_mlc.loops.aliases import overwritten
-from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
+from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import VerifyError
 
 X, Y = Buffer("x", F32, (8,), "operand"), Buffer("y", F32, (8,), "result")
@@ -173,9 +173,9 @@ def test_what_one_loop_overwrites_is_not_read_by_the_next(begin, is_refused) -> 
     body = (loop(lanes, var=step, extent=4), loop(moved(back), var=n, extent=11))
     program = LoopProgram("both", (x,), (y,), body, aliases=((y, x),))
     if is_refused:
-        assert any("is read before" in text for text in overwritten(program))
+        assert any("is read before" in text for text in verify(program).open)
     else:
-        assert not list(overwritten(program))
+        assert not verify(program).open
 
 
 def test_an_operand_is_not_read_after_the_loop_that_overwrites_it() -> None:
@@ -185,3 +185,42 @@ def test_an_operand_is_not_read_after_the_loop_that_overwrites_it() -> None:
     prove(LoopProgram("after", (X,), (Y, z), (after, first), aliases=((Y, X),)))
     with pytest.raises(VerifyError, match="is read before it is overwritten"):
         prove(LoopProgram("after", (X,), (Y, z), (first, after), aliases=((Y, X),)))
+
+
+def test_what_a_guard_reads_is_not_under_that_guard() -> None:
+    """Both sides of `and` are evaluated: the comparison on the left keeps nothing from memory."""
+    further = apply("lt", load(X, (index.add(ROW, at(1)),)), ONE)
+    guard = apply("and", apply("lt", ROW, at(7)), further)
+    with pytest.raises(VerifyError, match="takes values from 1 to 8"):
+        prove(LoopProgram("asked", (X,), (Y,), (
+            loop(Store(Y, (COLUMN,), ZERO), var=COLUMN), loop(Store(Y, (ROW,), ONE, guard)))))
+
+
+def test_what_is_read_by_a_longer_loop_was_written_before() -> None:
+    """The same place in two loops, one of which goes further than what was written."""
+    held, z = Buffer("held", F32, (8,), "register"), Buffer("z", F32, (8,), "result")
+    fill = loop(Store(held, (COLUMN,), ONE), var=COLUMN, extent=4)
+
+    def used(count: int) -> LoopProgram:
+        uses = [loop(Store(out, (COLUMN,), load(held, (COLUMN,))), var=COLUMN, extent=extent)
+                for out, extent in ((Y, 4), (z, count))]
+        whole = [loop(Store(out, (ROW,), ZERO)) for out in (Y, z)]
+        return LoopProgram("used", (X,), (Y, z), (*whole, Allocate(held, (fill, *uses))))
+
+    assert not list(gaps(used(4)))
+    assert [gap.certain for gap in gaps(used(8))] == [True]
+
+
+def test_a_branch_around_what_exists_in_it_leaves_nothing_open() -> None:
+    """What is asked where a buffer begins to exist holds for all that is done with it."""
+    held = Buffer("held", F32, (8,), "register")
+    fill = loop(Store(held, (COLUMN,), ONE), var=COLUMN)
+    use = loop(Store(Y, (COLUMN,), load(held, (COLUMN,))), var=COLUMN)
+    asked = apply("lt", load(X, (at(0),)), ONE)
+    first = loop(Store(Y, (COLUMN,), ZERO), var=COLUMN)
+
+    def branching(*body: Stmt) -> LoopProgram:
+        return LoopProgram("branching", (X,), (Y,), (first, If(asked, (Allocate(held, body),))))
+
+    assert not list(gaps(branching(fill, use)))
+    assert [gap.certain for gap in gaps(branching(use, fill))] == [True]

@@ -11,12 +11,13 @@ from hlo_mlc.codegen.cuda.values import Values, identifier, offset
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
+from hlo_mlc.loops.accesses import accesses
 from hlo_mlc.loops.core import Accumulate, For, Store
-from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import VECTOR_BYTES
+from hlo_mlc.tensor.access import is_inside
 
 COPIED_BYTES = (4, 8, 16)
 """What one thread copies from memory to shared memory at a time.  Source: PTX ISA 9.0, cp.async."""
@@ -112,6 +113,8 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
     for load in dict.fromkeys(load for e in values for load in loads(writer.memory.legalized(e))):
         if load in known or not _is_vector(writer, load.source, load.indices, var, width):
             continue
+        if stmt.guard is not None and not is_inside(load):
+            continue  # vectors are loaded before the guard of the statement is asked
         place = _address(writer, load.source, load.indices, var)
         if load.guard is None:
             name = writer.lines.temporary()

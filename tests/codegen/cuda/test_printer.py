@@ -13,7 +13,7 @@ from jax import lax
 from hlo_mlc.codegen.cuda.plan import Source
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import const, load, variable
+from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import BOOL, F32
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
@@ -160,3 +160,16 @@ def test_refusals(reason: str) -> None:
     program = LoopProgram("k", (X,), (Y, FLAGS), REFUSED[reason])
     with pytest.raises(CodegenError, match=reason):
         print_program(program, SM90)
+
+
+@pytest.mark.parametrize("count, is_whole", [(1024, True), (1021, False)])
+def test_vectors_are_not_loaded_in_front_of_the_guard_that_they_need(count, is_whole) -> None:
+    """A store's guard is asked lane by lane: what only it keeps inside is loaded lane by lane."""
+    x = Buffer("x", F32, (count,), "operand")
+    thread, lane = variable("t", 256), variable("v", 4)
+    place = index.add(index.multiply(thread, index.constant(4)), lane)
+    guard = apply("lt", place, index.constant(1021))
+    body = loop(variable("b", 1), LoopKind.BLOCK, loop(thread, LoopKind.THREAD, loop(
+        lane, LoopKind.VECTORIZE, Store(Y, (place,), load(x, (place,)), guard))))
+    text = kernel(print_program(LoopProgram("k", (x,), (Y,), (body,)), SM90))
+    assert ("mlc_load<4>(x" in text) == is_whole, text

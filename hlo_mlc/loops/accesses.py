@@ -1,0 +1,172 @@
+"""The places in a program where memory is touched, with what stands around each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.core import Buffer, Expr, loads
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    Call,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    bodies,
+)
+from hlo_mlc.loops.facts import Facts, learned, of_condition
+from hlo_mlc.loops.rewrite import constant_extent, expressions, inlined
+from hlo_mlc.loops.text import headline
+
+SIDE_BY_SIDE = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
+"""Loops no iteration of which waits for another."""
+
+# The statements around something, and in which of their bodies it is.
+Path = tuple[tuple[Stmt, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Access:
+    """One place in a program where `buffer[indices]` is touched; `home` says how far out the
+    statement of its path is that allocates the buffer, -1 if none of them does."""
+
+    stmt: Stmt
+    buffer: Buffer
+    indices: tuple[Expr, ...]
+    writes: bool
+    guards: tuple[Expr, ...] = ()
+    path: Path = ()
+    home: int = -1
+    called: bool = False  # by a program that this one calls
+
+    def __str__(self) -> str:
+        return f"`{headline(self.stmt)}`"
+
+    def at(self, indices: tuple[Expr, ...]) -> Access:
+        """The same access, its place told in other words."""
+        return Access(self.stmt, self.buffer, indices, self.writes, self.guards, self.path,
+                      self.home, self.called)
+
+    def within(self, depth: int) -> Access:
+        """The same access, seen from inside of the outermost `depth` statements of its path."""
+        return Access(self.stmt, self.buffer, self.indices, self.writes, self.guards,
+                      self.path[depth:], max(-1, self.home - depth), self.called)
+
+    def facts(self) -> Facts:
+        """What is known where the access happens, about the loops and branches of its path."""
+        around = [fact for stmt, branch in self.path for fact in learned(stmt)[branch]]
+        return (*around, *(fact for guard in self.guards for fact in of_condition(guard)))
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the statement is executed for every point of the loops around it."""
+        return all(isinstance(s, Allocate) or (isinstance(s, For) and is_full(s))
+                   for s, _ in self.path)
+
+
+def is_full(loop: For) -> bool:
+    """Whether the variable takes every value of its range, and there is one."""
+    return loop.var.extent is not None and loop.var.extent > 0 \
+        and constant_extent(loop) == loop.var.extent
+
+
+def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
+    """The accesses to buffers that exist outside `statements`, or to just one of these, in
+    program order; those of programs that are called among them."""
+    return [a for a in _Walk(True).over(statements).found
+            if a.home < 0 and (only is None or a.buffer == only)]
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All accesses of a program, found in one walk, for whoever asks something about them.
+
+    `spans`: the positions in `found` of what a statement does, and how deep it stands; of one that
+    stands in several places, those of the last.
+    """
+
+    found: list[Access]
+    spans: dict[Stmt, tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, program: LoopProgram, *, called: bool = True) -> Survey:
+        """The survey of a program; only with `called` what the programs do that it calls outside of
+        loops whose iterations are side by side, where nobody asks for it."""
+        walk = _Walk(called).over(program.body)
+        return cls(walk.found, walk.spans)
+
+    @property
+    def own(self) -> Iterator[Access]:
+        """The accesses of the program itself, not of those that it calls."""
+        return (a for a in self.found if not a.called)
+
+    def inside(self, stmt: Stmt) -> tuple[list[Access], int]:
+        """The accesses in a statement to buffers that exist outside of it, and how many statements
+        are around what is in its bodies."""
+        begin, end, depth = self.spans[stmt]
+        return [a for a in self.found[begin:end] if a.home < depth], depth + 1
+
+
+@dataclass(slots=True)
+class _Walk:
+    called: bool
+    found: list[Access] = field(default_factory=list)
+    spans: dict[Stmt, tuple[int, int, int]] = field(default_factory=dict)
+
+    def over(self, statements: tuple[Stmt, ...]) -> _Walk:
+        """Takes all statements."""
+        self._body(statements, (), {}, False)
+        return self
+
+    def _body(self, statements: tuple[Stmt, ...], path: Path, homes: dict[Buffer, int],
+              called: bool) -> None:
+        for stmt in statements:
+            begin, depth = len(self.found), len(path)
+            if isinstance(stmt, Call):
+                if self.called or any(isinstance(s, For) and s.kind in SIDE_BY_SIDE
+                                      for s, _ in path):
+                    self._body(inlined(stmt), path, homes, True)
+            else:
+                self._own(stmt, path, homes, called)
+                known = {**homes, stmt.buffer: depth} if isinstance(stmt, Allocate) else homes
+                for branch, body in enumerate(bodies(stmt)):
+                    self._body(body, (*path, (stmt, branch)), known, called)
+            self.spans[stmt] = begin, len(self.found), depth
+
+    def _own(self, stmt: Stmt, path: Path, homes: dict[Buffer, int], called: bool) -> None:
+        written: tuple[Buffer, ...] = ()
+        guard = None
+        if isinstance(stmt, Store):
+            written, guard = (stmt.buffer,), stmt.guard
+        elif isinstance(stmt, Accumulate):
+            written, guard = stmt.buffers, stmt.guard
+        guards = () if guard is None else (guard,)
+        seen = set()
+        for e in expressions(stmt):
+            outer = () if e is guard else guards
+            for load in loads(e):
+                if (load, outer) not in seen:
+                    seen.add((load, outer))
+                    own = () if load.guard is None else (load.guard,)
+                    self.found.append(Access(stmt, load.source, load.indices, False,
+                                             (*outer, *own), path, homes.get(load.source, -1),
+                                             called))
+        for buffer in written:
+            self.found.append(Access(stmt, buffer, stmt.indices, True, guards, path,
+                                     homes.get(buffer, -1), called))
+
+
+def frame(path: Path) -> tuple[tuple[Expr, ...], ...]:
+    """What a path says about the variables of an access: their ranges, and conditions on them."""
+    found: list[tuple[Expr, ...]] = []
+    for stmt, branch in path:
+        if isinstance(stmt, For):
+            found.append((stmt.var, stmt.extent))
+        elif isinstance(stmt, If | While):
+            found.append((stmt.condition,) if branch == 0 else (stmt.condition, stmt.condition))
+    return tuple(found)

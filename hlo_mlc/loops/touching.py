@@ -1,0 +1,244 @@
+"""What an access touches in the course of a program, as boxes.
+
+Loops that walk through neighbouring elements make the sides of boxes, the values of all other
+variables are put in (loops/regions.py), conditions cut them to size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Const, Expr, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.loops.accesses import Access
+from hlo_mlc.loops.core import For, If, While
+from hlo_mlc.loops.facts import Facts, exactly, least, of_condition
+from hlo_mlc.loops.regions import (
+    Boxes,
+    Points,
+    Unknown,
+    box,
+    enumerated,
+    merged_axes,
+    split_axes,
+)
+
+Box = tuple[tuple[int, int], ...]
+"""First and last index along every axis of a box, the last one included."""
+
+
+def solid(access: Access) -> Box | None:
+    """The box of which an access in loops without conditions touches everything, seen at a glance:
+    each axis has loops of its own, which walk along it without leaving anything out."""
+    if access.guards or any(isinstance(s, If | While) for s, _ in access.path):
+        return None
+    place, extents = _numbered(access)
+    if any(e.free or index.bounds(e)[0] < 1 for e in extents.values()):
+        return None
+    used: set[Var] = set()
+    found = []
+    for i in access.indices:
+        terms, first = index.affine(build.substitute(i, place) if place else i)
+        if not all(v in extents and v not in used for v in terms):
+            return None
+        used.update(terms)
+        reach = 1
+        for v, step in sorted(terms.items(), key=lambda term: term[1]):
+            if step < 0 or step > reach:
+                return None
+            reach += step * (int(index.bounds(extents[v])[0]) - 1)
+        found.append((first, first + reach - 1))
+    return tuple(found)
+
+
+def around(access: Access) -> Box:
+    """A box that nothing of an access is outside of, as the ranges of variables alone tell."""
+    return tuple(index.bounds(i) for i in access.indices)
+
+
+def contains(outer: Box | None, inner: Box) -> bool:
+    """Whether one box is inside of another, if that one is known."""
+    return outer is not None and all(low <= first and last <= high for (low, high), (first, last)
+                                     in zip(outer, inner, strict=True))
+
+
+def _numbered(access: Access) -> tuple[dict[Var, Expr], dict[Var, Expr]]:
+    """The loops around an access with their extents.  Groups of tasks, `for t in
+    0..min(size, count - group * size)`, count as one loop over all tasks, whose variable stands in
+    place of theirs."""
+    loops = [s for s, _ in access.path if isinstance(s, For)]
+    place: dict[Var, Expr] = {}
+    extents = {s.var: s.extent for s in loops}
+    for group, inner in itertools.pairwise(loops):
+        size = inner.var.extent
+        if not inner.extent.free or size is None or group.extent.free:
+            continue
+        first = index.multiply(group.var, index.constant(size))
+        bounds = {index.add(first, part) for part in least(inner.extent)}
+        count = next((b for b in bounds if isinstance(b, Const)), None)
+        if count is not None and bounds == {count, index.add(first, index.constant(size))} \
+                and -(-count.value // size) <= index.bounds(group.extent)[0]:
+            number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
+            place[inner.var] = index.subtract(number, first)
+            del extents[inner.var]
+            extents[number] = count
+    return place, extents
+
+
+def touched(access: Access) -> Boxes | None:
+    """Exactly what an access touches in the course of the program; None where that is unknown."""
+    if any(isinstance(s, While) for s, _ in access.path):
+        return None
+    facts: list[Expr] = []
+    for condition, holds in _conditions(access):
+        parts = exactly(condition, holds)
+        if parts is None:
+            return None
+        facts += parts
+    return _boxes(access, facts)
+
+
+def reached(access: Access) -> Boxes | None:
+    """No less than what an access touches, as closely as it is seen; None where it is not."""
+    facts = [fact for condition, holds in _conditions(access)
+             for fact in of_condition(condition, holds) if not loads(fact)]
+    boxes = _boxes(access, facts)
+    return _hull(access) if boxes is None else boxes
+
+
+def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
+    """The conditions of branches and guards around an access, and whether they hold there."""
+    yield from ((s.condition, branch == 0) for s, branch in access.path if isinstance(s, If))
+    yield from ((guard, True) for guard in access.guards)
+
+
+def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
+    """What is touched where conditions hold, said as facts about loops; None where that is not all
+    a matter of their variables, or there are too many values."""
+    place, loops = _numbered(access)
+    facts = [*conditions, *(index.subtract(index.constant(1), extent) for extent in loops.values()
+                            if extent.free or index.bounds(extent)[0] < 1)]
+    indices, facts = ([build.substitute(e, place) for e in part]
+                      for part in (access.indices, facts))
+    extents = {v: build.substitute(e, place) for v, e in loops.items()}
+    axes, (merged,) = merged_axes(access.buffer.shape, (tuple(indices),))
+    if len(axes) < len(indices):
+        with contextlib.suppress(Unknown):
+            return split_axes(_Sides(merged, tuple(facts), extents).boxes(), axes)
+    with contextlib.suppress(Unknown):
+        return _Sides(indices, tuple(facts), extents).boxes()
+    return None
+
+
+def _hull(access: Access) -> Boxes | None:
+    """One box around all that an access touches."""
+    extents = {s.var: s.extent for s, _ in access.path if isinstance(s, For)}
+    axes, (merged,) = merged_axes(access.buffer.shape, (access.indices,))
+    try:
+        boxes = Points({}, extents).boxes(merged, access.facts(), np.zeros(1, np.int64))
+    except Unknown:
+        return None
+    return split_axes(boxes, axes)
+
+
+class _Sides:
+    """The indices of an access as boxes: variables that walk along a side, and all others."""
+
+    def __init__(self, indices: Sequence[Expr], facts: Facts, extents: Mapping[Var, Expr]) -> None:
+        self.indices, self.facts, self.extents = indices, facts, extents
+        self.sides = [self._walking(axis) for axis in range(len(indices))]
+        self.cuts: list[tuple[int, int, Expr]] = []  # axis, sign, rest: sign * index + rest <= 0
+        for fact in facts:
+            self._cut(fact)
+
+    def _walking(self, axis: int) -> dict[Var, int]:
+        """Variables whose values, all together, are a run of neighbours along an axis."""
+        terms, _ = index.affine(self.indices[axis])
+        elsewhere = frozenset().union(*(i.free for n, i in enumerate(self.indices) if n != axis),
+                                      *(a.free for a in terms if not isinstance(a, Var)),
+                                      *(extent.free for extent in self.extents.values()))
+        reach, found = 1, {}
+        for v, step in sorted(((v, k) for v, k in terms.items() if isinstance(v, Var)),
+                              key=lambda term: abs(term[1])):
+            extent = self.extents.get(v)
+            if extent is None:
+                raise Unknown
+            if v in elsewhere or extent.free or abs(step) > reach:
+                continue
+            found[v] = step
+            reach += abs(step) * (index.bounds(extent)[1] - 1)
+        return found
+
+    def _cut(self, fact: Expr) -> None:
+        """Let a condition cut a side; where it is none of one axis alone, put its variables in."""
+        for axis, side in enumerate(self.sides):
+            for sign in (1, -1):
+                rest = index.subtract(fact, index.multiply(self.indices[axis],
+                                                           index.constant(sign)))
+                if not fact.free.isdisjoint(side) and self._is_put_in(rest):
+                    self.cuts.append((axis, sign, rest))
+                    return
+        for side in self.sides:
+            for v in [v for v in side if v in fact.free]:
+                del side[v]
+
+    def _is_put_in(self, e: Expr) -> bool:
+        return all(e.free.isdisjoint(side) for side in self.sides)
+
+    def boxes(self) -> Boxes:
+        """The boxes, one for each combination of the values that are put in."""
+        walking = {v: np.zeros(1, np.int64) for side in self.sides for v in side}
+        used = frozenset().union(*(e.free for e in (*self.indices, *self.facts)))
+        used = used.union(*(self.extents[v].free for v in used if v in self.extents)) - set(walking)
+        if any(v.extent is None or v not in self.extents for v in used):
+            raise Unknown
+        if not used and not self.facts:
+            return box(self._side(axis) for axis in range(len(self.indices)))
+        values = enumerated({v: v.extent for v in sorted(used, key=lambda v: v.name)})
+        count = len(next(iter(values.values()))) if values else 1
+        points = Points({**values, **{v: np.zeros(count, np.int64) for v in walking}},
+                        {v: e for v, e in self.extents.items() if v not in walking})
+        exist, lows, highs = points.exist, [], []
+        for i, side in zip(self.indices, self.sides, strict=True):
+            begin = _exact(points, i)
+            down, up = self._reach(side)
+            lows.append(begin + down)
+            highs.append(begin + up)
+        for axis, sign, rest in self.cuts:
+            bound = _exact(points, rest)
+            if sign > 0:
+                highs[axis] = np.minimum(highs[axis], -bound)
+            else:
+                lows[axis] = np.maximum(lows[axis], bound)
+        for fact in self.facts:
+            if self._is_put_in(fact):
+                exist = exist & (_exact(points, fact) <= 0)
+        for low, high in zip(lows, highs, strict=True):
+            exist = exist & (low <= high)
+        where = np.flatnonzero(np.broadcast_to(exist, count))
+        low, high = (tuple(np.broadcast_to(x, count)[where] for x in ends)
+                     for ends in (lows, highs))
+        return Boxes(low, high, np.zeros(len(where), np.int64))
+
+    def _reach(self, side: Mapping[Var, int]) -> tuple[int, int]:
+        """How far the variables of a side go, down and up."""
+        reach = [step * int(index.bounds(self.extents[v])[1] - 1) for v, step in side.items()]
+        return sum(min(0, r) for r in reach), sum(max(0, r) for r in reach)
+
+    def _side(self, axis: int) -> tuple[int, int]:
+        """The indices along an axis where no value has to be put in."""
+        _, offset = index.affine(self.indices[axis])
+        down, up = self._reach(self.sides[axis])
+        return offset + down, offset + up
+
+
+def _exact(points: Points, e: Expr) -> np.ndarray:
+    low, high = points.interval(e)
+    if np.any(low != high):
+        raise Unknown
+    return low
