@@ -83,6 +83,28 @@ def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[A
 
 
 @dataclass(frozen=True, slots=True)
+class Inside:
+    """What happens in the bodies of a statement, which have `depth` statements around them: the
+    accesses to buffers that exist outside of them, and which buffers are written, those that exist
+    in there alone among them."""
+
+    touched: list[Access]
+    written: frozenset[Buffer]
+    depth: int = 0
+
+    @classmethod
+    def of(cls, statements: tuple[Stmt, ...]) -> Inside:
+        """What happens in statements, what is around them being left out."""
+        return cls.at(_Walk(True).over(statements).found, 0)
+
+    @classmethod
+    def at(cls, found: list[Access], depth: int) -> Inside:
+        """What happens at these places, which are all there are at that depth."""
+        return cls([a for a in found if a.home < depth],
+                   frozenset(a.buffer for a in found if a.writes), depth)
+
+
+@dataclass(frozen=True, slots=True)
 class Survey:
     """All accesses of a program, found in one walk, for whoever asks something about them.
 
@@ -105,11 +127,10 @@ class Survey:
         """The accesses of the program itself, not of those that it calls."""
         return (a for a in self.found if not a.called)
 
-    def inside(self, stmt: Stmt) -> tuple[list[Access], int]:
-        """The accesses in a statement to buffers that exist outside of it, and how many statements
-        are around what is in its bodies."""
+    def inside(self, stmt: Stmt) -> Inside:
+        """What happens in the bodies of a statement."""
         begin, end, depth = self.spans[stmt]
-        return [a for a in self.found[begin:end] if a.home < depth], depth + 1
+        return Inside.at(self.found[begin:end], depth + 1)
 
 
 @dataclass(slots=True)

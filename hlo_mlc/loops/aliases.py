@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlo_mlc.loops.accesses import SIDE_BY_SIDE, Access, Survey
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.loops.accesses import SIDE_BY_SIDE, Access, Inside, Survey
 from hlo_mlc.loops.core import For, If, LoopProgram, While
 from hlo_mlc.loops.dependence import Memory, carried, variables
 from hlo_mlc.loops.equations import settle
@@ -19,6 +20,7 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
     memory = Memory.of(program)
     shared = {buffer for pair in program.aliases for buffer in pair}
     places = [a for a in survey.found if a.buffer in shared]
+    written = frozenset(a.buffer for a in survey.found if a.writes)
     for result, operand in program.aliases:
         if not memory.comparable(result, operand):
             yield f"{operand!r} and {result!r} have the same memory, but not the same layout"
@@ -27,14 +29,16 @@ def overwritten(program: LoopProgram, survey: Survey) -> Iterator[str]:
         reads = [(n, a) for n, a in enumerate(places) if not a.writes and a.buffer == operand]
         for n, write in writes:
             for m, read in reads:
-                if _comes_after(write, read, n < m, memory):
+                if _comes_after(write, read, n < m, memory, written):
                     yield (f"{operand!r}, whose memory {result!r} takes over, is read before it is "
                            f"overwritten: {read} may come after {write}")
                     return
 
 
-def _comes_after(write: Access, read: Access, textually: bool, memory: Memory) -> bool:
-    """Whether an element may be read by `read` after `write` has overwritten it."""
+def _comes_after(write: Access, read: Access, textually: bool, memory: Memory,
+                 written: frozenset[Buffer]) -> bool:
+    """Whether an element may be read by `read` after `write` has overwritten it; `written` are the
+    buffers whose elements may change in between."""
     common = 0
     while common < min(len(write.path), len(read.path)) \
             and write.path[common] == read.path[common]:
@@ -44,7 +48,7 @@ def _comes_after(write: Access, read: Access, textually: bool, memory: Memory) -
             return True
         # That iterations side by side are independent is asked anyway.
         if isinstance(stmt, For) and stmt.kind not in SIDE_BY_SIDE and carried(
-                stmt, memory, among=[write, read], depth=n + 1) is not None:
+                stmt, memory, inside=Inside([write, read], written, n + 1)) is not None:
             return True
     if not textually or write.stmt is read.stmt:
         return False
@@ -52,7 +56,7 @@ def _comes_after(write: Access, read: Access, textually: bool, memory: Memory) -
     if len(next_to) == 2 and next_to[0] is next_to[1] and isinstance(next_to[0], If):
         return False  # one of the branches is taken
     inside = variables(tuple(next_to))
-    return settle(write, read, inside, set()) is not None and not _are_apart(write, read)
+    return settle(write, read, inside, written) is not None and not _are_apart(write, read)
 
 
 def _are_apart(write: Access, read: Access) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
-from hlo_mlc.loops.accesses import Access, accesses
+from hlo_mlc.loops.accesses import Access, Inside, accesses
 from hlo_mlc.loops.core import Accumulate, Call, For, LoopProgram, Stmt, walk
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.facts import (
@@ -121,19 +121,17 @@ def lane_invariant(stmt: Accumulate, var: Var) -> bool:
 
 
 def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
-            only: Buffer | None = None, among: list[Access] | None = None, depth: int = 0
-            ) -> Conflict | None:
+            only: Buffer | None = None, inside: Inside | None = None) -> Conflict | None:
     """A dependence between different iterations of `loop`, or None if there is provably none.
 
     With `reductions_are_free`, updates of one element by all iterations, through the same
     combiner, do not count; nor do atomic ones ever.  With `only`, nothing but that buffer counts;
-    with `among`, nothing but these accesses, whose paths begin with `depth` statements around the
-    body of the loop.
+    `inside` is what happens in the loop, if somebody knows it, or as much of it as counts.
     """
     if index.bounds(loop.extent)[1] <= 1:
         return None  # one iteration at most
-    touched = accesses(loop.body, only) if among is None else among
-    question = _Question.about(loop, memory, touched, depth)
+    inside = Inside.of(loop.body) if inside is None else inside
+    question = _Question.about(loop, memory, inside, only)
     for first, second in question.open():
         for a, b in ((a, b) for a in first for b in second if a.writes or b.writes):
             if same_reduction(a, b) and ((a.stmt.atomic and b.stmt.atomic) or (
@@ -142,7 +140,7 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
                 continue
             if not memory.comparable(a.buffer, b.buffer):
                 return Conflict(a, b, False)
-            if not question.apart(a.within(depth), b.within(depth)):
+            if not question.apart(a.within(inside.depth), b.within(inside.depth)):
                 return Conflict(a, b, _certain(a, b, loop, question.varying))
     return None
 
@@ -156,21 +154,21 @@ class _Question:
     memory: Memory
     groups: tuple[dict[tuple, list[Access]], ...]  # by what may overlap, then by place
     varying: set[Var]
-    unstable: set[Buffer]
+    unstable: Set[Buffer]
 
     @classmethod
-    def about(cls, loop: For, memory: Memory, touched: list[Access], depth: int) -> _Question:
-        unstable = {a.buffer for a in touched if a.writes}
+    def about(cls, loop: For, memory: Memory, inside: Inside, only: Buffer | None) -> _Question:
+        touched = [a for a in inside.touched if only is None or a.buffer == only]
         owners = memory.owners({a.buffer: None for a in touched})
-        written = {owners[b] for b in unstable}
+        written = {owners[a.buffer] for a in touched if a.writes}
         groups: dict[Buffer, dict[tuple, list[Access]]] = {}
         for a in touched:
             owner = owners[a.buffer]
             if owner in written:
                 groups.setdefault(owner, {}).setdefault((a.buffer, a.indices), []).append(a)
         varying = {loop.var, *(s.var for path in {a.path for a in touched}
-                               for s, _ in path[depth:] if isinstance(s, For))}
-        return cls(loop, memory, tuple(groups.values()), varying, unstable)
+                               for s, _ in path[inside.depth:] if isinstance(s, For))}
+        return cls(loop, memory, tuple(groups.values()), varying, inside.written)
 
     def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
         """The accesses to two places that the places alone do not keep apart."""

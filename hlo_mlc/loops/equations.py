@@ -24,7 +24,7 @@ class Place(Protocol):
     indices: tuple[Expr, ...]
 
 
-def settle(a: Place, b: Place, varying: set[Var], unstable: set[Buffer],
+def settle(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
            known: Set[Expr] = frozenset()) -> set[Var] | None:
     """The variables that are equal whenever an instance of `a` and one of `b` touch the same
     element; None where they never do.
@@ -39,7 +39,7 @@ def settle(a: Place, b: Place, varying: set[Var], unstable: set[Buffer],
 class _Equation:
     """The difference of two index tuples, term by term, being solved for equal variables."""
 
-    def __init__(self, a: Place, b: Place, varying: set[Var], unstable: set[Buffer],
+    def __init__(self, a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
                  known: Set[Expr]) -> None:
         self.open = set(varying)
         self.unstable = unstable

@@ -53,7 +53,7 @@ class Points:
         self.exist = np.ones(self.count, bool)
         for v, x in values.items():
             if v in extents:
-                self.exist &= x < self.interval(extents[v])[0]
+                self.exist &= x < self.interval(extents[v])[1]
 
     def interval(self, e: Expr) -> Interval:
         """The smallest and largest value of an index expression at each point."""

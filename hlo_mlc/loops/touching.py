@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,13 +38,14 @@ def solid(access: Access) -> Box | None:
     each axis has loops of its own, which walk along it without leaving anything out."""
     if access.guards or any(isinstance(s, If | While) for s, _ in access.path):
         return None
-    place, extents = _numbered(access)
-    if any(e.free or index.bounds(e)[0] < 1 for e in extents.values()):
+    nest = _Nest.around(access)
+    if any(e.free or index.bounds(e)[0] < 1 for e in nest.extents.values()):
         return None
+    extents = nest.extents
     used: set[Var] = set()
     found = []
-    for i in access.indices:
-        terms, first = index.affine(build.substitute(i, place) if place else i)
+    for i in nest.indices:
+        terms, first = index.affine(i)
         if not all(v in extents and v not in used for v in terms):
             return None
         used.update(terms)
@@ -67,27 +69,43 @@ def contains(outer: Box | None, inner: Box) -> bool:
                                      in zip(outer, inner, strict=True))
 
 
-def _numbered(access: Access) -> tuple[dict[Var, Expr], dict[Var, Expr]]:
-    """The loops around an access with their extents.  Groups of tasks, `for t in
-    0..min(size, count - group * size)`, count as one loop over all tasks, whose variable stands in
-    place of theirs."""
-    loops = [s for s, _ in access.path if isinstance(s, For)]
-    place: dict[Var, Expr] = {}
-    extents = {s.var: s.extent for s in loops}
-    for group, inner in itertools.pairwise(loops):
+@dataclass(frozen=True, slots=True)
+class _Nest:
+    """The loops around an access: its indices, facts about it, the extents of variables."""
+
+    indices: Sequence[Expr]
+    facts: Sequence[Expr]
+    extents: Mapping[Var, Expr]
+
+    @classmethod
+    def around(cls, access: Access, facts: Sequence[Expr] = ()) -> _Nest:
+        """The loops of an access, where groups of tasks count as one loop over all tasks."""
+        loops = [s for s, _ in access.path if isinstance(s, For)]
+        nest = cls(access.indices, facts, {s.var: s.extent for s in loops})
+        for group, inner in itertools.pairwise(loops):
+            nest = nest._numbered(group, inner)
+        return nest
+
+    def _numbered(self, group: For, inner: For) -> _Nest:
+        """The same, `for t in 0..min(size, count - group * size)` and the loop around it being one
+        over `group * size + t`, if that is all that is asked of the two."""
         size = inner.var.extent
         if not inner.extent.free or size is None or group.extent.free:
-            continue
+            return self
         first = index.multiply(group.var, index.constant(size))
         bounds = {index.add(first, part) for part in least(inner.extent)}
         count = next((b for b in bounds if isinstance(b, Const)), None)
-        if count is not None and bounds == {count, index.add(first, index.constant(size))} \
-                and -(-count.value // size) <= index.bounds(group.extent)[0]:
-            number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
-            place[inner.var] = index.subtract(number, first)
-            del extents[inner.var]
-            extents[number] = count
-    return place, extents
+        if count is None or bounds != {count, index.add(first, index.constant(size))} \
+                or -(-count.value // size) > index.bounds(group.extent)[0]:
+            return self
+        number = Var(f"{group.var.name}+{inner.var.name}", INDEX, count.value)
+        place = {inner.var: index.subtract(number, first)}
+        extents = {v: build.substitute(e, place) for v, e in self.extents.items()
+                   if v not in (group.var, inner.var)}
+        one = _Nest([build.substitute(i, place) for i in self.indices],
+                    [build.substitute(f, place) for f in self.facts], {**extents, number: count})
+        left = (*one.indices, *one.facts, *extents.values())
+        return self if any(group.var in e.free for e in left) else one
 
 
 def touched(access: Access) -> Boxes | None:
@@ -120,18 +138,16 @@ def _conditions(access: Access) -> Iterator[tuple[Expr, bool]]:
 def _boxes(access: Access, conditions: Sequence[Expr]) -> Boxes | None:
     """What is touched where conditions hold, said as facts about loops; None where that is not all
     a matter of their variables, or there are too many values."""
-    place, loops = _numbered(access)
-    facts = [*conditions, *(index.subtract(index.constant(1), extent) for extent in loops.values()
-                            if extent.free or index.bounds(extent)[0] < 1)]
-    indices, facts = ([build.substitute(e, place) for e in part]
-                      for part in (access.indices, facts))
-    extents = {v: build.substitute(e, place) for v, e in loops.items()}
-    axes, (merged,) = merged_axes(access.buffer.shape, (tuple(indices),))
-    if len(axes) < len(indices):
+    nest = _Nest.around(access, conditions)
+    extents = nest.extents
+    facts = (*nest.facts, *(index.subtract(index.constant(1), extent) for extent in extents.values()
+                            if extent.free or index.bounds(extent)[0] < 1))
+    axes, (merged,) = merged_axes(access.buffer.shape, (tuple(nest.indices),))
+    if len(axes) < len(nest.indices):
         with contextlib.suppress(Unknown):
-            return split_axes(_Sides(merged, tuple(facts), extents).boxes(), axes)
+            return split_axes(_Sides(merged, facts, extents).boxes(), axes)
     with contextlib.suppress(Unknown):
-        return _Sides(indices, tuple(facts), extents).boxes()
+        return _Sides(nest.indices, facts, extents).boxes()
     return None
 
 
@@ -168,10 +184,10 @@ class _Sides:
             extent = self.extents.get(v)
             if extent is None:
                 raise Unknown
-            if v in elsewhere or extent.free or abs(step) > reach:
+            if v in elsewhere or not isinstance(extent, Const) or abs(step) > reach:
                 continue
             found[v] = step
-            reach += abs(step) * (index.bounds(extent)[1] - 1)
+            reach += abs(step) * (extent.value - 1)
         return found
 
     def _cut(self, fact: Expr) -> None:
@@ -193,17 +209,15 @@ class _Sides:
     def boxes(self) -> Boxes:
         """The boxes, one for each combination of the values that are put in."""
         walking = {v: np.zeros(1, np.int64) for side in self.sides for v in side}
-        used = frozenset().union(*(e.free for e in (*self.indices, *self.facts)))
-        used = used.union(*(self.extents[v].free for v in used if v in self.extents)) - set(walking)
-        if any(v.extent is None or v not in self.extents for v in used):
-            raise Unknown
-        if not used and not self.facts:
+        ranges = self._put_in(walking)
+        if not ranges and not self.facts and not any(loads(i) for i in self.indices):
             return box(self._side(axis) for axis in range(len(self.indices)))
-        values = enumerated({v: v.extent for v in sorted(used, key=lambda v: v.name)})
+        values = enumerated(ranges)
         count = len(next(iter(values.values()))) if values else 1
-        points = Points({**values, **{v: np.zeros(count, np.int64) for v in walking}},
-                        {v: e for v, e in self.extents.items() if v not in walking})
-        exist, lows, highs = points.exist, [], []
+        points = Points({**values, **{v: np.zeros(count, np.int64) for v in walking}}, {})
+        exist, lows, highs = np.ones(1, bool), [], []
+        for v, x in values.items():
+            exist = exist & (x < _exact(points, self.extents[v]))
         for i, side in zip(self.indices, self.sides, strict=True):
             begin = _exact(points, i)
             down, up = self._reach(side)
@@ -224,6 +238,20 @@ class _Sides:
         low, high = (tuple(np.broadcast_to(x, count)[where] for x in ends)
                      for ends in (lows, highs))
         return Boxes(low, high, np.zeros(len(where), np.int64))
+
+    def _put_in(self, walking: Mapping[Var, np.ndarray]) -> dict[Var, int]:
+        """The other variables that anything depends on, extents included, below their bounds."""
+        found: dict[Var, int] = {}
+        left = [v for e in (*self.indices, *self.facts) for v in e.free]
+        while left:
+            v = left.pop()
+            if v in walking or v in found:
+                continue
+            if v.extent is None or v not in self.extents:
+                raise Unknown
+            found[v] = v.extent
+            left += self.extents[v].free
+        return dict(sorted(found.items(), key=lambda item: item[0].name))
 
     def _reach(self, side: Mapping[Var, int]) -> tuple[int, int]:
         """How far the variables of a side go, down and up."""

@@ -188,7 +188,7 @@ class _Checker:
                for s in scope.loops):
             raise self._fail(stmt, scope, "tasks inside of a task or a vector")
         private = {s.buffer for s in scope.path if isinstance(s, Allocate)}
-        for access in self.survey.inside(stmt)[0] if private else ():
+        for access in self.survey.inside(stmt).touched if private else ():
             if access.buffer in private:
                 raise self._fail(access.stmt, scope, f"a task of {stmt.var.name} uses "
                                  f"{access.buffer!r}, which is private to the code around it")
@@ -221,9 +221,8 @@ class _Checker:
             raise self._fail(stmt, scope, f"expected {buffer!r} to be indexed by the threads first")
 
     def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:
-        among, depth = self.survey.inside(stmt)
         conflict = carried(stmt, self.memory, reductions_are_free=reductions_are_free,
-                           among=among, depth=depth)
+                           inside=self.survey.inside(stmt))
         if conflict is None:
             return
         if conflict.certain:

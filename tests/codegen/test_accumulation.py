@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 
 from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, const, load, variable
@@ -17,6 +19,7 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import identity
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Store
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host
 
@@ -190,3 +193,27 @@ def test_the_first_element_is_not_touched_when_all_lanes_are_off(target: CpuTarg
     values = np.arange(20, dtype=np.float32)
     actual, = machine.run(program, [values], results=[np.zeros(2, np.float32)], target=target)
     np.testing.assert_array_equal(actual, [values[:16].sum(), values[10:].sum()])
+
+
+def test_what_no_lane_adds_to_is_not_touched(target: CpuTarget, machine, samples) -> None:
+    """Guards of lanes keep whole rows away from an array of registers that has no place for them.
+    """
+    x, y = Buffer("x", t.F32, (4, 4), "operand"), Buffer("y", t.F32, (2,), "result")
+    held = Buffer("held", t.F32, (2,), "register")
+    row, place, lane = variable("row", 4), variable("place", 2), variable("lane", 4)
+    number = index.add(index.multiply(row, index.constant(4)), lane)
+    update = Accumulate((held,), (row,), _one_op("add", t.F32), (load(x, (row, lane)),),
+                        index.compare("lt", number, index.constant(8)))
+
+    def each(var: Var, stmt) -> For:
+        return For(var, index.constant(var.extent), LoopKind.UNROLL, (stmt,))
+
+    program = LoopProgram("held", (x,), (y,), (Allocate(held, (
+        each(place, Store(held, (place,), const(0.0, t.F32))), each(row, _vector(4, update)),
+        each(place, Store(y, (place,), load(held, (place,)))))),))
+    assert not prove(program)[1].guarded
+    text = print_program(program, target)
+    name, size = re.search(r"(%\w+) = alloca \[(\d+) x i8\]", text).groups()
+    registers = re.findall(rf"{re.escape(name)}\.(\d+) = getelementptr", text)
+    assert registers and all(int(offset) < int(size) for offset in registers)
+    _check(machine, program, [samples(t.F32, 16, 1).reshape(4, 4)], target)

@@ -14,6 +14,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Prefetch, Store
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host, named
 
@@ -248,6 +249,29 @@ def test_private_buffers(scope: str, extent: int, target: CpuTarget, machine, sa
         each(_vector(extent, Store(z, (k, lane), load(shared, (back, lane)))))))
     program = LoopProgram("private", (x,), (y, z), (own_body, shared_body))
     _check(machine, program, [samples(t.F32, 4 * extent, 2).reshape(4, extent)], target)
+
+
+@pytest.mark.parametrize("scope", ["stack", "register"])
+@pytest.mark.parametrize("extent", [5, 16])
+def test_private_buffers_are_not_left(scope: str, extent: int, target: CpuTarget, machine) -> None:
+    """What a guard keeps a lane from is far away from its own buffer, too."""
+    lane, k = variable("lane", extent), variable("k", 4)
+    where = Buffer("where", t.I32, (extent,), "operand")
+    y, own = Buffer("y", t.F32, (extent,), "result"), Buffer("own", t.F32, (4,), scope)
+    z = Buffer("z", t.F32, (4, extent), "result")
+    place = apply("convert", load(where, (lane,)), dtype=t.INDEX)
+    inside = apply("and", index.compare("ge", place, index.constant(0)),
+                   index.compare("lt", place, index.constant(4)))
+    number = apply("convert", k, dtype=t.F32)
+    body = _vector(extent, Allocate(own, (
+        For(k, index.constant(4), LoopKind.SERIAL, (Store(own, (k,), number),)),
+        Store(y, (lane,), load(own, (place,), inside, const(-1.0, t.F32))),
+        Store(own, (place,), const(9.0, t.F32), inside),
+        For(k, index.constant(4), LoopKind.SERIAL, (Store(z, (k, lane), load(own, (k,))),)))))
+    program = LoopProgram("private", (where,), (y, z), (body,))
+    assert not prove(program)[1].guarded
+    places = np.array([3, 1 << 30, -(1 << 30), 0, 4, 1, -1, 2] * 2, np.int32)[:extent]
+    _check(machine, program, [places], target)
 
 
 def test_too_large_a_stack_is_refused() -> None:

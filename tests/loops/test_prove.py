@@ -224,3 +224,82 @@ def test_a_branch_around_what_exists_in_it_leaves_nothing_open() -> None:
 
     assert not list(gaps(branching(fill, use)))
     assert [gap.certain for gap in gaps(branching(use, fill))] == [True]
+
+
+def test_what_a_private_buffer_holds_differs_between_tasks() -> None:
+    """A place that is looked up in memory of the task's own tells nothing of other tasks."""
+    held = Buffer("held", I32, (), "register")
+    place = index.add(apply("convert", load(held, ()), dtype=INDEX), ROW)
+    task = Allocate(held, (Store(held, (), load(WHERE, (ROW,))), Store(Y, (place,), ONE)))
+    body = (loop(Store(Y, (COLUMN,), ZERO), var=COLUMN), loop(task, kind=LoopKind.PARALLEL))
+    with pytest.raises(VerifyError, match="iterations may touch the same element of y"):
+        prove(LoopProgram("private", (X, WHERE), (Y,), body))
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_a_place_that_was_looked_up_may_be_another_one_later(is_repeated) -> None:
+    """In what follows, and in the next iteration of a loop."""
+    number, z = Buffer("number", I32, (1,), "scratch"), Buffer("z", F32, (), "result")
+    place = index.maximum(index.minimum(apply("convert", load(number, (at(0),)), dtype=INDEX),
+                                        at(6)), at(0))
+    further = index.add(place, at(1))
+    write, read = Store(Y, (place,), ONE), Store(z, (), load(X, (further,)))
+    first, second = (Store(number, (at(0),), const(n, I32)) for n in (3, 2))
+    moved = Store(number, (at(0),), load(WHERE, (ROW,)))
+    body = (first, loop(read, write, moved)) if is_repeated else (first, write, second, read)
+    program = LoopProgram("later", (X, WHERE), (Y, z), (*body, loop(Store(Y, (ROW,), ONE))),
+                          scratch=((number, 0),), aliases=((Y, X),))
+    assert any("is read before it is overwritten" in text for text in verify(program).open)
+
+
+@pytest.mark.parametrize("extent", [
+    index.maximum(index.minimum(apply("convert", load(WHERE, (at(0),)), dtype=INDEX), at(8)),
+                  at(1)),
+    apply("select", apply("lt", load(X, (at(0),)), ONE), at(3), at(8))])
+def test_how_far_a_loop_goes_that_data_ends_is_not_known(extent) -> None:
+    """It goes no further than it may, and may end before."""
+    body = (For(ROW, extent, LoopKind.SERIAL, (Store(Y, (ROW,), ONE),)),)
+    assert [gap.certain for gap in gaps(LoopProgram("ended", (X, WHERE), (Y,), body))] == [False]
+    further = For(ROW, extent, LoopKind.SERIAL, (Store(Y, (index.add(ROW, at(3)),), ONE),))
+    program = LoopProgram("further", (X, WHERE), (Y,), (*body, further))
+    assert [text for text in verify(program).unproven if "i + 3 is within y" in text]
+
+
+@pytest.mark.parametrize("step, others, is_whole", [(8, 30, True), (16, 54, False), (0, 30, False)])
+def test_groups_are_one_loop_where_they_walk_on_together(step, others, is_whole) -> None:
+    """Tasks in groups of 8: the elements of all are neighbours, or leave holes, or are the same."""
+    group, task = variable("g", 4), variable("t", 8)
+    first = index.multiply(group, at(8))
+    y = Buffer("y", F32, (others,), "result")
+    place = index.add(index.multiply(group, at(step)), task)
+    tasks = For(task, index.minimum(at(8), index.subtract(at(30), first)), LoopKind.SERIAL,
+                (Store(y, (place,), ONE),))
+    program = LoopProgram("groups", (X,), (y,), (loop(tasks, var=group, extent=4),))
+    assert list(gaps(program)) == [] if is_whole else [g.certain for g in gaps(program)] == [True]
+
+
+def test_what_is_under_a_guard_of_data_is_elsewhere_by_the_rest_of_it() -> None:
+    """Of a condition that is not about indices alone, the part that is counts."""
+    z = Buffer("z", F32, (8,), "result")
+    asked = apply("and", apply("lt", ROW, at(4)), apply("lt", load(WHERE, (ROW,)), const(1, I32)))
+
+    def program(begin: int) -> LoopProgram:
+        read = Store(z, (COLUMN,), load(X, (COLUMN,)), apply("ge", COLUMN, at(begin)))
+        return LoopProgram("elsewhere", (X, WHERE), (Y, z), (
+            loop(Store(Y, (ROW,), ONE, asked)), loop(read, var=COLUMN)), aliases=((Y, X),))
+
+    assert not verify(program(4)).open
+    assert any("is read before it is overwritten" in text for text in verify(program(3)).open)
+
+
+def test_what_is_looked_up_under_a_guard_is_seen_under_it() -> None:
+    """The index is compared as it is, and read again under the comparison."""
+    def place(guard: Expr | None) -> Expr:
+        found = load(WHERE, (ROW,), guard, None if guard is None else const(0, I32))
+        return index.subtract(index.maximum(apply("convert", found, dtype=INDEX), at(0)), at(3))
+
+    low = apply("ge", place(None), at(0))
+    inside = apply("and", low, apply("lt", place(None), at(8)))
+    assert not verify(copied(load(X, (place(inside),), inside, ZERO))).unbounded
+    assert not verify(copied(load(X, (place(low),), inside, ZERO))).unbounded
+    assert verify(copied(load(X, (place(inside),), low, ZERO))).unbounded

@@ -70,7 +70,7 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
     else:
         total, any_live = _folded_under(writer, stmt, terms, mask)
     function.mask = None
-    if all(place.storage.own_bytes and not place.uniform for place in places):
+    if all(place.is_own_element for place in places):
         _add_once(writer, stmt, places, total, any_live)
     else:  # without any lane, there may be no such place
         block = function.block

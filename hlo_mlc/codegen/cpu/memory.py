@@ -57,9 +57,7 @@ def load(writer: Writer, node: Load) -> Value:
 def _is_safe(writer: Writer, node: Load, place: Place) -> bool:
     """Whether the access may be made in all lanes whatever the conditions around it are."""
     lane = writer.function.lane
-    if place.storage.private_lanes or (lane is not None and place.holds_vector(lane.width)):
-        return True
-    return is_inside(node)
+    return (lane is not None and place.holds_vector(lane.width)) or is_inside(node)
 
 
 def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:

@@ -68,15 +68,16 @@ class Place(NamedTuple):
 
     @property
     def is_own_element(self) -> bool:
-        """Whether all lanes are at one element, always the same, of an array of this function."""
-        return self.storage.own_bytes > 0 and self.is_uniform and not self.uniform
+        """Whether all lanes are at one element, always the same, in an array of this function."""
+        return self.is_uniform and not self.uniform \
+            and 0 <= self.constant <= self.storage.own_bytes - self.dtype.bytes
 
     def holds_vector(self, width: int) -> bool:
         """Whether `width` elements from here on lie in an array of this function alone, which may
         be read and written back even where lanes are switched off."""
         end = self.constant + width * self.dtype.bytes
-        return not self.uniform and self.stride == 1 and self.constant >= 0 \
-            and end <= self.storage.own_bytes
+        return self.stride == 1 and not self.uniform and not self.varying \
+            and self.constant >= 0 and end <= self.storage.own_bytes
 
 
 def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:

@@ -18,6 +18,7 @@ from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.loops.accesses import accesses, is_full
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -30,8 +31,7 @@ from hlo_mlc.loops.core import (
     folding,
     walk,
 )
-from hlo_mlc.loops.dependence import accesses
-from hlo_mlc.loops.rewrite import constant_extent, expressions, substitute
+from hlo_mlc.loops.rewrite import expressions, substitute
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP
@@ -110,18 +110,19 @@ class BlockWriter(Writer):
         conditions, stride = [], size
         for loop in nest:
             stride //= loop.var.extent
-            if loop.var.extent == 1 and (loop is not stmt or size == self.threads):
+            is_partial = not is_full(loop) or (loop is stmt and size < self.threads)
+            if loop.var.extent == 1 and not is_partial:
                 continue
             text = self._position(loop.var, stride, outermost=loop is stmt)
             self.bind(loop.var, text)
-            full = constant_extent(loop) == loop.var.extent
-            if not full or (loop is stmt and size < self.threads):
+            if is_partial:
                 extent, = self.values().write(loop.extent)
                 conditions.append(infix(text, "<", extent))
         single = {s.var: index.constant(0) for s in nest if s.var.extent == 1}
         body = substitute(nest[-1].body, single)
         update = folding(nest[-1])
-        self._in_threads, self._lane = True, nest[-1].var
+        self._in_threads = True
+        self._lane = nest[-1].var if is_full(nest[-1]) else None
         self.filled = _filled(body)
         if update is not None:
             self._fold(body[0], nest[-1].var, conditions)

@@ -113,7 +113,7 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
     for load in dict.fromkeys(load for e in values for load in loads(writer.memory.legalized(e))):
         if load in known or not _is_vector(writer, load.source, load.indices, var, width):
             continue
-        if stmt.guard is not None and not is_inside(load):
+        if stmt.guard is not None and not all(map(is_inside, loads(load))):
             continue  # vectors are loaded before the guard of the statement is asked
         place = _address(writer, load.source, load.indices, var)
         if load.guard is None:

@@ -173,3 +173,26 @@ def test_vectors_are_not_loaded_in_front_of_the_guard_that_they_need(count, is_w
         lane, LoopKind.VECTORIZE, Store(Y, (place,), load(x, (place,)), guard))))
     text = kernel(print_program(LoopProgram("k", (x,), (Y,), (body,)), SM90))
     assert ("mlc_load<4>(x" in text) == is_whole, text
+
+
+@pytest.mark.parametrize("is_asked_first", [True, False])
+def test_what_a_load_asks_under_a_guard_is_not_asked_in_front_of_it(is_asked_first) -> None:
+    """The load itself is always inside; what says whether it counts is so under the guard only."""
+    flags = Buffer("flags", BOOL, (200,), "operand")
+    thread, lane = variable("t", 256), variable("v", 4)
+    place = index.add(index.multiply(thread, index.constant(4)), lane)
+    number = index.minimum(thread, index.constant(199)) if is_asked_first else thread
+    guard = apply("lt", place, index.constant(799))
+    value = load(X, (place,), load(flags, (number,)), const(0.0, F32))
+    body = loop(variable("b", 1), LoopKind.BLOCK, loop(thread, LoopKind.THREAD, loop(
+        lane, LoopKind.VECTORIZE, Store(Y, (place,), value, guard))))
+    text = kernel(print_program(LoopProgram("k", (X, flags), (Y,), (body,)), SM90))
+    assert ("mlc_load<4>(" in text) == is_asked_first, text
+
+
+def test_a_single_thread_that_may_have_nothing_to_do_is_asked() -> None:
+    block, thread, one = variable("b", 3), variable("t", 32), variable("o", 1)
+    last = index.minimum(index.constant(1), index.subtract(index.constant(2), block))
+    inner = For(one, last, THREAD, (Store(Y, (index.add(block, one),), ONE),))
+    text = kernel(printed(loop(block, BLOCK, For(thread, index.constant(1), THREAD, (inner,)))))
+    assert "if (" in text, text
