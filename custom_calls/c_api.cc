@@ -6,6 +6,7 @@
 #include <new>
 #include <string>
 
+#include "code_memory.h"
 #include "float_mode.h"
 #include "mlc_abi.h"
 #include "scratch_pool.h"
@@ -24,64 +25,91 @@ constexpr int kNoMemory = -1;
 
 thread_local std::string last_fault;  // of what this thread ran
 
+// No exception passes to those who call these functions.
+template <typename Function>
+int WithinMemory(const Function& function) {
+  try {
+    return function();
+  } catch (const std::bad_alloc&) {
+    return kNoMemory;
+  }
+}
+
 }  // namespace
 
 int64_t mlc_abi_version(void) { return MLC_ABI_VERSION; }
 
+void* mlc_code_reserve(int64_t bytes) {
+  void* pages = nullptr;
+  WithinMemory([&] {
+    pages = mlc::CodeMemory::Get().Reserve(bytes);
+    return kDone;
+  });
+  return pages;
+}
+
+int mlc_code_publish(void* pages, const void* code, int64_t bytes) {
+  return mlc::CodeMemory::Get().Publish(pages, code, bytes) ? kDone : kNoMemory;
+}
+
+void mlc_code_release(void* pages) { mlc::CodeMemory::Get().Release(pages); }
+
 int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes) {
-  try {
+  return WithinMemory([&] {
     VariantTable::Get().Set(id, {entry, scratch_bytes});
     return kDone;
-  } catch (const std::bad_alloc&) {
-    return kNoMemory;
-  }
+  });
 }
 
 int mlc_variant_exists(const char* id) {
-  return VariantTable::Get().Find(id) != nullptr ? kDone : kNo;
+  return WithinMemory([&] { return VariantTable::Get().Find(id) != nullptr ? kDone : kNo; });
 }
 
-int mlc_variant_remove(const char* id) { return VariantTable::Get().Remove(id) ? kDone : kNo; }
+int mlc_variant_remove(const char* id) {
+  return WithinMemory([&] { return VariantTable::Get().Remove(id) ? kDone : kNo; });
+}
 
 int mlc_variant_remove_unused(const char* id) {
-  return VariantTable::Get().RemoveUnused(id) ? kDone : kNo;
+  return WithinMemory([&] { return VariantTable::Get().RemoveUnused(id) ? kDone : kNo; });
 }
 
 int mlc_variant_describe(const char* id, const char* lines) {
-  const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
-  if (slot == nullptr) return kNo;
-  try {
+  return WithinMemory([&] {
+    const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
+    if (slot == nullptr) return kNo;
     slot->Describe(lines);
     return kDone;
-  } catch (const std::bad_alloc&) {
-    return kNoMemory;
-  }
+  });
 }
 
 void mlc_profile_enable(int enabled) { mlc::EnableProfiling(enabled != 0); }
 
 int mlc_profile_read(const char* id, int64_t* calls, int64_t* nanoseconds) {
-  const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
-  if (slot == nullptr) return kNo;
-  slot->ReadCalls(calls, nanoseconds);
-  return kDone;
+  return WithinMemory([&] {
+    const std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
+    if (slot == nullptr) return kNo;
+    slot->ReadCalls(calls, nanoseconds);
+    return kDone;
+  });
 }
 
 void mlc_profile_reset(void) { VariantTable::Get().ResetCalls(); }
 
 int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
             int64_t thread_count) {
-  static mlc::ScratchPool& scratch_pool = *new mlc::ScratchPool;
-  mlc::ScratchPool::Lease scratch(scratch_pool, scratch_bytes);
-  if (scratch.failed()) return kNoMemory;
-  mlc::WorkerPool& workers = mlc::WorkerPool::Get();
-  if (thread_count > 1) workers.EnsureWorkers(thread_count - 1);
-  mlc::ThreadTeam team(workers, thread_count);
-  mlc::FloatMode mode;
-  entry(&team, buffers, dims, scratch.data());
-  if (team.fault().text.empty()) return kDone;
-  last_fault = team.fault().text;
-  return kNo;
+  return WithinMemory([&] {
+    static mlc::ScratchPool& scratch_pool = *new mlc::ScratchPool;
+    mlc::ScratchPool::Lease scratch(scratch_pool, scratch_bytes);
+    if (scratch.failed()) return kNoMemory;
+    mlc::WorkerPool& workers = mlc::WorkerPool::Get();
+    if (thread_count > 1) workers.EnsureWorkers(thread_count - 1);
+    mlc::ThreadTeam team(workers, thread_count);
+    mlc::FloatMode mode;
+    entry(&team, buffers, dims, scratch.data());
+    if (team.fault().text.empty()) return kDone;
+    last_fault = team.fault().text;
+    return kNo;
+  });
 }
 
 const char* mlc_fault(void) { return last_fault.c_str(); }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -123,6 +124,18 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   return nullptr;
 }
 
+// No exception passes through XLA.
+template <typename Handler>
+XLA_FFI_Error* WithinMemory(XLA_FFI_CallFrame* frame, const Handler& handler) {
+  try {
+    return handler(frame);
+  } catch (const std::bad_alloc&) {
+    return ffi::internal::CreateError(
+        frame->api, ffi::Error(ffi::ErrorCode::kResourceExhausted,
+                               "hlo_mlc: no memory to call a kernel"));
+  }
+}
+
 }  // namespace
 }  // namespace mlc
 
@@ -130,13 +143,13 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
 extern "C" {
 
 MLC_EXPORT XLA_FFI_Error* mlc_ffi_instantiate(XLA_FFI_CallFrame* frame) {
-  return mlc::kInstantiate(frame);
+  return mlc::WithinMemory(frame, mlc::kInstantiate);
 }
 
 MLC_EXPORT XLA_FFI_Error* mlc_ffi_execute(XLA_FFI_CallFrame* frame) {
   const auto* extension = frame->extension_start;  // whose type is called otherwise since 0.11
   const bool asked = extension != nullptr && extension->type == XLA_FFI_Extension_Metadata;
-  return asked ? mlc::kDescribe(frame) : mlc::Execute(frame);
+  return asked ? mlc::kDescribe(frame) : mlc::WithinMemory(frame, mlc::Execute);
 }
 
 MLC_EXPORT void* mlc_ffi_state_type_id(void) { return &mlc::KernelState::id; }

@@ -89,6 +89,14 @@ typedef struct MlcCheckedKernel {
 
 MLC_EXPORT int64_t mlc_abi_version(void);
 
+/* Machine code in memory. mlc_code_reserve gives pages of their own for so many bytes (NULL when
+ * memory or the system's memory maps ran out), so that code can be linked for where it will lie;
+ * mlc_code_publish copies it there, once, and makes it executable; mlc_code_release gives the pages
+ * back, published or not. A released page may be mapped as long as the process lives. */
+MLC_EXPORT void* mlc_code_reserve(int64_t bytes);
+MLC_EXPORT int mlc_code_publish(void* pages, const void* code, int64_t bytes);
+MLC_EXPORT void mlc_code_release(void* pages);
+
 /* Makes `entry` the code behind `id`, for executables still to be loaded and for those already
  * loaded. The code must stay mapped until mlc_variant_remove_unused says that nobody holds it: an
  * execution that began with it may still be running. */

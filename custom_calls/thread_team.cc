@@ -115,7 +115,12 @@ class Region final : public Job {
       if (uninvited_.load(std::memory_order_relaxed) <= 0) return;
       if (uninvited_.fetch_sub(1, std::memory_order_relaxed) <= 0) return;
       owners_.fetch_add(1, std::memory_order_relaxed);
-      executor_.Schedule(this);
+      try {
+        executor_.Schedule(this);
+      } catch (const std::bad_alloc&) {  // nobody comes: who is here does all
+        owners_.fetch_sub(1, std::memory_order_relaxed);
+        return;
+      }
     }
   }
 

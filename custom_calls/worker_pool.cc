@@ -2,7 +2,7 @@
 
 #include <pthread.h>
 
-#include <system_error>
+#include <exception>
 #include <thread>
 
 #include "spin.h"
@@ -33,7 +33,7 @@ void WorkerPool::EnsureWorkers(int64_t count) {
   std::lock_guard<std::mutex> lock(mutex_);
   try {
     for (; workers_ < count; ++workers_) std::thread([this] { Serve(); }).detach();
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {  // no thread is to be had, or no memory
     // parallel_for is right with any number of helpers, none included.
   }
 }

@@ -29,6 +29,9 @@ _pointer = ctypes.c_void_p
 _int64_pointer = ctypes.POINTER(ctypes.c_int64)
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlc_abi_version": (ctypes.c_int64, []),
+    "mlc_code_reserve": (_pointer, [ctypes.c_int64]),
+    "mlc_code_publish": (ctypes.c_int, [_pointer, ctypes.c_char_p, ctypes.c_int64]),
+    "mlc_code_release": (None, [_pointer]),
     "mlc_variant_set": (ctypes.c_int, [ctypes.c_char_p, _pointer, ctypes.c_int64]),
     "mlc_variant_exists": (ctypes.c_int, [ctypes.c_char_p]),
     "mlc_variant_remove": (ctypes.c_int, [ctypes.c_char_p]),

@@ -11,14 +11,12 @@ import collections
 import ctypes
 import functools
 import gc
-import itertools
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import llvmlite.binding as llvm
-
-from hlo_mlc.runtime import library
+from hlo_mlc.runtime import elf, library
+from hlo_mlc.runtime.linking import block_of
 from hlo_mlc.support.errors import CodegenError, RuntimeLibraryError, UsageError
 from hlo_mlc.support.locks import process_lock
 
@@ -60,35 +58,57 @@ _kept: dict[str, Lease] = {}  # for the life of the process
 _ended: collections.deque[str] = collections.deque()  # ids whose lease has ended
 _table_lock = process_lock()
 
-_MACHINE = slice(18, 20)  # where an ELF header says what machine it is for; System V ABI
+_NO_MORE = ("memory, or the number of maps that the system allows a process (vm.max_map_count), "
+            "ran out")
 
-_jit_lock = process_lock()
-_library_numbers = itertools.count()
+
+class _Pages:
+    """Memory of some code, given back when nobody has this any longer: by the native library, so
+    that it does not matter what the thread that lets it go is doing.  At the end of the process
+    other threads may still run what lies there; it stays."""
+
+    __slots__ = ("__weakref__", "address")
+
+    def __init__(self, size: int) -> None:
+        native = library.load()
+        address = native.mlc_code_reserve(size)
+        if address is None:
+            raise RuntimeLibraryError(f"There is no memory for {size:,} bytes of code: {_NO_MORE}")
+        self.address: int = address
+        weakref.finalize(self, native.mlc_code_release, self.address).atexit = False
+
+    def publish(self, code: bytes) -> None:
+        """Puts the code there, which can be run from now on."""
+        if library.load().mlc_code_publish(self.address, code, len(code)) < 0:
+            raise RuntimeLibraryError(
+                f"The system does not make {len(code):,} bytes of code executable: {_NO_MORE}, or "
+                "it forbids code that a process makes")
 
 
 def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> KernelCode:
     """Maps an object file for this machine into the process and finds the entry `symbol` in it.
 
     Raises: CodegenError when the object is damaged, is for another machine, lacks the symbol or
-    refers to one that this process does not have.
+    refers to one that this process does not have; RuntimeLibraryError when memory ran out.
     """
-    machine = object_bytes[_MACHINE]
-    if object_bytes[:4] == b"\x7fELF" and machine != _machine_code():
-        # LLVM would link it all the same.
+    machine = object_bytes[elf.MACHINE]
+    if object_bytes[:len(elf.MAGIC)] == elf.MAGIC and machine != _machine_code():
         raise CodegenError(
             f"The object file of kernel {symbol!r} is for another machine "
             f"(ELF machine {int.from_bytes(machine, 'little')})"
         )
-    with _jit_lock:
-        builder = llvm.JITLibraryBuilder().add_object_img(object_bytes).add_current_process()
-        try:
-            loaded = builder.export_symbol(symbol).link(_jit(), f"hlo_mlc.{next(_library_numbers)}")
-        except RuntimeError as error:
-            raise CodegenError(
-                f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
-                f"cannot be loaded: {error}"
-            ) from error
-    return KernelCode(loaded[symbol], scratch_bytes, loaded)
+    try:
+        block = block_of(elf.read_object(object_bytes))
+        offset = block.offset(symbol)
+        pages = _Pages(block.size)
+        code = block.linked(pages.address, _function_of_process)
+    except CodegenError as error:
+        raise CodegenError(
+            f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
+            f"cannot be loaded: {error}"
+        ) from error
+    pages.publish(code)
+    return KernelCode(pages.address + offset, scratch_bytes, pages)
 
 
 def publish(kernel_id: str, code: KernelCode) -> None:
@@ -147,7 +167,7 @@ def release_unused() -> None:
             kernel_id = _ended.popleft()
             if kernel_id in _leases:
                 continue  # it was built again, and ends again
-            if library.load().mlc_variant_remove_unused(_encode(kernel_id)):
+            if library.load().mlc_variant_remove_unused(_encode(kernel_id)) > 0:
                 unmapped.append(_published.pop(kernel_id, None))
             else:
                 _ended.append(kernel_id)
@@ -205,15 +225,21 @@ def _encode(kernel_id: str) -> bytes:
     return kernel_id.encode()
 
 
+def _function_of_process(name: str) -> int:
+    try:
+        found = getattr(_process(), name)
+    except AttributeError:
+        raise CodegenError(f"it calls {name!r}, which this process does not have") from None
+    return ctypes.cast(found, ctypes.c_void_p).value or 0
+
+
+@functools.cache
+def _process() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 @functools.cache
 def _machine_code() -> bytes:
     """What the ELF header of this process's own program says."""
     with open("/proc/self/exe", "rb") as program:
-        return program.read(_MACHINE.stop)[_MACHINE]
-
-
-@functools.cache
-def _jit() -> llvm.LLJIT:
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    return llvm.create_lljit_compiler()
+        return program.read(elf.MACHINE.stop)[elf.MACHINE]

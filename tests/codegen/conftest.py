@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import mmap
 from collections.abc import Callable, Sequence
 
-import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.runtime.measure import run_kernel
-from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import KernelFaultError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
@@ -43,7 +41,6 @@ def _run_tasks(context: int, body: int, closure: int, count: int) -> None:
 
 
 _run_tasks_pointer = _PARALLEL_FOR(_run_tasks)
-_numbers = itertools.count()
 
 
 class _Fenced:
@@ -70,13 +67,6 @@ class Machine:
     def __init__(self, checked: bool) -> None:
         """`checked`: kernels check their accesses, unless they begin with given results."""
         self._checked = checked
-        self._jit: llvm.LLJIT | None = None
-
-    def load(self, object_code: bytes, symbol: str) -> object:
-        if self._jit is None:
-            self._jit = llvm.create_lljit_compiler()
-        builder = llvm.JITLibraryBuilder().add_object_img(object_code).add_current_process()
-        return builder.export_symbol(symbol).link(self._jit, f"test.{next(_numbers)}")
 
     def run(self, program: LoopProgram, operands: Sequence[np.ndarray], *,
             results: Sequence[np.ndarray] | None = None, dims: Sequence[int] = (),
@@ -88,7 +78,7 @@ class Machine:
             if checked is not None:
                 return checked
         generated = generate(program, target or host())
-        library = self.load(generated.object_code, generated.symbol)
+        code = load_object(generated.object_code, generated.symbol)
         inputs = {b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
                   for b, a in zip(program.operands, operands, strict=True)}
         aliases = {result.name: operand.name for result, operand in program.aliases}
@@ -106,7 +96,7 @@ class Machine:
         numbers = (ctypes.c_int64 * max(len(dims), 1))(*dims)
         pointer = ctypes.cast(_run_tasks_pointer, ctypes.c_void_p)
         context = _Context(pointer, 1)
-        entry = _ENTRY(library[generated.symbol])
+        entry = _ENTRY(code.entry)
         entry(ctypes.addressof(context), ctypes.addressof(buffers), ctypes.addressof(numbers),
               scratch.address)
         return [f.array.copy() for f in outputs]
@@ -116,13 +106,12 @@ class Machine:
         """The results of a kernel with checks, by the runtime; None if all that they find is that
         it leaves elements as they were, as kernels that are written by hand may."""
         generated = generate(program, target, checked=True)
-        library = self.load(generated.object_code, generated.symbol)
+        code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
         inputs = {b: np.array(a, b.dtype.numpy)
                   for b, a in zip(program.operands, operands, strict=True)}
         aliases = dict(program.aliases)
         outputs = [inputs[aliases[b]] if b in aliases else np.zeros(b.shape, b.dtype.numpy)
                    for b in program.results]
-        code = KernelCode(library[generated.symbol], program.scratch_bytes, library)
         try:
             run_kernel(code, list(inputs.values()), outputs, dims)
         except KernelFaultError as fault:

@@ -211,7 +211,7 @@ compile_module(modules[0], options)
 locked, done = threading.Event(), threading.Event()
 
 def hold():
-    with variants._table_lock, variants._jit_lock, building._building:
+    with variants._table_lock, building._building:
         locked.set()
         done.wait()
 

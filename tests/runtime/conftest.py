@@ -37,7 +37,7 @@ def compile_kernel() -> Callable[..., KernelCode]:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(
-        cpu=llvm.get_host_cpu_name(), opt=1, jit=True
+        cpu=llvm.get_host_cpu_name(), opt=1, reloc="pic", codemodel="small"
     )
 
     def compile_kernel(ir: str, scratch_bytes: int = 0) -> KernelCode:
