@@ -68,9 +68,14 @@ class _Tile:
                      for b, e in zip(self.base, self.extents, strict=True))
 
 
-def _tile(buffer: Buffer, touched: list[Access], inner: set[Var]) -> _Tile:
-    """The smallest tile around `touched`, placed by variables other than `inner`."""
-    unstable = {a.buffer for a in touched if a.writes}
+def _written(statements: Body) -> set[Buffer]:
+    """The buffers of which a read, here and there, may not give the same value."""
+    return {a.buffer for a in accesses(statements) if a.writes}
+
+
+def _tile(buffer: Buffer, touched: list[Access], statements: Body) -> _Tile:
+    """The smallest tile around what `statements` touch, placed by what does not change in them."""
+    inner, unstable = variables(statements), _written(statements)
     spans = [_span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
              for d in range(len(buffer.shape))]
     return _Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
@@ -155,7 +160,7 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
     first, last = statements.index(users[0]), statements.index(users[-1])
     part = statements[first:last + 1]
     _refuse_tasks("contract", part, buffer)
-    tile = _tile(buffer, accesses(part, buffer), variables(part))
+    tile = _tile(buffer, accesses(part, buffer), part)
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
     if small.bytes > MAX_STACK_BYTES:
         raise refuse("contract", users[0], f"needs {small.bytes} bytes of {buffer.name} at once; a "
@@ -176,8 +181,8 @@ def _refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
 def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     """Whether no two of these statements touch the same element."""
     groups = [accesses((s,), buffer) for s in users]
-    varying = variables(tuple(users))
-    return all(settle(a, b, varying, {buffer}) is None
+    varying, unstable = variables(tuple(users)), _written(tuple(users))
+    return all(settle(a, b, varying, unstable) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
                for a in group for b in other)
 
@@ -212,7 +217,7 @@ def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
         buffer = touched[0].buffer
-        tile = _tile(buffer, touched, variables(stmt.body))
+        tile = _tile(buffer, touched, stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
         copy = _copy(tile, cached, lambda inside, origin, guard: Store(
             cached, inside, Load(buffer, origin), guard), buffer)
@@ -242,7 +247,7 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
         if together is not None:
             raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
                          f"{together}")
-        tile = _tile(buffer, touched, variables(stmt.body))
+        tile = _tile(buffer, touched, stmt.body)
         cover = _cover(stmt, touched, math.prod(tile.extents))
         if cover is None:
             raise refuse("cache_write", stmt, f"does not surely write every element of the "
@@ -379,7 +384,7 @@ def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
 def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
     """Positions in the body of stores that together write `size` elements for certain, found by
     counting writes that never hit the same element; None where they do not add up."""
-    varying = variables(stmt.body)
+    varying, unstable = variables(stmt.body), _written(stmt.body)
     position = {}
     certain: dict[int, list[For]] = {}
     for n, part in enumerate(stmt.body):
@@ -394,9 +399,9 @@ def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
             continue
         free = frozenset().union(*(i.free for i in a.indices))
         loops = [s for s in certain[id(a.stmt)] if s.var in free]
-        settled = settle(a, a, varying, {a.buffer})
+        settled = settle(a, a, varying, unstable)
         if settled is None or any(s.var not in settled for s in loops) \
-                or any(settle(a, b, varying, {a.buffer}) is not None for b in chosen):
+                or any(settle(a, b, varying, unstable) is not None for b in chosen):
             continue
         counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
         if len(counts) < len(loops):

@@ -134,16 +134,15 @@ def unflushed_machine() -> Machine:
 
 
 @pytest.fixture(scope="session")
-def flushed(unflushed_machine: Machine) -> Callable[..., list[np.ndarray]]:
+def flushed() -> Callable[..., list[np.ndarray]]:
     """`flushed(program, operands, target)`: the results of a kernel as the runtime calls it, where
     subnormal numbers are zero."""
     def run(program: LoopProgram, operands: Sequence[np.ndarray], target: CpuTarget
             ) -> list[np.ndarray]:
         generated = generate(program, target)
-        library = unflushed_machine.load(generated.object_code, generated.symbol)
+        code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
-        run_kernel(KernelCode(library[generated.symbol], program.scratch_bytes, library),
-                   operands, outputs, ())
+        run_kernel(code, operands, outputs, ())
         return outputs
 
     return run

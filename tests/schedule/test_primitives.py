@@ -13,7 +13,7 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
-from hlo_mlc.loops.core import Accumulate, For, LoopKind, LoopProgram, While
+from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Store, While
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import with_body
@@ -553,6 +553,24 @@ def test_cache_read_of_a_window_stays_inside_the_buffer(tiny, assert_same) -> No
     staged = Schedule(program).split("i", 4).cache_read("x", "i.o")
     assert "alloc x.i.o: 6xf32 stack" in str(staged)
     assert_same(program, staged.program, [np.arange(10, dtype=np.float32)])
+
+
+def test_cache_read_at_places_that_change_meanwhile() -> None:
+    """Where memory says what is read, and the loop writes there, all of the buffer is copied."""
+    x, places = Buffer("x", F32, (8,), "operand"), Buffer("places", INDEX, (4, 8), "operand")
+    y, held = Buffer("y", F32, (4, 8), "result"), Buffer("held", INDEX, (), "register")
+    i, j = variable("i", 4), variable("j", 8)
+    inner = For(j, index.constant(8), LoopKind.SERIAL, (
+        Store(held, (), index.floormod(load(places, (i, j)), 8)),
+        Store(y, (i, j), load(x, (load(held, ()),)))))
+    program = LoopProgram("looked_up", (x, places), (y,), (
+        For(i, index.constant(4), LoopKind.SERIAL, (Allocate(held, (inner,)),)),))
+    staged = Schedule(program).cache_read("x", "j")
+    inputs = [np.arange(8, dtype=np.float32), np.arange(32).reshape(4, 8) * 3]
+    expected, = interpret(program, inputs)
+    actual, = interpret(staged.program, inputs, seed=1)
+    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(expected, (np.arange(32).reshape(4, 8) * 3 % 8))
 
 
 def test_cache_read_refuses(transposed, running) -> None:
