@@ -95,9 +95,11 @@ def _run(options: argparse.Namespace, setting: Setting, ledger: Ledger, seed: in
 
 
 def _table(ledger: Ledger) -> Table:
-    kinds = ("right", "shared", "void", *FAULTS)
+    totals = ledger.totals()
+    kinds = [kind for kind in ("right", "shared", "void", *FAULTS)
+             if kind == "right" or any(counts[kind] for counts in totals.values())]
     table = Table("setting", *kinds)
-    for setting, counts in ledger.totals().items():
+    for setting, counts in totals.items():
         table.add_row(str(setting), *(str(counts[kind]) for kind in kinds))
     return table
 
