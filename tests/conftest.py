@@ -31,6 +31,7 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.gpu import limits_of
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.interop.staged import forget
 from hlo_mlc.ops.registry import evaluate_graph, references
 from hlo_mlc.partition.cost import choose_all
 from hlo_mlc.partition.joining import Limits
@@ -97,6 +98,12 @@ def _idle() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(busyness, "read_clocks", lambda: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _first_seen() -> None:
+    """No function was compiled before: tests change what compiles those of their modules."""
+    forget()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
-import jax
 from jax.extend import source_info_util
 
 from hlo_mlc.explain import explain as explain_report
@@ -18,12 +17,11 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
-from hlo_mlc.interop.nesting import shallow
-from hlo_mlc.interop.primitive import mlc_call_p
+from hlo_mlc.interop.staged import staged, staged_anew
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.stack import deep_calls
+from hlo_mlc.support.warning import from_users_line
 
 if TYPE_CHECKING:
     from hlo_mlc.interop.tuning import TuningReport
@@ -130,21 +128,19 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
     Raises: what `jax.jit` raises for a function or arguments that it does not take.
     """
     compat.check_callable(fun)
-    function = TracedFunction(getattr(fun, "__name__", type(fun).__name__), options, for_archive)
-
-    @functools.wraps(fun)
-    def staged(*args: Any, **kwargs: Any) -> Any:
-        # JAX also calls what it was given as if that were not jitted: to find where a NaN is from.
-        if jax.config.jax_disable_jit or not compat.is_being_traced():
-            return fun(*args, **kwargs)
-        with deep_calls():
-            return _stage(function, fun, args, kwargs)
-
-    # Attributes of the function's own are found in the object of `jax.jit`, behind our methods.
-    made = functools.update_wrapper(MlcFunction(compat.jit(staged, **jit_arguments)), fun,
-                                    updated=())
+    given = staged_anew(fun, options, for_archive) if for_archive else staged(fun, options)
+    jit = functools.partial(compat.jit, given, **jit_arguments)
+    # JAX warns of these: they are deprecated.
+    is_placed = any(jit_arguments.get(name) is not None for name in ("device", "backend"))
+    compiled = from_users_line(jit) if is_placed else jit()
+    # As `jax.jit` would, had it the function: attributes of the function's own are found in its
+    # object, behind our methods. It also keeps the function.
+    for name, value in getattr(fun, "__dict__", {}).items():
+        vars(compiled).setdefault(name, value)
+    compiled.__wrapped__ = fun
+    made = functools.update_wrapper(MlcFunction(compiled), fun, updated=())
     made.choose = options.choose
-    made._origin = _Origin(fun, function, options, jit_arguments)
+    made._origin = _Origin(fun, given.function, options, jit_arguments)
     return made
 
 
@@ -152,13 +148,3 @@ def _again(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
            bound: tuple[Any, ...]) -> MlcFunction[..., Any]:
     """What was pickled, which takes a pickler that can write functions."""
     return jitted(fun, options, jit_arguments)._bind(*bound)
-
-
-def _stage(
-    function: TracedFunction, fun: Callable, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Traces a function into one `mlc_call`."""
-    closed_jaxpr, operands, result = compat.trace(fun, args, kwargs)
-    call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, operands))
-    return result(
-        mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr, function=function))

@@ -15,6 +15,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.frontend.importer import DONATED
 from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.faults import Subject
@@ -201,5 +202,5 @@ def _call(result: ir.Value) -> ir.Operation:
     return operation
 
 
-compat.register_call_rules(mlc_call_p)
+register_call_rules(mlc_call_p)
 mlir.register_lowering(mlc_call_p, _lower_call, cacheable=False)

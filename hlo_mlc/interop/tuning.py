@@ -34,6 +34,7 @@ from hlo_mlc.interop.isolation import kernel_program, operands_program, original
 from hlo_mlc.interop.measuring import choice_path
 from hlo_mlc.interop.operands import called_function, given_operands
 from hlo_mlc.interop.primitive import called
+from hlo_mlc.interop.staged import forget
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
@@ -210,6 +211,8 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
         except KeyboardInterrupt as interrupt:
             report = TuningReport((*kernels, *session.unfinished()), None)
             raise TuningInterrupted(report) from interrupt
+        finally:
+            forget()  # what is jitted from now on follows the records
 
 
 class _Session:

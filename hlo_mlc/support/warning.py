@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import importlib.util
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
+
+R = TypeVar("R")
 
 Line = tuple[str, int]
 """A file and a line of it."""
@@ -27,15 +32,35 @@ def warn(message: str, line: Line | None = None) -> None:
     warnings.warn_explicit(message, MlcWarning, file, number)
 
 
+def from_users_line(call: Callable[[], R]) -> R:
+    """What a call returns that is made as if by the user's line: functions of others warn of who
+    called them by the number of calls in between, and would find ours there."""
+    frame = _users_frame()
+    line = ast.increment_lineno(ast.parse("call()", mode="eval"), frame.f_lineno - 1)
+    code = compile(line, frame.f_code.co_filename, "eval")
+    # With the module's own names, in which `warnings` looks for what was told before.
+    return eval(code, frame.f_globals, {"call": call})
+
+
 def users_line() -> Line:
     """The innermost line that is being run and neither ours nor JAX's."""
-    frame: FrameType | None = sys._getframe()
-    line = frame.f_code.co_filename, frame.f_lineno
-    while frame is not None:
-        if not is_internal(frame.f_code.co_filename):
-            return frame.f_code.co_filename, frame.f_lineno
+    frame = _users_frame()
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _users_frame() -> FrameType:
+    innermost = frame = sys._getframe(1)
+    while not _is_users(frame):
+        if frame.f_back is None:
+            return innermost
         frame = frame.f_back
-    return line
+    return frame
+
+
+def _is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    is_typed_in = file.startswith("<") and frame.f_globals.get("__name__") == "__main__"
+    return is_typed_in or not is_internal(file)
 
 
 def is_internal(file: str) -> bool:

@@ -171,10 +171,59 @@ def plain(x: jax.Array, *, scale: float = 1.0) -> jax.Array:
     lambda f: copy.copy(f)(X).tolist() == copy.deepcopy(f)(X).tolist(),
     lambda f: setattr(f, "note", 1) or f.note,
     lambda f: getattr(f, "nothing", "lacks it"),
-    lambda f: repr(f).partition(" object")[0].partition(" at ")[0],
+    repr,
 ])
 def test_it_looks_like_what_jax_jit_returns(look: Callable) -> None:
     assert look(mlc_jit(plain)) == look(jax.jit(plain))
+
+
+class Shy:
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x * 2
+
+    def __repr__(self) -> str:
+        raise ValueError("it does not show itself")
+
+
+def test_functions_that_fail_to_describe_themselves() -> None:
+    for function in (Shy(), functools.partial(Shy()), Shy().__call__):
+        ours, theirs = mlc_jit(function), jax.jit(function)
+        assert repr(ours) == repr(theirs) and str(ours) == str(theirs)
+        assert jnp.array_equal(ours(X), X * 2)
+        assert ours.explain(X) and repr(ours.report(X))
+
+
+def jitted_on_a_device(jit: Callable) -> Callable:
+    return jit(plain, device=jax.devices()[0])
+
+
+def jitted_on_a_backend(jit: Callable) -> Callable:
+    return functools.partial(jit, backend="cpu")(plain)
+
+
+def decorated(jit: Callable) -> Callable:
+    return jit(backend="cpu")(plain)
+
+
+@pytest.mark.parametrize("use", [jitted_on_a_device, jitted_on_a_backend, decorated])
+def test_warnings_of_jax_jit_are_about_the_users_line(use: Callable) -> None:
+    line = use.__code__.co_firstlineno + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        # As Python itself: those about the program that runs, each line of it once.
+        warnings.filterwarnings("default", category=DeprecationWarning, module=f"{__name__}$")
+        for _ in range(2):
+            assert jnp.array_equal(use(mlc_jit)(X), X)
+    assert [(w.filename, w.lineno, w.category) for w in caught] == \
+        [(__file__, line, DeprecationWarning)]
+    with warnings.catch_warnings(), pytest.raises(DeprecationWarning, match="backend and device"):
+        warnings.simplefilter("error")
+        use(mlc_jit)
+
+
+def test_errors_come_after_the_warning() -> None:
+    with pytest.warns(DeprecationWarning), pytest.raises(ValueError, match="both a device and"):
+        mlc_jit(plain, device=jax.devices()[0], backend="cpu")
 
 
 def test_attributes_of_the_function_do_not_hide_ours() -> None:

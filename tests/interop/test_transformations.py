@@ -7,9 +7,12 @@ copy of it, so that no case passes only because its program is left to XLA.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,7 +20,8 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import checkify, hijax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -372,6 +376,69 @@ def checkpoint_in_scan(jit: Jit) -> Any:
     return jax.grad(lambda x: scan_over(g)(x, BATCH)[1].sum())(X)
 
 
+@contextlib.contextmanager
+def newest_checkpoints() -> Iterator[None]:
+    """JAX's third `checkpoint`: an operation that it rewrites before it lowers anything."""
+    jax.config.update("jax_remat3", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_remat3", False)
+
+
+@case
+@newest_checkpoints()
+def new_checkpoint(jit: Jit) -> Any:
+    return (jax.grad(loss(jax.checkpoint(jit(f))))(X, W), jit(jax.checkpoint(f))(X, W),
+            jax.vmap(jit(jax.checkpoint(jit(f))), (0, None))(BATCH, W))
+
+
+@case
+@newest_checkpoints()
+def new_checkpoint_with_policy(jit: Jit) -> Any:
+    def g(x: jax.Array) -> jax.Array:
+        return jnp.sin(checkpoint_name(jnp.sin(x), "kept"))
+
+    kept = jax.checkpoint_policies.save_only_these_names("kept")
+    _, vjp = jax.vjp(jax.checkpoint(jit(g), policy=kept), X)
+    residuals = sorted(leaf.shape for leaf in jax.tree.leaves(vjp))
+    return vjp(X), residuals, jit(jax.grad(loss(lambda x, _: jax.checkpoint(g, policy=kept)(x))))(
+        X, W)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A value of a type that JAX does not know."""
+
+    first: jax.Array
+    second: jax.Array
+
+
+@dataclass(frozen=True)
+class PairType(hijax.HiType):
+    shape: tuple[int, ...]
+
+    def lo_ty(self) -> list[Any]:
+        return [hijax.ShapedArray(self.shape, jnp.dtype(jnp.float32))] * 2
+
+    def lower_val(self, pair: Pair) -> list[jax.Array]:
+        return [pair.first, pair.second]
+
+    def raise_val(self, first: jax.Array, second: jax.Array) -> Pair:
+        return Pair(first, second)
+
+
+hijax.register_hitype(Pair, lambda pair: PairType(pair.first.shape))
+
+
+@case
+def values_of_other_types(jit: Jit) -> Any:
+    pair = Pair(X, X + 1)
+    swapped = jit(lambda pair, x: (x * 2, pair, x))
+    results = [swapped(pair, X), jax.jit(swapped)(pair, X), jit(lambda x: (x * 3, pair))(X)]
+    return jax.tree.map(lambda it: (it.first, it.second) if isinstance(it, Pair) else it, results)
+
+
 # --- devices ------------------------------------------------------------------------------------
 
 
@@ -592,8 +659,9 @@ REPLACED = (
     "value", "nested", "called_inside_and_outside", "value_and_grad", "jvp", "linear_transpose",
     "hessian", "vmap", "vmap_with_axis_name", "grad_of_scan_around", "jvp_of_while", "cond_around",
     "checkpoint_with_policy", "checkpoint_in_scan", "shard_map_grad", "shard_map_without_vma",
-    "shard_map_with_collective", "captured_tracer", "typed_keys", "zero_size_and_rank_zero", "x64",
-    "pure_callback", "references", "library_calls_inside",
+    "new_checkpoint", "values_of_other_types", "shard_map_with_collective", "captured_tracer",
+    "typed_keys", "zero_size_and_rank_zero", "x64", "pure_callback", "references",
+    "library_calls_inside",
 )
 
 
@@ -666,6 +734,18 @@ def test_eight_threads(jit: Jit) -> None:
         results = list(pool.map(lambda x: g(x, W), inputs))
     for x, result in zip(inputs, results, strict=True):
         assert_same(result, jax.jit(f)(x, W))
+
+
+@pytest.mark.skipif(not hasattr(hijax, "MutableHiType"), reason="this JAX has no such values")
+def test_values_that_a_function_changes(jit: Jit) -> None:
+    box = importlib.import_module("jax._src.hijax").Box(X)
+
+    def double(box: Any) -> None:
+        box.set(box.get() * 2)
+
+    jit(double)(box)
+    jit(lambda: double(box))()
+    assert_same(box.get(), X * 4)
 
 
 def test_traces_once_for_each_signature(jit: Jit) -> None:

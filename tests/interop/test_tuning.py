@@ -22,6 +22,7 @@ from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of, target_of
 from hlo_mlc.interop import tuning
 from hlo_mlc.interop.isolation import kernel_program, original_program
+from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, target_key
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
@@ -164,6 +165,7 @@ def test_recorded_choices_are_made_kernel_by_kernel() -> None:
             known = records.get(cluster.kernel.fingerprint, records_target())
             ratio = 10.0 if choice == OURS else 0.5
             records.put(record_of(cluster.kernel, {}, choice, ratio), replaces=known)
+        forget()
         report = mlc_jit(function, choose="auto").report(X)
         taken = {kernel.id for kernel in report.kernels}
         assert taken == {c.kernel.fingerprint for c, choice in zip((first, second), chosen,
@@ -183,16 +185,29 @@ def test_running_programs_get_the_winner(monkeypatch: pytest.MonkeyPatch) -> Non
     np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
 
 
+def test_functions_that_are_jitted_again_get_the_winner() -> None:
+    def another(x: jax.Array) -> jax.Array:
+        return product(x)
+
+    for function in (product, another):
+        assert "tuned:" not in mlc_jit(function, choose="ours").report(X).explain()
+    mlc_jit(product, choose="ours").tune(X, trials=1)
+    for function in (product, another):
+        assert "tuned:" in mlc_jit(function, choose="ours").report(X).explain()
+
+
 def test_reports_say_tuned_only_of_what_is_built_as_recorded() -> None:
     kernel = only_kernel(product)
     assert "tuned" not in mlc_jit(product, choose="ours").report(X).explain()
     records = open_records(Options.from_environment())
     record = records.put(record_of(kernel, {}))
+    forget()
     f = mlc_jit(product, choose="ours")
     assert "tuned: no schedule was faster than the default, 9.0 us" in f.report(X).explain()
     records.put(record_of(kernel, {0: ("contraction", {"rows": -1})}), replaces=record)
     with pytest.warns(RuntimeWarning, match="it gets the default"):
         rebuild_kernel(kernel, Options.from_environment(), target_of(Options.from_environment()))
+    forget()
     assert "tuned:" not in mlc_jit(product, choose="ours").report(X).explain()
 
 
