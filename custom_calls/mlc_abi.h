@@ -16,7 +16,7 @@
 #endif
 
 /* Raised with every incompatible change of this header. */
-#define MLC_ABI_VERSION 3
+#define MLC_ABI_VERSION 4
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+from collections.abc import Callable
+from typing import Any
 
 from hlo_mlc.support.errors import RuntimeLibraryError
 from hlo_mlc.support.locks import process_lock
@@ -16,7 +18,7 @@ from hlo_mlc.support.locks import process_lock
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 """The version of `mlc_abi.h` that this package speaks."""
 
 _STATE_TYPE_NAME = "hlo_mlc_kernel_state"
@@ -27,7 +29,7 @@ _INSTALL_ADVICE = (
 
 _pointer = ctypes.c_void_p
 _int64_pointer = ctypes.POINTER(ctypes.c_int64)
-_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mlc_abi_version": (ctypes.c_int64, []),
     "mlc_code_reserve": (_pointer, [ctypes.c_int64]),
     "mlc_code_publish": (ctypes.c_int, [_pointer, ctypes.c_char_p, ctypes.c_int64]),
@@ -65,21 +67,26 @@ def load() -> ctypes.CDLL:
     path = _find()
     try:
         library = ctypes.CDLL(path)
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype = result
-            function.argtypes = arguments
+        version = _declared(library, "mlc_abi_version")()
+        if version != ABI_VERSION:  # before the others are asked for: it may not have all of them
+            raise RuntimeLibraryError(
+                f"The native runtime library {path} has ABI version {version}, this package "
+                f"expects {ABI_VERSION}: they are from different versions of hlo_mlc. "
+                f"{_INSTALL_ADVICE}"
+            )
+        for name in _SIGNATURES:
+            _declared(library, name)
     except (OSError, AttributeError) as error:
         raise RuntimeLibraryError(
             f"The native runtime library {path} cannot be loaded: {error}. {_INSTALL_ADVICE}"
         ) from error
-    version = library.mlc_abi_version()
-    if version != ABI_VERSION:
-        raise RuntimeLibraryError(
-            f"The native runtime library {path} has ABI version {version}, this package expects "
-            f"{ABI_VERSION}: they are from different versions of hlo_mlc. {_INSTALL_ADVICE}"
-        )
     return library
+
+
+def _declared(library: ctypes.CDLL, name: str) -> Callable[..., Any]:
+    function = getattr(library, name)
+    function.restype, function.argtypes = _SIGNATURES[name]
+    return function
 
 
 def register_with_jax() -> None:

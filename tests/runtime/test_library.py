@@ -34,7 +34,11 @@ def test_a_damaged_library_is_named(monkeypatch, tmp_path, content):
         load_again()
 
 
-def test_a_library_of_another_version_is_refused(monkeypatch):
+@pytest.mark.parametrize("lacks", [(), ("mlc_function_of_tomorrow",)])
+def test_a_library_of_another_version_is_refused(monkeypatch, lacks):
+    """Whatever else is missing there: its version says why."""
     monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
+    for name in lacks:
+        monkeypatch.setitem(library._SIGNATURES, name, (None, []))
     with pytest.raises(RuntimeLibraryError, match=r"ABI version .* different versions of hlo_mlc"):
         load_again()
