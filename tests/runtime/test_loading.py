@@ -252,8 +252,9 @@ def test_processes_go_on(tmp_path: Path, objects: list[bytes], program: str,
                          refusal: str) -> None:
     code = tmp_path / "code.o"
     code.write_bytes(objects[7])
-    ran = subprocess.run([sys.executable, "-c", _PRELUDE + program, code], capture_output=True,
-                         text=True, timeout=120)
+    # What is installed, not what lies in the folder that the tests are started from.
+    ran = subprocess.run([sys.executable, "-P", "-c", _PRELUDE + program, code],
+                         capture_output=True, text=True, timeout=120)
     assert ran.returncode == 0, ran.stderr
     *said, last = ran.stdout.splitlines()
     assert last == "loaded"
