@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ class Carried:
     loop: Node
     inner: StageLowering  # of the body
     buffers: dict[int, Buffer]
+    trip_count: int | None = None
     twins: dict[Buffer, Buffer] = field(default_factory=dict)
 
     def own_sources(self) -> dict[int, Buffer]:
@@ -99,7 +101,8 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
                 and not any(reads(u, target) for u in updates):
             continue
         if updates and _copies(filler.stage, target):
-            if not all(_is_steady(u, source, changing) for u in updates):
+            if not all(_is_steady(u, source, changing) for u in updates) \
+                    or not _pays(carried.trip_count, target, updates):
                 continue
             run.put({place: []})
         elif filler.update or not filler.stage.axes:
@@ -111,6 +114,13 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
 def _copies(filler: Stage, target: Buffer) -> bool:
     """True where the stage does nothing but copy `target`."""
     return all(a.value is load(target, a.indices) for a in filler.assigns)
+
+
+def _pays(trip_count: int, target: Buffer, updates: Iterable[Stage]) -> bool:
+    """Whether putting new values aside at every trip would move more than filling the second
+    buffer, and copying it back where the number of trips is odd: inner loops begin often."""
+    aside = sum(math.prod(v.extent for v in u.axes) for u in updates)
+    return trip_count * aside >= target.size * (1 + trip_count % 2)
 
 
 def _is_steady(update: Stage, target: Buffer, changing: set[Buffer]) -> bool:

@@ -81,7 +81,7 @@ class _WhileLoop:
         """The steps of an iteration, and the buffers that take turns with others in it."""
         inner = self._inside(self.body)
         segments = _lower_body(self.body, inner, self._known())
-        state = Carried(self.node, inner, self.carried)
+        state = Carried(self.node, inner, self.carried, self.trip_count)
         if self.trip_count is not None and self.trip_count >= 2:
             segments = take_turns(state, segments)
         segments = write_back(state, segments)

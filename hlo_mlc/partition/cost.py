@@ -23,7 +23,7 @@ from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise_stages
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.tensor.classify import is_map
-from hlo_mlc.tensor.core import Loop, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Stage, Step, TensorProgram
 
 # Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
 # one on vectors, whose rate counts what really waits for memory and other operations.
@@ -44,7 +44,6 @@ BYTE_OPERATIONS = 10
 BORDER_BYTES = 200_000
 
 MARGIN = 1.02  # less of an advantage is none: nobody could measure it
-UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
 
@@ -76,7 +75,7 @@ def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
            cached: Set[Buffer] = frozenset()) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before."""
     if isinstance(step, Loop):
-        inner = trips * _trips(step)
+        inner = trips * step.likely_trips
         in_blocks = pointwise_stages(step, target) or ()
         cached = {b for stage in in_blocks for b in (*stage.inputs, *stage.outputs)}
         return [part for s in (*step.body, *step.test)
@@ -88,10 +87,6 @@ def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
         parts.append(_part(stage, template, target, trips, in_loop, near))
         near |= {*stage.inputs, *stage.outputs}
     return parts
-
-
-def _trips(loop: Loop) -> int:
-    return UNKNOWN_TRIPS if loop.trip_count is None else loop.trip_count
 
 
 def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: bool,
@@ -133,7 +128,7 @@ def border_bytes(program: TensorProgram) -> int:
     def visit(step: Step, trips: int) -> None:
         if isinstance(step, Loop):
             for inner in (*step.body, *step.test):
-                visit(inner, trips * _trips(step))
+                visit(inner, trips * step.likely_trips)
             return
         for stage in step.stages:
             for buffer in touched.keys() & {*stage.inputs, *stage.outputs}:

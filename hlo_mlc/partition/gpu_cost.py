@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.partition.cost import UNKNOWN_TRIPS, border_bytes
+from hlo_mlc.partition.cost import border_bytes
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Verdict
@@ -105,11 +105,7 @@ def _stages(step: Step, trips: int) -> list[tuple[int, Stage]]:
     if isinstance(step, Nest):
         return [(trips, stage) for stage in step.stages]
     return [found for inner in (*step.body, *step.test)
-            for found in _stages(inner, trips * _trips(step))]
-
-
-def _trips(loop: Loop) -> int:
-    return UNKNOWN_TRIPS if loop.trip_count is None else loop.trip_count
+            for found in _stages(inner, trips * step.likely_trips)]
 
 
 def _top(step: Step, target: CudaTarget) -> _Part:
@@ -119,7 +115,7 @@ def _top(step: Step, target: CudaTarget) -> _Part:
     xla = _rounds_by_xla(step, target)
     if not by_launches(step):
         return _Part("a loop in one kernel", KERNEL_US + _in_block(step), xla)
-    ours = _trips(step) * sum(_top(inner, target).ours_us for inner in step.body)
+    ours = step.likely_trips * sum(_top(inner, target).ours_us for inner in step.body)
     return _Part("a loop of large bodies", ours, xla)
 
 
@@ -129,13 +125,13 @@ def _rounds_by_xla(loop: Loop, target: CudaTarget) -> float:
     for inner in (*loop.body, *loop.test):
         round_us += _rounds_by_xla(inner, target) if isinstance(inner, Loop) \
             else _nest(inner, target).xla_us - KERNEL_US
-    return _trips(loop) * max(ROUND_US, round_us)
+    return loop.likely_trips * max(ROUND_US, round_us)
 
 
 def _in_block(step: Step) -> float:
     """A step inside of a kernel of one block."""
     if isinstance(step, Loop):
-        return _trips(step) * sum(map(_in_block, (*step.body, *step.test)))
+        return step.likely_trips * sum(map(_in_block, (*step.body, *step.test)))
     total = 0.0
     for stage in step.stages:
         work = Work.of(stage)

@@ -29,6 +29,7 @@ from hlo_mlc.partition.units import (
 )
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
+from hlo_mlc.tensor.merging import merge_copies
 
 LIMITS = Limits()  # those of CPUs
 TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
@@ -287,6 +288,7 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     wanted = [(r, o) for r in outputs
               if (o := at.get(heirs.get(values[r]))) is not None and read_by[o] <= members]
     steps, aliases = in_place(steps, wanted)
+    steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
     tables = {b: makers[values[b]].literal for b in operands
               if values[b] in makers and _is_table(makers[values[b]])}
     steps, panels = pack(steps, tables) if limits.packs_constants else (steps, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
@@ -87,17 +88,30 @@ def is_plain(assign: Assign, axes: tuple[Var, ...]) -> bool:
 
 def is_injective(assign: Assign, axes: tuple[Var, ...]) -> bool:
     """No two points of the axes write the same element (as far as can be seen)."""
-    separated: set[Var] = set()
-    for i in assign.indices:
-        terms, _ = index.affine(i)
-        inner = sorted(((abs(c), v) for v, c in terms.items() if v in axes), key=lambda t: t[0])
-        reach = 0  # mixed-radix check: each step exceeds what the smaller ones can reach
-        for step, v in inner:
-            if step <= reach:
-                break
-            reach += step * (v.extent - 1)
-            separated.add(v)
-    return separated.issuperset(axes)
+    waiting = [index.affine(i)[0] for i in assign.indices]
+    known: set[Var] = set()  # axes whose position follows from the indices
+    while waiting:
+        terms = next((t for t in waiting if _tells_apart(t, axes, known)), None)
+        if terms is None:
+            break
+        waiting.remove(terms)
+        known.update(v for v in axes if v in terms)
+    return known.issuperset(axes)
+
+
+def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Var]) -> bool:
+    """Whether the axes of a sum follow from its value where some are known: each step exceeds what
+    the smaller ones can reach, and nothing else depends on the axes that are not known."""
+    unknown = set(axes) - known
+    if any(not isinstance(atom, Var) and not unknown.isdisjoint(atom.free) for atom in terms):
+        return False
+    reach = 0
+    for step, v in sorted(((abs(c), v) for v, c in terms.items() if v in unknown),
+                          key=lambda term: term[0]):
+        if step <= reach:
+            return False
+        reach += step * (v.extent - 1)
+    return True
 
 
 def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:

@@ -16,6 +16,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 
 Fact = TypeVar("Fact")
+UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 
 
 def derived(function: Callable[[Stage], Fact]) -> Callable[[Stage], Fact]:
@@ -136,6 +137,11 @@ class Loop:
     trip_count: int | None = None
     test: tuple[Step, ...] = ()
     condition: Expr | None = None
+
+    @property
+    def likely_trips(self) -> int:
+        """How often it is taken to run where costs are compared."""
+        return UNKNOWN_TRIPS if self.trip_count is None else self.trip_count
 
 
 Step = Nest | Loop

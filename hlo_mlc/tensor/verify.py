@@ -13,6 +13,7 @@ Expressions are interned, so whether an access stays inside is found out once fo
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -183,6 +184,9 @@ class _Checker:
 
     def _own_elements(self, stage: Stage) -> None:
         """Of the buffers that a stage writes, a point reads only what no other point writes."""
+        if is_map(stage) and len(stage.assigns) == 1 \
+                and math.prod(v.extent for v in stage.axes) == 1:
+            return  # there is no other point, and it stores when it has read
         for buffer in stage.outputs:
             places = {a.indices for a in (*stage.along, *stage.assigns) if a.buffer == buffer}
             for load in reads(stage, buffer):

@@ -20,7 +20,6 @@ from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 # costliest few: every parameter more makes the search longer for all.
 SMALLEST_SHARE = 0.05
 MOST_NESTS = 6
-UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows, as in partition/estimate.py
 
 _FALLBACKS = ("update", "plain")  # for what no other template takes, and slow: no candidates
 
@@ -199,6 +198,5 @@ def _weight(program: TensorProgram, nest: Nest) -> int:
 
 def _trips(step: Step, nest: Nest) -> int:
     if isinstance(step, Loop):
-        trips = UNKNOWN_TRIPS if step.trip_count is None else step.trip_count
-        return trips * sum(_trips(inner, nest) for inner in (*step.test, *step.body))
+        return step.likely_trips * sum(_trips(inner, nest) for inner in (*step.test, *step.body))
     return int(step is nest)

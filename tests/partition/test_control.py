@@ -51,6 +51,16 @@ def test_stencils_take_turns(loop_of):
     assert [b.shape for b in program.temporaries] == [(30, 20)]
 
 
+def test_small_updates_of_short_loops_do_not_take_turns(loop_of):
+    """Filling a second buffer would move more than ten rows do that are put aside."""
+    def body(i, x):
+        return (x.at[0].set(x[1] * x[0, 0] + x[2]),)
+
+    program, loop = loop_of(body, (30, 20))
+    assert loop.trip_count == 10
+    assert all(b.size <= 20 for b in program.temporaries)
+
+
 def test_what_is_computed_anew_and_then_updated_takes_turns(loop_of):
     """Elimination: all elements depend on a row, then a column is added to."""
     def body(i, x):

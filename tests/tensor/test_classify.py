@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import apply, as_index, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32
-from hlo_mlc.tensor.classify import offset, stride, walks_columns
+from hlo_mlc.expr.dtypes import F32, I32
+from hlo_mlc.tensor.classify import is_injective, offset, stride, walks_columns
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 ROW, COLUMN = variable("i", 24), variable("j", 7)
@@ -29,6 +29,23 @@ def test_stride(shape: tuple[int, ...], indices: tuple[Expr, ...], expected: int
     access = load(buffer, indices)
     assert stride(access, ROW) == expected
     assert index.coefficient(offset(buffer, indices), ROW) == expected
+
+
+@pytest.mark.parametrize(("indices", "expected"), [
+    ((ROW, COLUMN), True),
+    ((ROW,), False),
+    ((index.add(index.multiply(ROW, index.constant(7)), COLUMN),), True),
+    ((index.add(index.multiply(ROW, index.constant(6)), COLUMN),), False),
+    ((index.add(ROW, COLUMN), COLUMN), True),  # what the one says makes the other clear
+    ((index.add(ROW, index.floordiv(COLUMN, 2)), COLUMN), True),
+    ((index.subtract(ROW, index.floordiv(ROW, 2)), COLUMN), False),
+    ((index.add(ROW, as_index(load(Buffer("b", I32, (24,)), (ROW,)))), COLUMN), False),
+    ((index.add(ROW, as_index(load(Buffer("b", I32, (7,)), (COLUMN,)))), COLUMN), True),
+])
+def test_where_no_two_points_meet(indices: tuple[Expr, ...], expected: bool) -> None:
+    buffer = Buffer("y", F32, (200,) * len(indices))
+    assign = Assign(buffer, indices, const(0.0, F32))
+    assert is_injective(assign, (ROW, COLUMN)) == expected
 
 
 LONG, INNER = variable("l", 500), variable("k", 6)

@@ -1,0 +1,76 @@
+"""What every nest does to buffers, and which of them hold what is needed after it, loops included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr.core import Buffer, loads
+from hlo_mlc.tensor.core import Loop, Nest, Step
+from hlo_mlc.tensor.covering import left_over, stored_box, whole
+
+Buffers = frozenset[Buffer]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """`needs` are buffers whose contents before the nest matter to it or stay in part, `fills`
+    those of which nothing stays."""
+
+    needs: Buffers
+    writes: Buffers
+    fills: Buffers
+
+
+def effects(nest: Nest) -> Effects:
+    """What the stages of a nest do, one after the other."""
+    needs: set[Buffer] = set()
+    writes: set[Buffer] = set()
+    fills: set[Buffer] = set()
+    for stage in nest.stages:
+        needs.update(b for b in stage.inputs if b not in fills)
+        writes.update(stage.outputs)
+        for assign in stage.assigns:
+            box = stored_box(assign, stage.axes)
+            if box is not None and not left_over(whole(assign.buffer.shape), box):
+                fills.add(assign.buffer)
+    return Effects(frozenset(needs | (writes - fills)), frozenset(writes), frozenset(fills))
+
+
+def live_after(steps: Sequence[Step], needed: Iterable[Buffer]) -> dict[Nest, Buffers]:
+    """For every nest, the buffers whose contents after it somebody needs; `needed` at the end."""
+    liveness = _Liveness()
+    liveness.before(steps, frozenset(needed))
+    return liveness.after
+
+
+@dataclass(slots=True)
+class _Liveness:
+    """`entering`: what is needed where an iteration of a loop begins, as far as is known."""
+
+    after: dict[Nest, Buffers] = field(default_factory=dict)
+    entering: dict[Loop, Buffers] = field(default_factory=dict)
+
+    def before(self, steps: Sequence[Step], live: Buffers) -> Buffers:
+        """What is needed before the steps where `live` is after them."""
+        for step in reversed(steps):
+            live = self._loop(step, live) if isinstance(step, Loop) else self._nest(step, live)
+        return live
+
+    def _nest(self, nest: Nest, live: Buffers) -> Buffers:
+        self.after[nest] = self.after.get(nest, frozenset()) | live
+        found = effects(nest)
+        return live - found.fills | found.needs
+
+    def _loop(self, loop: Loop, live: Buffers) -> Buffers:
+        """Until nothing is added: what one iteration needs, those before it keep."""
+        if loop.condition is not None:
+            live |= {access.source for access in loads(loop.condition)}
+        while True:
+            known = self.entering.get(loop, frozenset())
+            tested = self.before(loop.test, live | known)
+            begin = self.before(loop.body, tested)
+            if begin <= known:
+                return begin if loop.trip_count else tested
+            self.entering[loop] = known | begin

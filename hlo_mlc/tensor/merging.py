@@ -1,0 +1,249 @@
+"""One buffer for values that are only copied from one to the other.
+
+    c = copy a; repeat: (d = copy c; repeat: (d[i] = f(d[i - 1])); c = copy d)
+ -> c = copy a; repeat: (repeat: (t = f(c[i - 1]); c[i] = t))
+
+Functional loops say what comes next by whole new values, and every loop inside of another begins
+and ends with a copy of what it carries.  Two buffers may be one where, whenever one of them is
+written, nobody needs the other any more, or has just been given a copy of it.  A nest that read the
+one and wrote the other then works in place: point by point, or it computes all that it writes
+before it writes any of it, which has to pay.
+
+Requires: steps that keep the rules of `verify`.  Ensures: the same results, no more work.
+Source: aggressive coalescing of register allocators; Chaitin et al., 1981.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from hlo_mlc.expr.build import const, load
+from hlo_mlc.expr.core import Buffer, Load, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.tensor.access import masked
+from hlo_mlc.tensor.classify import is_injective, is_map, is_plain, reads
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
+from hlo_mlc.tensor.liveness import effects, live_after
+from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers
+
+
+def merge_copies(steps: Sequence[Step], results: Iterable[Buffer], kept: Iterable[Buffer] = ()
+                 ) -> list[Step]:
+    """The steps on fewer buffers, with fewer copies; those that are `kept` stay as they are.
+
+    Buffers that no step writes are operands, and stay unwritten.
+    """
+    excluded = {*kept, *(b for nest, _ in _nests(steps, 1) for b in nest.private)}
+    saved: dict[tuple[Buffer, Buffer], int] = defaultdict(int)
+    for nest, trips in _nests(steps, 1):
+        for target, source in _copies(nest):
+            if excluded.isdisjoint((target, source)):
+                saved[target, source] += trips * target.size
+    if not saved:
+        return list(steps)
+    merger = _Merger(list(steps), frozenset(results))
+    merger.find_clashes({b for pair in saved for b in pair})
+    for target, source in sorted(saved, key=lambda pair: -saved[pair]):
+        merger.merge(target, source)
+    return merger.steps
+
+
+def _nests(steps: Iterable[Step], trips: int) -> Iterator[tuple[Nest, int]]:
+    """The nests, with how often they run."""
+    for step in steps:
+        if isinstance(step, Loop):
+            yield from _nests((*step.test, *step.body), trips * step.likely_trips)
+        else:
+            yield step, trips
+
+
+def _copied(assign: Assign, stage: Stage) -> Buffer | None:
+    """The buffer that an assignment copies to its own, all of it."""
+    value = assign.value
+    if not isinstance(value, Load) or value.guard is not None or value.indices != assign.indices \
+            or not is_map(stage) or not is_plain(assign, stage.axes):
+        return None
+    return value.source if _alike(value.source, assign.buffer) else None
+
+
+def _alike(one: Buffer, other: Buffer) -> bool:
+    return (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
+
+
+def _copies(nest: Nest) -> list[tuple[Buffer, Buffer]]:
+    """(target, source) of everything that a nest copies."""
+    return [(a.buffer, source) for stage in nest.stages for a in stage.assigns
+            if (source := _copied(a, stage)) is not None]
+
+
+def _made_the_same(nest: Nest) -> dict[Buffer, set[Buffer]]:
+    """For every buffer, those that hold the same after the nest, because it does nothing but copy
+    the one to the other.  No later stage changes what an earlier one reads (`verify`)."""
+    stores = Counter(a.buffer for s in nest.stages for a in (*s.along, *s.assigns))
+    found: dict[Buffer, set[Buffer]] = defaultdict(set)
+    for stage in nest.stages:
+        for assign in stage.assigns:
+            source = _copied(assign, stage)
+            if source is not None and stores[assign.buffer] == 1 and source not in stage.outputs:
+                found[assign.buffer].add(source)
+                found[source].add(assign.buffer)
+    return found
+
+
+class _Refused(Exception):
+    """Two buffers that cannot be one."""
+
+
+@dataclass(slots=True)
+class _Merger:
+    """`clashes`: buffers that hold different values at the same time, both of which are needed;
+    `names`: what has become of a buffer."""
+
+    steps: list[Step]
+    results: frozenset[Buffer]
+    clashes: dict[Buffer, set[Buffer]] = field(default_factory=lambda: defaultdict(set))
+    names: dict[Buffer, Buffer] = field(default_factory=dict)
+    written: frozenset[Buffer] = frozenset()
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    balance: int = 0  # elements that need not be copied, less those that are put aside instead
+
+    def find_clashes(self, concerned: set[Buffer]) -> None:
+        """What is written while another buffer is needed, if it is no copy of that one."""
+        after = live_after(self.steps, self.results)
+        for nest, live in after.items():
+            writes = effects(nest).writes
+            self.written |= writes
+            same = _made_the_same(nest)
+            for buffer in writes & concerned:
+                others = (live | writes) & concerned - same[buffer] - {buffer}
+                self.clashes[buffer] |= others
+                for other in others:
+                    self.clashes[other].add(buffer)
+
+    def merge(self, target: Buffer, source: Buffer) -> None:
+        """Make two buffers one, where that is right and saves more than it costs."""
+        target, source = self._now(target), self._now(source)
+        if target == source or source in self.clashes[target]:
+            return
+        keep, gone = (target, source) if target in self.results else (source, target)
+        if gone in self.results or gone not in self.written:
+            return
+        self.balance = 0
+        try:
+            steps = self._rewritten(self.steps, keep, gone, 1)
+        except _Refused:
+            return
+        if self.balance <= 0:
+            return
+        self.steps, self.names[gone] = steps, keep
+        for other in self.clashes.pop(gone):
+            self.clashes[other].add(keep)
+            self.clashes[keep].add(other)
+
+    def _now(self, buffer: Buffer) -> Buffer:
+        while buffer in self.names:
+            buffer = self.names[buffer]
+        return buffer
+
+    def _rewritten(self, steps: Iterable[Step], keep: Buffer, gone: Buffer, trips: int
+                   ) -> list[Step]:
+        """The steps with one of the buffers in place of both.
+
+        Raises: _Refused where a nest cannot do with one.
+        """
+        found: list[Step] = []
+        for step in steps:
+            if isinstance(step, Loop):
+                inner = trips * step.likely_trips
+                head = replace_buffers(replace(step, body=(), test=()), {gone: keep})
+                found.append(replace(
+                    head, body=tuple(self._rewritten(step.body, keep, gone, inner)),
+                    test=tuple(self._rewritten(step.test, keep, gone, inner))))
+            elif any(gone in (*s.inputs, *s.outputs) for s in step.stages):
+                found += self._nest(step, keep, gone, trips)
+            else:
+                found.append(step)
+        return found
+
+    def _nest(self, nest: Nest, keep: Buffer, gone: Buffer, trips: int) -> list[Nest]:
+        rest = _without_copies(nest, {keep, gone})
+        self.balance += trips * keep.size * (len(_copies(nest)) - len(_copies(rest)))
+        if not rest.stages:
+            return []
+        renaming = {gone: keep}
+        renamed = replace_buffers(rest, renaming)
+        written = {b for s in rest.stages for b in s.outputs} & {keep, gone}
+        if gone in written and keep not in self.written:
+            raise _Refused  # operands are not for writing
+        for own in written:
+            other = keep if own == gone else gone
+            if any(reads(s, other) for s in rest.stages) and not _is_in_place(renamed, keep):
+                parts = self._put_aside(rest, own, other, trips)
+                return [replace_buffers(part, renaming) for part in parts]
+        return [renamed]
+
+    def _put_aside(self, nest: Nest, target: Buffer, other: Buffer, trips: int
+                   ) -> tuple[Nest, Nest]:
+        """The nest that computes what is to be written to `target`, and one that writes it: what
+        `other` holds has been read then."""
+        stage, *more = [s for s in nest.stages if target in s.outputs]
+        own = [n for n, a in enumerate(stage.assigns) if a.buffer == target]
+        readers = [s for s in nest.stages if s is not stage and reads(s, target)]
+        if more or len(own) != 1 or readers or any(a.buffer == target for a in stage.along):
+            raise _Refused
+        assign, later = stage.assigns[own[0]], stage.assigns[own[0] + 1:]
+        place = [e for e in (*assign.indices, assign.guard) if e is not None]
+        changing = {target, other, *(b for s in nest.stages for b in s.outputs)}
+        if any(_reads(a, target) for a in later) \
+                or any(access.source in changing for e in place for access in loads(e)) \
+                or (reads(stage, target) and not is_injective(assign, stage.axes)):
+            raise _Refused
+        extents = tuple(v.extent for v in stage.axes)
+        aside = Buffer(f"{target.name}_{next(self.numbers)}", target.dtype, extents)
+        self.balance -= trips * aside.size
+        value = assign.value
+        if assign.guard is not None:
+            value = masked(value, assign.guard, const(0, value.dtype))
+        compute = replace(stage, assigns=tuple(
+            Assign(aside, stage.axes, value) if a is assign else a for a in stage.assigns))
+        write = Stage(f"{stage.name}_{aside.name}", stage.axes,
+                      (replace(assign, value=load(aside, stage.axes)),))
+        axes = {v: Var(f"{v.name}_{aside.name}", INDEX, v.extent) for v in stage.axes}
+        return replace(nest, stages=tuple(compute if s is stage else s for s in nest.stages)), \
+            Nest((rename_axes(write, axes),), len(stage.axes))
+
+
+def _without_copies(nest: Nest, pair: set[Buffer]) -> Nest:
+    """The nest without what copies one of the pair to the other, or to itself."""
+    stages = []
+    for stage in nest.stages:
+        assigns = tuple(a for a in stage.assigns if not (
+            a.buffer in pair and _copied(a, stage) in pair))
+        if assigns or stage.along:
+            stages.append(replace(stage, assigns=assigns))
+    shared = len(stages[0].axes) if len(stages) == 1 else nest.shared
+    return Nest(tuple(stages), shared, nest.private)
+
+
+def _is_in_place(nest: Nest, target: Buffer) -> bool:
+    """Whether every point reads of `target` what it is about to overwrite, and nothing else."""
+    stage, *more = nest.stages
+    if more or not is_map(stage):
+        return False
+    own = [n for n, a in enumerate(stage.assigns) if a.buffer == target]
+    if len(own) > 1 or any(_reads(a, target) for a in stage.assigns[own[0] + 1:]):
+        return False
+    if math.prod(v.extent for v in stage.axes) == 1:
+        return len(stage.assigns) == 1
+    store = stage.assigns[own[0]]
+    return is_injective(store, stage.axes) and all(
+        access.indices == store.indices for access in reads(stage, target))
+
+
+def _reads(assign: Assign, buffer: Buffer) -> bool:
+    parts = [e for e in (*assign.indices, assign.value, assign.guard) if e is not None]
+    return any(access.source == buffer for e in parts for access in loads(e))

@@ -1,0 +1,65 @@
+"""Which buffers are needed after a nest: at the end, in later steps, and in later iterations."""
+
+from __future__ import annotations
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.dtypes import BOOL, F32, INDEX
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage
+from hlo_mlc.tensor.liveness import effects, live_after
+
+A, B, C, D = (Buffer(name, F32, (4,)) for name in "abcd")
+GOES_ON = Buffer("goes_on", BOOL, ())
+ROW = variable("i", 4)
+PART = variable("k", 2)
+
+
+def filled(target: Buffer, *sources: Buffer) -> Nest:
+    value = const(1, F32)
+    for source in sources:
+        value = apply("add", load(source, (ROW,)), value)
+    return Nest((Stage("s", (ROW,), (Assign(target, (ROW,), value),)),), 1)
+
+
+def updated(target: Buffer, first: int) -> Nest:
+    place = (index.add(PART, index.constant(first)),)
+    return Nest((Stage("s", (PART,), (Assign(target, place, const(2, F32)),)),), 1)
+
+
+def test_what_is_filled_keeps_nothing():
+    assert effects(filled(A, B)).needs == {B}
+    assert effects(filled(A, A)).needs == {A}
+    assert effects(updated(A, 1)).needs == {A}
+    assert effects(updated(A, 1)).fills == frozenset()
+
+
+def test_straight_on():
+    first, second, third = filled(A, B), filled(C, A), updated(C, 0)
+    after = live_after((first, second, third), (C,))
+    assert after == {first: {A}, second: {C}, third: {C}}
+
+
+def test_later_iterations():
+    """What the next trip reads is needed at the end of this one; what it fills first is not."""
+    read, fill, use = filled(D, A), filled(B, D), filled(A, B)
+    after = live_after((Loop((read, fill, use), Var("n", INDEX, 3), 3),), (C,))
+    assert after == {read: {D, C}, fill: {B, C}, use: {A, C}}
+
+
+def test_loops_in_loops():
+    """What an inner loop reads of the trip before of the outer one is needed all the way round."""
+    inner, outer = filled(B, A, B), filled(C, B)
+    loop = Loop((Loop((inner,), Var("n", INDEX, 2), 2), outer), Var("m", INDEX, 2), 2)
+    assert live_after((loop,), (C,)) == {inner: {A, B}, outer: {A, B, C}}
+
+
+def test_no_iteration_at_all():
+    """What comes before a loop may be what comes out of it; its test reads as well."""
+    before, body = filled(A), filled(A)
+    test = Nest((Stage("t", (), (Assign(GOES_ON, (), apply(
+        "lt", load(B, (index.constant(0),)), const(0, F32))),)),), 0)
+    loop = Loop((body,), Var("n", INDEX, None), None, (test,), load(GOES_ON, ()))
+    after = live_after((before, loop), (A,))
+    assert after == {before: {A, B}, test: {A, B, GOES_ON}, body: {A, B}}
+    assert live_after((before, Loop((body,), Var("n", INDEX, 2), 2)), (A,))[before] == frozenset()
