@@ -18,6 +18,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import host, named
+from hlo_mlc.tensor.access import clamped_index
 
 _ELF_MACHINES = {"x86-64": 62, "x86-64-v2": 62, "x86-64-v3": 62, "x86-64-v4": 62, "aarch64": 183}
 _SUM = Combiner((Var("a", t.F32),), (Var("b", t.F32),),
@@ -102,6 +103,41 @@ def test_elementwise_loops_have_nothing_to_spare() -> None:
     assert len([line for line in loop if line.startswith("vmulps")]) == 4
     assert len([line for line in loop if line.startswith("vmovups")]) in (4, 8)
     assert len(loop) <= 4 + 8 + 3
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_lanes_at_a_constant_stride_have_no_addresses(level: str, stored: bool) -> None:
+    """An instruction an element, which knows how far away it is; besides them, only what puts the
+    quarters of a vector together, and the counter."""
+    target = named(level)
+    lanes = target.lanes(4)
+    lane, column = variable("lane", lanes), variable("column", 37)
+    apart, beside = (lane, column), (column, lane)
+    x = Buffer("x", t.F32, (37, lanes) if stored else (lanes, 37), "operand")
+    y = Buffer("y", t.F32, (lanes, 37) if stored else (37, lanes), "result")
+    copied = Store(y, apart if stored else beside, load(x, beside if stored else apart))
+    program = LoopProgram("columns", (x,), (y,), (_loop(column, LoopKind.SERIAL, _loop(
+        lane, LoopKind.VECTORIZE, copied)),))
+    loop = _innermost_loop(assembly(print_program(program, target), target))
+    assert len([line for line in loop if re.search(r"\(%\w+,%\w+,4\)", line)]) == lanes
+    assert len(loop) <= lanes + lanes // 4 + 4
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_positions_of_32_bits_are_clamped_in_32_bits(level: str) -> None:
+    target = named(level)
+    lanes = target.lanes(4)
+    outer, lane = variable("outer", 64), variable("lane", lanes)
+    at = _times(lanes, outer, lane)
+    where = Buffer("where", t.I32, (64 * lanes,), "operand")
+    x, y = Buffer("x", t.F32, (1000,), "operand"), Buffer("y", t.F32, (64 * lanes,), "result")
+    position = clamped_index(load(where, (at,)), 999)
+    program = LoopProgram("picked", (x, where), (y,), (_loop(outer, LoopKind.SERIAL, _loop(
+        lane, LoopKind.VECTORIZE, Store(y, (at,), load(x, (position,))))),))
+    loop = _innermost_loop(assembly(print_program(program, target), target))
+    clamps = [line for line in loop if re.match(r"v?p(min|max|cmp)", line)]
+    assert [line.split()[0].removeprefix("v") for line in clamps] == ["pminsd", "pmaxsd"]
 
 
 @pytest.mark.parametrize("level", _ELF_MACHINES)

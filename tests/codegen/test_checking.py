@@ -74,6 +74,13 @@ def _in_tasks(body: Callable[[Expr], Sequence[Stmt]]) -> LoopProgram:
     return LoopProgram("k", (GRID,), (OUT,), (_loop("row", 5, LoopKind.PARALLEL, body),))
 
 
+def _down_columns(*, stored: int, loaded: int) -> LoopProgram:
+    """Rows as lanes."""
+    return LoopProgram("k", (GRID,), (OUT,), (_loop("column", 8, LoopKind.SERIAL, lambda column: [
+        _loop("lane", 5, LoopKind.VECTORIZE, lambda lane: [Store(
+            OUT, (_at(lane, stored), column), load(GRID, (_at(lane, loaded), column)))])]),))
+
+
 def _in_a_while(offset: int) -> LoopProgram:
     """The counter is an element of scratch: it would never end if the fault did not end it."""
     counter = Buffer("n", t.I32, ())
@@ -138,6 +145,12 @@ FAULTS = {
     "into the next row": (_in_tasks(lambda row: [_loop("lane", 8, LoopKind.VECTORIZE, lambda lane: [
         Store(OUT, (row, lane), load(GRID, (row, _at(lane, 1))))])]),
         "load of g[row, lane + 1] (operand f32[5, 8]): index 1 is 8, its extent is 8"),
+    "down a column": (_down_columns(stored=0, loaded=-1),
+                      "load of g[lane + -1, column] (operand f32[5, 8]): index 0 is -1, its extent "
+                      "is 5"),
+    "written down a column": (_down_columns(stored=1, loaded=0),
+                              "store of o[lane + 1, column] (result f32[5, 8]): index 0 is 5, its "
+                              "extent is 5"),
     "backwards": (_program(_loop("i", N, LoopKind.VECTORIZE, lambda i: [Store(
         R, (i,), load(A, (index.add(index.multiply(i, index.constant(-1)),
                                     index.constant(18)),)))])),

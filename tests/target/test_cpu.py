@@ -33,6 +33,14 @@ def test_which_processors_divide_fast(processor, is_fast) -> None:
     assert target.has_fast_division == is_fast
 
 
+@pytest.mark.parametrize(("processor", "is_fast"), [
+    ("skylake-avx512", True), ("cascadelake", True), ("sapphirerapids", False), ("znver4", False),
+    ("x86-64-v4", False)])
+def test_which_processors_gather_fast(processor, is_fast) -> None:
+    target = dataclasses.replace(cpu.named("x86-64-v4"), cpu=processor)
+    assert target.has_fast_gather == is_fast
+
+
 def test_the_host_is_made_once_and_is_usable() -> None:
     target = cpu.host()
     assert target is cpu.named("host")

@@ -73,13 +73,15 @@ def check_lanes(writer: Writer, place: Place, what: str, block: Block, addresses
     _call(writer, block, _span(writer, place, what, size), Value(offsets, "i64", width), bad)
 
 
-def side_by_side(writer: Writer, place: Place, block: Block, address: str) -> str:
-    """The addresses of lanes that are neighbours, for `check_lanes`; of no use without checks."""
+def lane_addresses(writer: Writer, place: Place, block: Block, address: str,
+                   stride: int = 1) -> str:
+    """The addresses of lanes that are `stride` elements apart, the first one at `address`, for
+    `check_lanes`; of no use without checks."""
     if not writer.module.checked:
         return address
     width = writer.function.lane.width
     return block.define(f"getelementptr {place.element}, ptr {address}, "
-                        f"{types.vector('i64', width)} {types.iota('i64', width)}")
+                        f"{types.vector('i64', width)} {types.iota('i64', width, stride)}")
 
 
 def poison(writer: Writer, pointer: str, size: int) -> None:

@@ -30,6 +30,8 @@ def fits_small(node: Expr) -> bool:
         source = node.args[0].dtype
         if source.kind is BOOL.kind or (source.is_integer and source is not INDEX):
             return source.bits < 32 or source is I32
+    if isinstance(node, Apply) and node.op in ("min", "max") and all(map(fits_small, node.args)):
+        return True  # clamped from both sides, although the first side alone is no bound
     low, high = index.bounds(node)
     return low >= -(1 << 31) and high < 1 << 31
 

@@ -1,7 +1,7 @@
 """Reading and writing memory, in the lanes that are switched on.
 
 What a guard switches off is never touched, not even by speculation: the access goes to a constant
-table, to the buffer's first element, or is not made.
+table, to the buffer's first element, to bytes that nobody reads, or is not made.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import math
 
 from hlo_mlc.codegen.cpu import types
-from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, side_by_side
+from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Block, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
-from hlo_mlc.codegen.cpu.program import Storage
+from hlo_mlc.codegen.cpu.strides import is_apart, read_apart, write_apart
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.access import is_inside
-
-# Lanes further apart are gathered one by one: as many vectors would be read as lanes are apart.
-_WIDEST_STEP = 4
 
 
 def load(writer: Writer, node: Load) -> Value:
@@ -92,17 +89,14 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
         lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
     else:
         lanes = function.lane.width
-        if switch is not None and not place.is_contiguous:
-            mask, switch = Value(function.widen(switch, lanes), "i1", lanes, switch.depth), None
         if place.is_contiguous and (mask is None or _has_masks(writer, place)):
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
-        elif not place.varying and mask is None and function.lane.is_full \
-                and abs(place.stride) <= _WIDEST_STEP:
-            settle(writer, place)
-            text = _read_every_other(writer, place, depth)
         else:
             settle(writer, place)
-            text = _gather(writer, place, mask, fill, depth)
+            if is_apart(writer, place, mask):
+                text = read_apart(writer, place, switch, mask, fill, depth)
+            else:
+                text = _gather(writer, place, switch, mask, fill, depth)
     if place.dtype is BOOL:
         whole = types.vector("i8", lanes)
         zero = types.spread("0", "i8", lanes)
@@ -136,18 +130,6 @@ def release(writer: Writer, place: Place) -> None:
         writer.function.registers.release(place.storage.array, writer.function.block)
 
 
-def _tags(storage: Storage) -> str:
-    return storage.tags if storage.writable is not None else storage.tags + ", !invariant.load !0"
-
-
-def _memory_fill(place: Place, fill: str | None) -> str:
-    if place.dtype is BOOL:
-        return "1" if fill == "true" else "0"
-    if fill is None:
-        return types.literal(0, place.dtype)
-    return fill
-
-
 def _has_masks(writer: Writer, place: Place) -> bool:
     target = writer.module.target
     return target.has_masked_access if place.dtype.bytes >= 4 else target.has_masked_bytes
@@ -166,10 +148,10 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
         condition = writer.any_lane(mask, block)
     check_span(writer, place, "load", block, address, place.dtype.bytes, condition)
     if condition is not None:
-        table = writer.module.table(element, _memory_fill(place, fill), 0)
+        table = writer.module.table(element, place.padding(fill), 0)
         address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")
     return block.define(f"load {element}, ptr {address}, align {place.dtype.bytes}"
-                        f"{_tags(place.storage)}")
+                        f"{place.storage.load_tags}")
 
 
 def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
@@ -184,7 +166,7 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     settle(writer, place)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
-    padding, start = _memory_fill(place, fill), address
+    padding, start = place.padding(fill), address
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
         address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
@@ -194,49 +176,17 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     if active is None:
         check_span(writer, place, "load", block, start, width * size, switched)
         text = block.define(f"load {whole}, ptr {address}, align {alignment}"
-                            f"{_tags(place.storage)}")
+                            f"{place.storage.load_tags}")
     else:
         if backwards:
             active = _reverse(block, "i1", width, active)
-        check_lanes(writer, place, "load", block, side_by_side(writer, place, block, start),
+        check_lanes(writer, place, "load", block, lane_addresses(writer, place, block, start),
                     active, switched)
         text = block.define(
             f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
             f"ptr align {size} {address}, {types.vector('i1', width)} {active}, "
-            f"{whole} {types.spread(padding, place.element, width)}){_tags(place.storage)}")
+            f"{whole} {types.spread(padding, place.element, width)}){place.storage.load_tags}")
     return _reverse(block, place.element, width, text) if backwards else text
-
-
-def _read_every_other(writer: Writer, place: Place, depth: int) -> str:
-    """Lanes a few elements apart: the vectors from the first to the last of them, shuffled.
-
-    The last vector ends with the last lane, so nothing beyond it is read.
-    """
-    block, width = writer.function.at(depth), writer.function.lane.width
-    whole, size, step = types.vector(place.element, width), place.dtype.bytes, abs(place.stride)
-    lanes = [lane * step for lane in range(width)]
-    lowest = place.constant
-    if place.stride < 0:
-        lanes.reverse()
-        lowest -= max(lanes) * size
-    base, text = pointer(writer, place).text, ""
-    found: dict[int, int] = {}  # the position in `text` of each lane that is there
-    for number in range(step):
-        start = min(number * width, max(lanes) + 1 - width)
-        address = displaced(block, base, lowest + start * size)
-        check_span(writer, place, "load", block, address, width * size)
-        part = block.define(f"load {whole}, ptr {address}, align {size}{_tags(place.storage)}")
-        here = {lane: element - start for lane, element in enumerate(lanes)
-                if lane not in found and start <= element < start + width}
-        if not text:
-            text, found = part, here
-            continue
-        picks = (found[lane] if lane in found else width + here[lane] if lane in here else None
-                 for lane in range(width))
-        text = block.define(f"shufflevector {whole} {text}, {whole} {part}, "
-                            f"{types.shuffle_mask(tuple(picks))}")
-        found = {lane: lane for lane in (*found, *here)}
-    return text
 
 
 def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
@@ -257,19 +207,21 @@ def _reverse(block: Block, element: str, width: int, text: str) -> str:
                         f"{types.shuffle_mask(tuple(range(width - 1, -1, -1)))}")
 
 
-def _gather(writer: Writer, place: Place, mask: Value | None, fill: str | None,
-            depth: int) -> str:
+def _gather(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
+            fill: str | None, depth: int) -> str:
     """Lanes read from anywhere; those that are off read the buffer's first element."""
     function, lane = writer.function, writer.function.lane
     block, width = function.at(depth), lane.width
+    if switch is not None:
+        mask = Value(function.widen(switch, width), "i1", width, switch.depth)
     whole, mask_type = types.vector(place.element, width), types.vector("i1", width)
     addresses = scattered(writer, place, mask, depth)
-    padding = types.spread(_memory_fill(place, fill), place.element, width)
+    padding = types.spread(place.padding(fill), place.element, width)
     check_lanes(writer, place, "load", block, addresses, lane.mask)
     text = block.define(
         f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
         f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
-        f"{mask_type} {lane.mask}, {whole} {padding}){_tags(place.storage)}")
+        f"{mask_type} {lane.mask}, {whole} {padding}){place.storage.load_tags}")
     if mask is not None and fill is not None:
         text = block.define(f"select {mask_type} {function.widen(mask, width)}, {whole} {text}, "
                             f"{whole} {padding}")
@@ -313,14 +265,17 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
             _write_contiguous(writer, place, text, streaming)
         else:
             release(writer, place)
-            _scatter(writer, place, text)
+            if is_apart(writer, place, mask):
+                write_apart(writer, place, mask, text)
+            else:
+                _scatter(writer, place, text)
     function.forget((storage.writable,))
 
 
 def read_element(block: Block, place: Place, address: str) -> str:
     """One element of a place's buffer, in the form that registers have."""
     text = block.define(f"load {place.element}, ptr {address}, align {place.dtype.bytes}"
-                        f"{_tags(place.storage)}")
+                        f"{place.storage.load_tags}")
     return block.define(f"icmp ne i8 {text}, 0") if place.dtype is BOOL else text
 
 
@@ -364,7 +319,7 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
     if active is None:
         check_span(writer, place, "store", block, address, width * size)
     else:
-        check_lanes(writer, place, "store", block, side_by_side(writer, place, block, address),
+        check_lanes(writer, place, "store", block, lane_addresses(writer, place, block, address),
                     active)
     if active is not None:
         block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0("

@@ -16,7 +16,7 @@ from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr
-from hlo_mlc.expr.dtypes import DType
+from hlo_mlc.expr.dtypes import BOOL, DType
 
 # What an address can hold a counter times.  For others the pointer moves: that is one addition an
 # iteration, where products take the ports of vectors, and arithmetic on memory at a sum of two
@@ -52,6 +52,12 @@ class Place(NamedTuple):
     @property
     def element(self) -> str:
         return types.memory_type(self.buffer.dtype)
+
+    def padding(self, fill: str | None) -> str:
+        """A literal as memory has it, for where nothing is read; any without one."""
+        if self.dtype is BOOL:
+            return "1" if fill == "true" else "0"
+        return types.literal(0, self.dtype) if fill is None else fill
 
     @property
     def is_uniform(self) -> bool:

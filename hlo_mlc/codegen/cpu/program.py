@@ -46,7 +46,7 @@ class Storage(NamedTuple):
     alignment: int
     alias_class: int
     bytes: int | None
-    tags: str = ""  # metadata of loads and stores
+    tags: str = ""  # metadata of stores
     private_lanes: int = 0
     own_bytes: int = 0
     spare_lanes: bool = False
@@ -60,6 +60,11 @@ class Storage(NamedTuple):
     def writable(self) -> int | None:
         """The alias class, if its memory can change while the kernel runs."""
         return self.alias_class or None
+
+    @property
+    def load_tags(self) -> str:
+        """Metadata of loads, which say so where it cannot."""
+        return self.tags if self.writable is not None else self.tags + ", !invariant.load !0"
 
 
 class Module:

@@ -49,7 +49,6 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     if storage.own_bytes:
         function.registers.settle(storage.array, function.block)
     base = pointer(writer, place).text
-    invariant = ", !invariant.load !0" if storage.writable is None else ""
     before = constants[across]
     for corner in (0, count - 1):
         constants[across] = corner
@@ -61,8 +60,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         address = displaced(block, base, at)
         check_span(writer, place, "load", block, address, elements * size)
         return block.define(f"load {types.vector(element, elements)}, "
-                            f"ptr {address}, align {size}"
-                            f"{storage.tags}{invariant}")
+                            f"ptr {address}, align {size}{storage.load_tags}")
 
     def rows(first: int, elements: int) -> list[str]:
         found = [read(row, first, elements) for row in range(lane.live)]
