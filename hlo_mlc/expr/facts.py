@@ -6,6 +6,7 @@ A fact is an index expression that is never positive: `i - n + 1` says that i < 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 
 from hlo_mlc.expr import build, index
@@ -35,8 +36,12 @@ def of_condition(condition: Expr, holds: bool = True) -> Facts:
         return tuple(fact for part in args for fact in of_condition(part, holds))
     if args[0].dtype is not INDEX or op not in _NEGATED:
         return ()
-    x, y = args
-    match op if holds else _NEGATED[op]:
+    compared = _compared(op if holds else _NEGATED[op], *args)
+    return tuple(_tight(f) for fact in compared for f in (fact, *_undivided(fact)))
+
+
+def _compared(op: str, x: Expr, y: Expr) -> Facts:
+    match op:
         case "lt":
             return (below(x, y),)
         case "le":
@@ -65,7 +70,9 @@ def exactly(condition: Expr, holds: bool = True) -> Facts | None:
         return None if None in parts else tuple(fact for part in parts for fact in part)
     if any(loads(part) for part in args):
         return None
-    return of_condition(condition, holds) or None
+    if args[0].dtype is not INDEX or op not in _NEGATED:
+        return None
+    return _compared(op if holds else _NEGATED[op], *args) or None
 
 
 def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
@@ -78,7 +85,9 @@ def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
 
 def _relaxed(e: Expr) -> Iterator[Expr]:
     """Expressions that are never less than `e`, one of its terms made simpler."""
-    terms, offset = index.affine(e)
+    exact = tuple(_undivided(e))
+    yield from exact
+    terms, _ = index.affine(e)
     for atom, k in terms.items():
         if not isinstance(atom, Apply):
             continue
@@ -86,25 +95,41 @@ def _relaxed(e: Expr) -> Iterator[Expr]:
         if (atom.op == "min" and k > 0) or (atom.op == "max" and k < 0):
             for part in atom.args:
                 yield index.add(rest, index.multiply(part, index.constant(k)))
-        elif atom.op == "floordiv":
+        elif atom.op == "floordiv" and not exact and k % atom.args[1].value == 0:
+            # x - c + 1 <= c * (x // c) <= x
             x, c = atom.args[0], atom.args[1].value
-            others = {a: n for a, n in terms.items() if a is not atom}
-            if all(n % k == 0 for n in (*others.values(), offset)):
-                # k * (x // c + rest) <= 0, and x // c + rest == (x + c * rest) // c
-                apart = index.from_affine({a: n // k for a, n in others.items()}, offset // k)
-                whole = index.add(x, index.multiply(apart, index.constant(c)))
-                yield below(whole, index.constant(c)) if k > 0 else \
-                    index.subtract(index.constant(0), whole)
-            elif not others:
-                # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1), or for k < 0
-                # x >= c * (offset / -k rounded up)
-                yield below(x, index.constant(c * (-offset // k + 1))) if k > 0 else \
-                    index.subtract(index.constant(c * -(offset // k)), x)
-            elif k % c == 0:
-                # x - c + 1 <= c * (x // c) <= x
-                least = index.constant(0 if k > 0 else 1 - c)
-                yield index.add(rest, index.multiply(index.add(x, least),
-                                                     index.constant(k // c)))
+            least = index.constant(0 if k > 0 else 1 - c)
+            yield index.add(rest, index.multiply(index.add(x, least), index.constant(k // c)))
+
+
+def _undivided(e: Expr) -> Iterator[Expr]:
+    """Expressions that are not positive just where `e` is not, without one of its divisions."""
+    terms, offset = index.affine(e)
+    for atom, k in terms.items():
+        if not isinstance(atom, Apply) or atom.op != "floordiv":
+            continue
+        x, c = atom.args[0], atom.args[1].value
+        others = {a: n for a, n in terms.items() if a is not atom}
+        if all(n % k == 0 for n in (*others.values(), offset)):
+            # k * (x // c + rest) <= 0, and x // c + rest == (x + c * rest) // c
+            apart = index.from_affine({a: n // k for a, n in others.items()}, offset // k)
+            whole = index.add(x, index.multiply(apart, index.constant(c)))
+            yield below(whole, index.constant(c)) if k > 0 else \
+                index.subtract(index.constant(0), whole)
+        elif not others:
+            # k * (x // c) + offset <= 0  <=>  x < c * (-offset // k + 1), or for k < 0
+            # x >= c * (offset / -k rounded up)
+            yield below(x, index.constant(c * (-offset // k + 1))) if k > 0 else \
+                index.subtract(index.constant(c * -(offset // k)), x)
+
+
+def _tight(fact: Expr) -> Expr:
+    """What says the same of integers in smaller numbers: `i <= 2` for `3 * i <= 8`."""
+    terms, offset = index.affine(fact)
+    common = math.gcd(*terms.values())
+    if common < 2:
+        return fact
+    return index.from_affine({a: k // common for a, k in terms.items()}, -(-offset // common))
 
 
 def _eliminated(e: Expr, facts: Facts) -> Iterator[Expr]:

@@ -66,6 +66,21 @@ def test_quotients_of_what_is_large_enough(divisor: int, least: int, factor: int
         assert within(shifted, 99, facts) == certain
 
 
+@pytest.mark.parametrize("step, divisor, other", [(1, 2, 4), (3, 2, 4), (2, 3, 5), (3, 4, 2)])
+def test_quotients_of_what_has_large_enough_quotients(step: int, divisor: int, other: int) -> None:
+    """Windows over padded and dilated elements: what one quotient says of another."""
+    a = variable("a", 24)
+    known = index.subtract(index.floordiv(index.add(times(a, step), index.constant(1)), divisor),
+                           index.constant(2))
+    facts = of_condition(apply("ge", known, index.constant(0)))
+    quotient = index.floordiv(index.add(times(a, step), index.constant(3)), other)
+    points = [n for n in range(24) if (step * n + 1) // divisor >= 2]
+    least = min((step * n + 3) // other for n in points)
+    for lowest in (least, least + 1):
+        assert within(index.subtract(quotient, index.constant(lowest)), 99, facts) \
+            == (lowest == least)
+
+
 def test_a_quotient_beside_what_it_is_rounded_with() -> None:
     """Where a row and a column ahead by one are, from the second place on."""
     row, column = variable("row", 6), variable("column", 7)
