@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -182,6 +183,8 @@ class _Checker:
             self._tasks(stmt, scope)
         if stmt.kind is LoopKind.THREAD:
             self._threads(stmt, scope)
+        if stmt.kind is LoopKind.TENSOR:
+            self._together(stmt, scope)
 
     def _tasks(self, stmt: For, scope: _Scope) -> None:
         if any(s.kind in (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.BLOCK, LoopKind.THREAD)
@@ -206,6 +209,22 @@ class _Checker:
                 and len(stmt.body) > 1:
             raise self._fail(stmt, scope, "some of its statements are for fewer threads")
         self._independent(stmt, scope, reductions_are_free=folding(stmt) is not None)
+
+    def _together(self, stmt: For, scope: _Scope) -> None:
+        """What the lanes of a warp do together, all of them come to, equally often."""
+        threads = {s.var for s in scope.loops if s.kind is LoopKind.THREAD}
+        path = itertools.dropwhile(lambda s: not isinstance(s, For) or s.var not in threads,
+                                   scope.path)
+        own: set[Buffer] = set()
+        for around in path:
+            if isinstance(around, Allocate):
+                own.add(around.buffer)
+                continue
+            decides = around.extent if isinstance(around, For) else around.condition
+            if not threads.isdisjoint(decides.free) \
+                    or any(load.source in own for load in loads(decides)):
+                raise self._fail(stmt, scope, "lanes of a warp do not come to its product together: "
+                                 f"`{headline(around)}` depends on the thread")
 
     def _by_a_thread(self, stmt: Stmt, scope: _Scope) -> None:
         """In a block that has threads, it is they that store."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from hlo_mlc.expr import index
@@ -47,6 +49,11 @@ def shifted(by: int) -> Expr:
     return index.add(A, index.constant(by))
 
 
+def by_warp(within: Callable[[Stmt], Stmt]) -> tuple[Stmt, ...]:
+    tensor = loop(variable("e", 4), LoopKind.TENSOR, COPY)
+    return (loop(variable("c", 1), BLOCK, loop(A, THREAD, within(tensor))),)
+
+
 COPY = Store(Y, (A,), load(X, (A,)))
 BROKEN = {
     "no loop around it defines a": (COPY,),
@@ -88,6 +95,13 @@ BROKEN = {
         A, THREAD, COPY, loop(B, THREAD))),),
     "expected threads directly inside of threads": (loop(variable("c", 1), BLOCK, loop(
         A, THREAD, If(apply("lt", A, index.constant(3)), (loop(B, THREAD),)))),),
+    "`if a < 3:` depends on the thread": by_warp(
+        lambda tensor: If(apply("lt", A, index.constant(3)), (tensor,))),
+    "`for s in 0..a + 1:` depends on the thread": by_warp(
+        lambda tensor: loop(variable("s", 8), SERIAL, tensor,
+                            extent=index.add(A, index.constant(1)))),
+    "`while held[] < 1.0:f32:` depends on the thread": by_warp(
+        lambda tensor: Allocate(HELD, (While(apply("lt", load(HELD, ()), ONE), (tensor,)),))),
     "expected a constant shape": (Allocate(Buffer("z", F32, ("n",), "stack"), ()),),
     "expected 1 indices of type index": (loop(A, SERIAL, Store(Y, (const(0, I32),), ONE)),),
     "takes values from 1 to 8, which is outside of x": (
