@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import AbstractContextManager
 
 
 def process_lock() -> threading.Lock:
@@ -12,3 +13,13 @@ def process_lock() -> threading.Lock:
     lock = threading.Lock()
     os.register_at_fork(after_in_child=lock._at_fork_reinit)  # as the standard library's locks are
     return lock
+
+
+def let_forks_wait(lock: AbstractContextManager) -> None:
+    """Has forks wait until a reentrant lock of somebody else's is free, so that children find what
+    it protects whole, and nobody who holds it."""
+
+    def release() -> None:
+        lock.__exit__(None, None, None)
+
+    os.register_at_fork(before=lock.__enter__, after_in_parent=release, after_in_child=release)

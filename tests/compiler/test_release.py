@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -186,16 +187,20 @@ def test_a_loaded_executable_keeps_the_kernels_that_were_there() -> None:
         serialize_executable.deserialize_and_load(*saved, execution_devices=here)(X)
 
 
-def test_a_process_forks_while_the_table_is_locked() -> None:
+@pytest.mark.parametrize("locks", ["variants._table_lock, building._building",
+                                   "llvm.ffi.lib._lock"])
+def test_a_process_forks_while_others_compile(locks: str, tmp_path: Path) -> None:
     """The child can compile, publish and give back kernels, whoever of its parent had the lock."""
-    ran = subprocess.run([sys.executable, "-c", _FORK], capture_output=True, text=True, timeout=300,
-                         check=False)
+    ran = subprocess.run([sys.executable, "-c", _FORK.replace("LOCKS", locks)], timeout=100,
+                         env={**os.environ, "HLO_MLC_CACHE": str(tmp_path)}, check=False,
+                         capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
 
 
 _FORK = """
-import os, threading
+import os, signal, threading
 import jax, jax.numpy as jnp, numpy as np
+import llvmlite.binding as llvm
 from hlo_mlc import building
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.runtime import variants
@@ -211,15 +216,18 @@ compile_module(modules[0], options)
 locked, done = threading.Event(), threading.Event()
 
 def hold():
-    with variants._table_lock, building._building:
+    with LOCKS:
         locked.set()
-        done.wait()
+        done.wait(1)
 
+threading.stack_size(1 << 18)  # too small for the child's threads, which else could be taken for it
 thread = threading.Thread(target=hold)
 thread.start()
+threading.stack_size(0)
 locked.wait()
 child = os.fork()
 if not child:
+    signal.alarm(30)
     compiled = compile_module(modules[1], options)
     (kernel,) = compiled.report.kernels
     known = variants.exists(kernel.id)

@@ -9,7 +9,10 @@ from collections.abc import Iterable
 import llvmlite.binding as llvm
 
 from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.locks import let_forks_wait
 from hlo_mlc.target.cpu import CpuTarget
+
+let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
 
 # Vectors and loops are as we want them; LLVM only keeps arrays in registers, removes what that
 # leaves over, and selects instructions.
