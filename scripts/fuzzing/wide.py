@@ -46,6 +46,8 @@ CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
          "custom_vjp_call_jaxpr": "fun_jaxpr"}
 BASIC = frozenset(("add", "sub", "mul", "div", "add_any", "sqrt", "integer_pow", "square", "rem",
                    "convert_element_type", "reduce_precision"))
+SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
+"""In f64 too, their results for finite operands may be their limits, which are not exact."""
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
 """Noise in units in the last place: of what rounds once; of functions, which the project promises
 to 4 (docs/accuracy.md); of sums, for each unit of the sum of magnitudes."""
@@ -153,15 +155,16 @@ class Wide:
         return self.interpret(equation, operands)
 
     def _rounded(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
-                 narrow: np.dtype) -> np.ndarray:
-        """The result with noise, in the range of its own type."""
+                 narrow: np.dtype, whole: np.ndarray | None = None) -> np.ndarray:
+        """The result with noise, in the range of its own type; a part of a complex number is as
+        uncertain as the whole."""
         if jnp.issubdtype(narrow, jnp.complexfloating):
             part = np.zeros((), narrow).real.dtype
-            return (self._rounded(equation, operands, result.real, part)
-                    + 1j * self._rounded(equation, operands, result.imag, part))
+            return (self._rounded(equation, operands, result.real, part, result)
+                    + 1j * self._rounded(equation, operands, result.imag, part, result))
         info = jnp.finfo(narrow)
         if self.rng is not None:
-            change = self._noise(equation, operands, result, narrow)
+            change = self._noise(equation, operands, result, narrow, result if whole is None else whole)
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
         if narrow == np.float64:
             return result
@@ -170,10 +173,13 @@ class Wide:
         return _flushed(result, narrow) if self.flushes else result
 
     def _noise(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
-               narrow: np.dtype) -> np.ndarray:
+               narrow: np.dtype, whole: np.ndarray) -> np.ndarray:
         name, info = equation.primitive.name, jnp.finfo(narrow)
-        units, magnitude = FUNCTION_UNITS, np.abs(result)
-        is_exact = (result.astype(narrow).astype(np.float64) == result) & (narrow != np.float64)
+        units, magnitude = FUNCTION_UNITS, np.abs(whole)
+        is_exact = (narrow != np.float64) & np.logical_and.reduce([
+            part.astype(narrow).astype(np.float64) == part for part in (whole.real, whole.imag)])
+        if name in SATURATING:
+            is_exact &= (operands[0] == 0) | ~np.isfinite(operands[0])
         if name in SUMS:
             units = SUM_UNITS
             magnitude = self._computed(equation, _sizes(operands))[0]

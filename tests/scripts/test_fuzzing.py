@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -277,6 +278,27 @@ def test_conditioning_is_measured() -> None:
     exact = x.astype(np.float64).sum(1)
     assert judge([(exact + 1e-3).astype(np.float32)], well.types, well.run(24, 0)).differences
     assert not judge([exact.astype(np.float32)], well.types, well.run(24, 0)).differences
+
+
+@pytest.mark.parametrize("function, x, off", [
+    (lambda x: x * (1 + jnp.tanh(x)), -13.0, -1e-28),  # in f64, too, tanh is -1 there
+    (lambda x: jnp.real(lax.complex(x, x) * lax.complex(x, x)), 1.1, 5e-8),
+])
+def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: float) -> None:
+    """Functions at their limits, and parts of complex numbers that cancel."""
+    oracle = Oracle(lambda x: (function(x),), [np.full(3, x, np.float32)], False, False)
+    for error, is_wrong in ((off, False), (1e-4, True)):
+        found = judge([np.full(3, error, np.float32)], oracle.types, oracle.run(24, 0))
+        assert bool(found.differences) == is_wrong
+
+
+def test_a_number_that_xla_gives_too_is_in_dispute_where_nan_is_expected() -> None:
+    x = np.array([np.nan, 1.0], np.float32)
+    oracle = Oracle(lambda x: (x * 2,), [x], False, False)
+    for ours, theirs, is_wrong in ((0.5, 0.5000001, False), (0.5, 0.6, True), (0.5, np.nan, True)):
+        found = judge([np.array([ours, 2], np.float32)], oracle.types, oracle.run(24, 0),
+                      [np.array([theirs, 2], np.float32)])
+        assert bool(found.differences) == is_wrong
 
 
 def test_programs_are_those_of_the_modes() -> None:
