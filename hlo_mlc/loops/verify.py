@@ -223,8 +223,8 @@ class _Checker:
             decides = around.extent if isinstance(around, For) else around.condition
             if not threads.isdisjoint(decides.free) \
                     or any(load.source in own for load in loads(decides)):
-                raise self._fail(stmt, scope, "lanes of a warp do not come to its product together: "
-                                 f"`{headline(around)}` depends on the thread")
+                raise self._fail(stmt, scope, "lanes of a warp do not come to its product "
+                                 f"together: `{headline(around)}` depends on the thread")
 
     def _by_a_thread(self, stmt: Stmt, scope: _Scope) -> None:
         """In a block that has threads, it is they that store."""

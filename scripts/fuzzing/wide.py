@@ -164,7 +164,8 @@ class Wide:
                     + 1j * self._rounded(equation, operands, result.imag, part, result))
         info = jnp.finfo(narrow)
         if self.rng is not None:
-            change = self._noise(equation, operands, result, narrow, result if whole is None else whole)
+            change = self._noise(equation, operands, result, narrow,
+                                 result if whole is None else whole)
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
         if narrow == np.float64:
             return result
