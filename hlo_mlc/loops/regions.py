@@ -8,6 +8,7 @@ remains are intervals.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -268,12 +269,15 @@ def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
     extents = [(d,) for d in shape]
     axis = 0
     while axis + 1 < len(columns):
-        wide = index.constant(math.prod(extents[axis + 1]))
+        next_ = axis + 1  # past axes of one place, which divisions leave out
+        while next_ + 1 < len(columns) and math.prod(extents[next_]) == 1:
+            next_ += 1
+        wide = index.constant(math.prod(extents[next_]))
         joined = tuple(index.add(index.multiply(i, wide), j)
-                       for i, j in zip(columns[axis], columns[axis + 1], strict=True))
-        if _divisions(joined) < _divisions((*columns[axis], *columns[axis + 1])):
-            columns[axis:axis + 2] = [joined]
-            extents[axis:axis + 2] = [extents[axis] + extents[axis + 1]]
+                       for i, j in zip(columns[axis], columns[next_], strict=True))
+        if _divisions(joined) < _divisions((*columns[axis], *columns[next_])):
+            columns[axis:next_ + 1] = [joined]
+            extents[axis:next_ + 1] = [tuple(itertools.chain(*extents[axis:next_ + 1]))]
         else:
             axis += 1
     return extents, list(zip(*columns, strict=True))

@@ -15,6 +15,8 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
 
 X, Y = Buffer("x", F32, (8,), "operand"), Buffer("y", F32, (8,), "result")
 WHERE = Buffer("where", I32, (8,), "operand")
@@ -116,6 +118,15 @@ def test_results_may_be_written_in_parts() -> None:
                extent=15)
     assert not list(gaps(LoopProgram("parts", (), (wide,), (rows, run))))
     assert list(gaps(LoopProgram("parts", (), (wide,), (rows,))))
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("shape", [(511, 1, 257), (1, 511, 1, 1, 257, 1), (129, 1, 3, 1, 341)])
+def test_axes_of_one_place_are_no_obstacle(shape, level, take_apart) -> None:
+    """A flat run over axes between which there are others of extent 1."""
+    whole = tuple(d for d in shape if d > 1)
+    (program,) = take_apart(lambda x: x.reshape(shape) * 2, np.ones(whole, np.float32)).programs
+    prove(schedule_program(program, named(level))[0])
 
 
 def test_what_is_read_was_written_before() -> None:
