@@ -336,3 +336,16 @@ def test_prefetches_touch_nothing(ahead: int, machine, samples) -> None:
             _vector(lanes, Prefetch(x, (at,), ahead), Store(y, (at,), load(x, (at,)))),)),))
     _check(machine, program, [samples(t.F32, 64 * lanes, 3)], host())
     assert print_program(program, named("x86-64-v3")).count("@llvm.prefetch") == 4
+
+
+def test_what_llvm_is_told_of_buffers_grows_with_their_number() -> None:
+    """Of each pair of a thousand buffers, it would be most of the code."""
+    def size(count: int) -> int:
+        results = tuple(Buffer(f"y{n}", t.F32, (8,), "result") for n in range(count))
+        body = tuple(_vector(8, Store(y, (variable("lane", 8),), const(float(n), t.F32)))
+                     for n, y in enumerate(results))
+        text = print_program(LoopProgram("many", (), results, body), named("x86-64-v3"))
+        return text.count("!")
+
+    small, large = size(100), size(1000)
+    assert large < 15 * small
