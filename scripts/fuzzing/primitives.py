@@ -15,6 +15,13 @@ from scipy import special
 Rule = Callable[..., np.ndarray]
 
 
+def joined_parts(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
+    """Complex numbers of two parts; `real + 1j * imag` would be NaN where one is infinite."""
+    whole = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), np.complex128)
+    whole.real, whole.imag = real, imag
+    return whole
+
+
 def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iu":
         return x / y
@@ -204,7 +211,7 @@ RULES: Mapping[str, Rule] = {
         "rem": _remainder, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
         "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal,
         "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-        "atan2": np.arctan2, "complex": lambda x, y: x + 1j * y}.items()},
+        "atan2": np.arctan2, "complex": joined_parts}.items()},
     "round": _round, "integer_pow": _integer_pow,
     "shift_left": _shift(np.left_shift, fill=False),
     "shift_right_logical": _shift(_logical, fill=False),

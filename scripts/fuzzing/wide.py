@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from fuzzing.primitives import RULES
+from fuzzing.primitives import RULES, joined_parts
 
 MOVES = frozenset((
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate", "pad",
@@ -160,8 +160,8 @@ class Wide:
         uncertain as the whole."""
         if jnp.issubdtype(narrow, jnp.complexfloating):
             part = np.zeros((), narrow).real.dtype
-            return (self._rounded(equation, operands, result.real, part, result)
-                    + 1j * self._rounded(equation, operands, result.imag, part, result))
+            return joined_parts(*(self._rounded(equation, operands, side, part, result)
+                                  for side in (result.real, result.imag)))
         info = jnp.finfo(narrow)
         if self.rng is not None:
             change = self._noise(equation, operands, result, narrow,
@@ -201,10 +201,19 @@ class Wide:
             result = np.where(mixed, np.nan, result)
             is_exact &= self.has_whole_sums & (magnitude == np.floor(magnitude)) & (
                 magnitude < 2.0 ** info.nmant)
-        signs = self.rng.choice((-1.0, 1.0), result.shape)
-        change = self.rng.uniform(0.5, 1.0, result.shape) * signs * magnitude + 0.0 * result
+        change = self._shares(result) * magnitude + 0.0 * result
         change *= units * float(info.eps)
         return np.where(np.isinf(result) | is_exact, 0.0, change)
+
+    def _shares(self, result: np.ndarray) -> np.ndarray:
+        """Shares of what rounding may change, of either sign; in every other equation equal ones
+        for equal results: what is computed twice in the same way is rounded in the same way."""
+        shape, where = result.shape, slice(None)
+        if self.rng.random() < 0.5:
+            different, where = np.unique(result, return_inverse=True)
+            shape = different.shape
+        signs = self.rng.choice((-1.0, 1.0), shape)
+        return (self.rng.uniform(0.5, 1.0, shape) * signs)[where].reshape(result.shape)
 
     def _leaves_range(self, equation: core.JaxprEqn, operands: list[np.ndarray],
                       info: np.finfo) -> np.ndarray:

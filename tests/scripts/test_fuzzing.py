@@ -292,6 +292,23 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+def test_what_is_computed_twice_may_be_rounded_alike() -> None:
+    x = np.array([[1e8, 1.25, -1e8]] * 3, np.float32)
+    oracle = Oracle(lambda x: (x.sum(1),), [x], False, False)
+    samples = [s[0] for s in oracle.run(24, 0).samples]
+    alike = [len(set(sample)) == 1 for sample in samples]
+    assert any(alike) and not all(alike)
+    assert all(np.abs(sample - 1.25).max() > 1 for sample in samples)
+
+
+def test_parts_of_complex_numbers_may_be_infinite() -> None:
+    x = np.array([np.inf, 2.0], np.float32)
+    oracle = Oracle(lambda x: (jnp.angle(lax.complex(x, x)),), [x], False, False)
+    right = np.full(2, np.pi / 4, np.float32)
+    assert not judge([right], oracle.types, oracle.run(3, 0)).differences
+    assert judge([right * np.nan], oracle.types, oracle.run(3, 0)).differences
+
+
 def test_a_number_that_xla_gives_too_is_in_dispute_where_nan_is_expected() -> None:
     x = np.array([np.nan, 1.0], np.float32)
     oracle = Oracle(lambda x: (x * 2,), [x], False, False)
