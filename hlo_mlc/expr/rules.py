@@ -12,7 +12,7 @@ import numpy as np
 
 from hlo_mlc.expr.core import Apply, Const, Expr
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
-from hlo_mlc.expr.index import add, bounds, constant, floordiv, multiply, subtract
+from hlo_mlc.expr.index import add, bounds, compare, constant, floordiv, multiply, subtract
 
 Simplified = Expr | tuple[str, tuple[Expr, ...]]
 Rule = Callable[[tuple[Expr, ...], DType], Expr | None]
@@ -212,12 +212,14 @@ def _not(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
 
 
 def _max(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """max(x, x) -> x;  max(x, -inf) -> x;  max(x, nan) -> nan"""
+    """max(x, x) -> x;  max(x, -inf) -> x;  max(x, nan) -> nan;  max of counters of which the larger
+    one is known -> that one"""
     return _extremum(args, -math.inf)
 
 
 def _min(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """min(x, x) -> x;  min(x, inf) -> x;  min(x, nan) -> nan"""
+    """min(x, x) -> x;  min(x, inf) -> x;  min(x, nan) -> nan;  min of counters of which the smaller
+    one is known -> that one"""
     return _extremum(args, math.inf)
 
 
@@ -225,6 +227,10 @@ def _extremum(args: tuple[Expr, ...], neutral: float) -> Expr | None:
     x, y = args
     if x is y or _is(y, neutral):
         return x
+    if x.dtype.is_integer and (i := _counter(x)) is not None and (j := _counter(y)) is not None:
+        low, high = bounds(subtract(i, j))
+        return x if (low >= 0 if neutral < 0 else high <= 0) else \
+            y if (high <= 0 if neutral < 0 else low >= 0) else None
     return y if _is_nan(y) else None
 
 
@@ -264,10 +270,22 @@ def _holds(wide: DType, narrow: DType) -> bool:
     return narrow is BOOL
 
 
-def _ne(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-    """x != false -> x"""
-    x, y = args
-    return x if x.dtype is BOOL and _is(y, False) else None
+def _compared(op: str) -> Rule:
+    def rule(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+        """x != false -> x;  convert(i) < convert(j) -> true or false for counters of which i < j is
+        known"""
+        x, y = args
+        if op == "ne" and x.dtype is BOOL and _is(y, False):
+            return x
+        if not x.dtype.is_integer:
+            return None
+        i, j = _counter(x), _counter(y)
+        if i is None or j is None:
+            return None
+        known = compare(op, i, j)
+        return known if isinstance(known, Const) else None
+
+    return rule
 
 
 def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
@@ -286,7 +304,8 @@ _RULES: dict[str, Rule] = {
     "xor": _xor, "shl": _shift, "shr_logical": _shift_right, "shr_arithmetic": _shift_right,
     "not": _not,
     "max": _max, "min": _min, "select": _select, "select_unlikely": _select,
-    "convert": _convert, "ne": _ne, "bitcast": _bitcast,
+    "convert": _convert, "bitcast": _bitcast,
+    **{op: _compared(op) for op in ("lt", "le", "gt", "ge", "eq", "ne")},
     # Our own functions are odd and even to the last bit.
     **{op: _odd(op) for op in ("sin", "tan", "tanh", "erf", "erf_inv", "asin", "atan", "sinh",
                                "asinh", "atanh", "cbrt")},

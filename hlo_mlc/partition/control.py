@@ -112,7 +112,9 @@ class _WhileLoop:
                 return self.outer.read(self.node.operands[k], indices)
             return _counted(self.counters[k], self.iteration, value)
 
-        lowering = StageLowering(region, frozenset(region.results), outside, self.outer.fresh,
+        wanted = (value for k, value in enumerate(region.results)
+                  if region is self.condition or k in self.carried)
+        lowering = StageLowering(region, frozenset(wanted), outside, self.outer.fresh,
                                  around=self.outer)
         for k, buffer in self.carried.items():
             lowering.buffers[region.parameters[k]] = buffer

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
 from hlo_mlc.ops.reduction import scanned_axis
@@ -169,6 +170,8 @@ class StageLowering:
                 joins = node.op == "stablehlo.concatenate"
                 parts = sum(inside) if joins else max(inside, default=1)
                 too_many = joins and parts > PARTS_LIMIT and max(inside) > 1
+                if self._is_counted(value):
+                    continue
                 if _has_many_parts(node) or self._has_costly_parts(node):
                     self._store_parts(node, value)
                 elif depth > DEPTH_LIMIT or too_many or self._needs_buffer(node, value, cost, uses):
@@ -185,6 +188,15 @@ class StageLowering:
             self._staged(node, lowered)
         else:
             self._update(node, lowered)
+
+    def _is_counted(self, value: Value) -> bool:
+        """Whether it is an integer that follows from counters of loops: indices have a normal form,
+        and others find out more of what they see."""
+        if value.type.shape or not value.type.dtype.is_integer or value in self.wanted:
+            return False
+        e = self.read(value, ())
+        return isinstance(e, Apply) and e.op == "convert" and e.args[0].dtype is INDEX \
+            and not loads(e)
 
     def _needs_buffer(self, node: Node, value: Value, cost: int,
                       uses: Mapping[Value, tuple[Node, ...]]) -> bool:

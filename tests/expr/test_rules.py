@@ -170,6 +170,31 @@ def test_integers_that_count_are_index_arithmetic(dtype):
     assert with_sign.op == ("convert" if dtype.is_signed else "sub")
 
 
+@pytest.mark.parametrize("dtype", [I32, U32, U64], ids=str)
+def test_what_is_known_of_integers_that_count_is_decided(dtype):
+    """Programs that wrap negative indices and clamp them ask such things in each trip of a loop."""
+    i = variable("i", 1000)
+    number = apply("convert", index.add(i, index.constant(2)), dtype=dtype)
+    for op, other, expected in (("lt", 2, False), ("lt", 1002, True), ("ge", 2, True),
+                                ("eq", 1, False), ("ne", 1002, True), ("gt", 1001, False),
+                                ("le", 1001, True), ("le", 1000, None), ("eq", 2, None)):
+        asked = apply(op, number, const(other, dtype))
+        assert (asked.value if isinstance(asked, Const) else None) is expected, (op, other)
+    assert apply("max", number, const(2, dtype)) is number
+    assert apply("min", number, const(1001, dtype)) is number
+    assert apply("max", number, const(1001, dtype)) is const(1001, dtype)
+    assert apply("min", number, const(1000, dtype)).op == "min"
+    wrapped = apply("select", apply("lt", number, const(0, dtype)),
+                    apply("add", number, const(1002, dtype)), number)
+    assert wrapped is number
+
+
+def test_what_may_wrap_is_not_decided():
+    byte = apply("convert", variable("i", 300), dtype=U8)  # 255 and then 0
+    assert apply("lt", byte, const(255, U8)).op == "lt"
+    assert apply("max", byte, const(0, U8)).op == "max"
+
+
 def test_integers_that_may_wrap_stay_as_they_are():
     i, byte = variable("i", 1000), variable("b", 100)
     large, small = apply("convert", i, dtype=U32), apply("convert", byte, dtype=U8)
