@@ -13,7 +13,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.partition.lowering import Item, StageLowering
-from hlo_mlc.tensor.classify import is_map, reads
+from hlo_mlc.tensor.classify import is_apart, is_map, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable
 
@@ -98,7 +98,7 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
         writers = [(place, i) for place, i in run.around(source) if source in i.stage.outputs]
         (place, filler), updates = writers[0], [i.stage for _, i in writers[1:]]
         if _in_place(run, source, target, carried.inner.fresh) is not None \
-                and not any(reads(u, target) for u in updates):
+                and not any(_depends_on(u, target) for u in updates):
             continue
         if updates and _copies(filler.stage, target):
             if not all(_is_steady(u, source, changing) for u in updates) \
@@ -225,7 +225,7 @@ def _in_place(run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], 
             return None
         else:
             edits.setdefault(place, []).extend(
-                _update_in_place(item, source, target, bool(old), fresh))
+                _update_in_place(item, source, target, _depends_on(item.stage, target), fresh))
     return edits
 
 
@@ -250,11 +250,17 @@ def _is_separable(update: Stage, source: Buffer, target: Buffer) -> bool:
         access.source != target for e in places for access in loads(e))
 
 
-def _update_in_place(item: Item, source: Buffer, target: Buffer, reads_old: bool,
+def _depends_on(update: Stage, target: Buffer) -> bool:
+    """Whether the update reads of `target` what another of its points may overwrite."""
+    return not all(is_apart(access, assign, update)
+                   for access in reads(update, target) for assign in update.assigns)
+
+
+def _update_in_place(item: Item, source: Buffer, target: Buffer, depends: bool,
                      fresh: Callable[[str], str]) -> list[Item]:
     """An update of `target`; if its new values depend on old ones, all are computed first."""
     (assign,) = item.stage.assigns
-    if not reads_old:
+    if not depends:
         return [replace(item, stage=_retarget(item.stage, source, target), closed=True)]
     shape = tuple(v.extent for v in item.stage.axes)
     fetched = Buffer(fresh("b"), target.dtype, shape)

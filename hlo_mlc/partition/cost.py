@@ -20,7 +20,7 @@ from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
-from hlo_mlc.templates.pointwise_loop import pointwise_stages
+from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Stage, Step, TensorProgram
@@ -76,8 +76,8 @@ def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
     """`cached`: what our code finds in the first cache from the trip before."""
     if isinstance(step, Loop):
         inner = trips * step.likely_trips
-        in_blocks = pointwise_stages(step, target) or ()
-        cached = {b for stage in in_blocks for b in (*stage.inputs, *stage.outputs)}
+        in_blocks = pointwise(step, target)
+        cached = frozenset() if in_blocks is None else in_blocks.kept
         return [part for s in (*step.body, *step.test)
                 for part in _parts(s, target, inner, True, cached)]
     template = choose_template(step, target)[0].name

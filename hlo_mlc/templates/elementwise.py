@@ -18,7 +18,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads, stride
+from hlo_mlc.tensor.classify import cost, is_apart, is_injective, is_map, reads, stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -94,7 +94,9 @@ class ElementwiseTemplate:
 
 
 def _own(access: Load, stage: Stage) -> bool:
-    return any(a.buffer == access.source and a.indices == access.indices for a in stage.assigns)
+    stores = [a for a in stage.assigns if a.buffer == access.source]
+    return any(a.indices == access.indices for a in stores) \
+        or all(is_apart(access, a, stage) for a in stores)
 
 
 def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedule:

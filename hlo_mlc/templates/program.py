@@ -182,11 +182,13 @@ def _repeated(program: TensorProgram) -> frozenset[Nest]:
     """
     aliased = {b for pair in program.aliases for b in pair}
     groups: dict[tuple, list[Nest]] = {}
-    pending = list(program.steps)
+    pending = [(step, False) for step in program.steps]
     while pending:
-        step = pending.pop()
+        step, in_loop = pending.pop()
         if isinstance(step, Loop):
-            pending += (*step.test, *step.body)
+            pending += [(inner, True) for inner in (*step.test, *step.body)]
+        elif in_loop and not any(s.axes or s.reduce_axes for s in step.stages):
+            continue  # a call would take longer than a scalar does
         elif not _outer_variables(step) and aliased.isdisjoint(
                 b for s in step.stages for b in (*s.inputs, *s.outputs)):
             shape = tuple((tuple(v.extent for v in (*s.axes, *s.reduce_axes)), len(s.assigns),

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 # Elements from which on reading a tensor against the grain takes longer than transposing it.
@@ -97,6 +98,18 @@ def is_injective(assign: Assign, axes: tuple[Var, ...]) -> bool:
         waiting.remove(terms)
         known.update(v for v in axes if v in terms)
     return known.issuperset(axes)
+
+
+def is_apart(access: Load, assign: Assign, stage: Stage) -> bool:
+    """No point of a stage reads there what another point writes: in one dimension they are apart,
+    wherever the two points are."""
+    others = {v: Var(f"{v.name}'", INDEX, v.extent) for v in (*stage.axes, *stage.reduce_axes)}
+    for i, j in zip(access.indices, assign.indices, strict=True):
+        if not loads(i) and not loads(j):
+            low, high = index.bounds(index.subtract(i, substitute(j, others)))
+            if low > 0 or high < 0:
+                return True
+    return False
 
 
 def _tells_apart(terms: Mapping[Expr, int], axes: tuple[Var, ...], known: set[Var]) -> bool:

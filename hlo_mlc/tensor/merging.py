@@ -25,7 +25,7 @@ from hlo_mlc.expr.build import const, load
 from hlo_mlc.expr.core import Buffer, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
-from hlo_mlc.tensor.classify import is_injective, is_map, is_plain, reads
+from hlo_mlc.tensor.classify import is_apart, is_injective, is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.liveness import effects, live_after
 from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers
@@ -40,7 +40,7 @@ def merge_copies(steps: Sequence[Step], results: Iterable[Buffer], kept: Iterabl
     excluded = {*kept, *(b for nest, _ in _nests(steps, 1) for b in nest.private)}
     saved: dict[tuple[Buffer, Buffer], int] = defaultdict(int)
     for nest, trips in _nests(steps, 1):
-        for target, source in _copies(nest):
+        for target, source in copies(nest):
             if excluded.isdisjoint((target, source)):
                 saved[target, source] += trips * target.size
     if not saved:
@@ -74,7 +74,7 @@ def _alike(one: Buffer, other: Buffer) -> bool:
     return (one.dtype, one.shape, one.strides) == (other.dtype, other.shape, other.strides)
 
 
-def _copies(nest: Nest) -> list[tuple[Buffer, Buffer]]:
+def copies(nest: Nest) -> list[tuple[Buffer, Buffer]]:
     """(target, source) of everything that a nest copies."""
     return [(a.buffer, source) for stage in nest.stages for a in stage.assigns
             if (source := _copied(a, stage)) is not None]
@@ -171,7 +171,7 @@ class _Merger:
 
     def _nest(self, nest: Nest, keep: Buffer, gone: Buffer, trips: int) -> list[Nest]:
         rest = _without_copies(nest, {keep, gone})
-        self.balance += trips * keep.size * (len(_copies(nest)) - len(_copies(rest)))
+        self.balance += trips * keep.size * (len(copies(nest)) - len(copies(rest)))
         if not rest.stages:
             return []
         renaming = {gone: keep}
@@ -241,7 +241,8 @@ def _is_in_place(nest: Nest, target: Buffer) -> bool:
         return len(stage.assigns) == 1
     store = stage.assigns[own[0]]
     return is_injective(store, stage.axes) and all(
-        access.indices == store.indices for access in reads(stage, target))
+        access.indices == store.indices or is_apart(access, store, stage)
+        for access in reads(stage, target))
 
 
 def _reads(assign: Assign, buffer: Buffer) -> bool:

@@ -22,7 +22,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import of_condition, within
 from hlo_mlc.support.errors import VerifyError
-from hlo_mlc.tensor.classify import is_map, is_plain, reads
+from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import Box, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
@@ -188,9 +188,11 @@ class _Checker:
                 and math.prod(v.extent for v in stage.axes) == 1:
             return  # there is no other point, and it stores when it has read
         for buffer in stage.outputs:
-            places = {a.indices for a in (*stage.along, *stage.assigns) if a.buffer == buffer}
+            stores = [a for a in (*stage.along, *stage.assigns) if a.buffer == buffer]
             for load in reads(stage, buffer):
-                if load.indices not in places and not _is_folded(stage, buffer):
+                if all(load.indices != a.indices for a in stores) \
+                        and not all(is_apart(load, a, stage) for a in stores) \
+                        and not _is_folded(stage, buffer):
                     raise self.error(f"it reads {load}, which another of its points writes", stage)
 
     def _stores(self, stage: Stage, assigns: Sequence[Assign], axes: Sequence[Var]) -> None:

@@ -9,7 +9,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32
-from hlo_mlc.tensor.classify import is_injective, offset, stride, walks_columns
+from hlo_mlc.tensor.classify import is_apart, is_injective, offset, stride, walks_columns
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 ROW, COLUMN = variable("i", 24), variable("j", 7)
@@ -46,6 +46,31 @@ def test_where_no_two_points_meet(indices: tuple[Expr, ...], expected: bool) -> 
     buffer = Buffer("y", F32, (200,) * len(indices))
     assign = Assign(buffer, indices, const(0.0, F32))
     assert is_injective(assign, (ROW, COLUMN)) == expected
+
+
+TRIP = variable("n", 10)
+
+
+def ahead(e: Expr, by: int) -> Expr:
+    return index.add(e, index.constant(by))
+
+
+@pytest.mark.parametrize(("place", "read", "expected"), [
+    ((ROW, ahead(TRIP, 2)), (ROW, TRIP), True),
+    ((ROW, ahead(TRIP, 2)), (COLUMN, ahead(TRIP, 1)), True),  # wherever in another column
+    ((ROW, TRIP), (ROW, TRIP), False),
+    ((ahead(ROW, 1), TRIP), (ahead(ROW, 25), TRIP), True),  # the first 24 rows, those behind them
+    ((ahead(ROW, 1), TRIP), (ahead(ROW, 24), TRIP), False),
+    ((ROW, TRIP), (ahead(ROW, 1), TRIP), False),  # other points are there
+    ((ROW, TRIP), (ROW, index.multiply(TRIP, index.constant(2))), False),  # in trip 0 it is
+    ((ROW, as_index(load(Buffer("b", I32, (10,)), (TRIP,)))),
+     (ROW, ahead(as_index(load(Buffer("b", I32, (10,)), (TRIP,))), 1)), False),
+])
+def test_what_is_read_apart_from_what_is_written(place, read, expected) -> None:
+    buffer = Buffer("y", F32, (60, 40))
+    access = load(buffer, read)
+    stage = Stage("s", (ROW, COLUMN), (assign := Assign(buffer, place, access),))
+    assert is_apart(access, assign, stage) == expected
 
 
 LONG, INNER = variable("l", 500), variable("k", 6)
