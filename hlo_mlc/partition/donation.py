@@ -1,7 +1,8 @@
-"""Results in the memory of donated operands, where every element is read before it is replaced.
+"""Results in the memory of operands, where every element is read before it is replaced.
 
 XLA keeps the promise that a donated argument's memory is used again by copying into it.  A kernel
-that writes there itself saves the copy.
+that writes there itself saves the copy.  What an operation before it made for it alone is its own
+likewise: memory that a call takes anew costs a page fault for every 4 KiB.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def in_place(steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
 
     A pair is granted where one elementwise stage writes the result, each point of it reads the
     operand at that point only, and nothing reads the operand later; the point's other results are
-    stored before.
+    stored before.  A buffer is in one pair at most, the first of them.
     """
     steps = list(steps)
     last_read = {b: n for n, step in enumerate(steps) for b in step_reads(step)}
@@ -36,6 +37,8 @@ def in_place(steps: Sequence[Step], wanted: Sequence[tuple[Buffer, Buffer]]
     for result, operand in wanted:
         first, *more = writers[result]
         stage = _elementwise(steps[first])
+        if result in granted or operand in granted.values():
+            continue
         if more or stage is None or last_read.get(operand, first) > first \
                 or result in stage.inputs:
             continue

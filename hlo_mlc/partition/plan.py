@@ -151,8 +151,10 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     plan = _planned_regions(graph, reasons, choose, small, around, limits)
     fuser, values = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
-    fuser.join_chains(frozenset(b for b, v in values.items() if v in results))
+    needed = frozenset(b for b, v in values.items() if v in results)
+    fuser.join_chains(needed)
     fuser.join_siblings()
+    fuser.join_updates(needed)
     fuser.settle()
     plan.apart.update(fuser.refusals)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
@@ -287,6 +289,10 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     at = {values[o]: o for o in operands}
     wanted = [(r, o) for r in outputs
               if (o := at.get(heirs.get(values[r]))) is not None and read_by[o] <= members]
+    spent = [o for o in operands if read_by[o] <= members and values[o] not in results
+             and values[o] in makers and _makes_memory(makers[values[o]])]
+    wanted += [(r, o) for r in outputs for o in spent
+               if r.dtype is o.dtype and r.shape == o.shape]
     steps, aliases = in_place(steps, wanted)
     steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
     tables = {b: makers[values[b]].literal for b in operands
@@ -308,6 +314,12 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
                    in_loop, tuple(constants.values()),
                    _locations(kernel, steps, values, makers))
+
+
+def _makes_memory(node: Node) -> bool:
+    """Whether the results of an operation are in memory of their own, as far as is known."""
+    return _counts(node) and node.op not in ("stablehlo.optimization_barrier",
+                                             "stablehlo.bitcast_convert")
 
 
 def _locations(kernel: Kernel, steps: Sequence[Step], values: Mapping[Buffer, Value],

@@ -15,7 +15,8 @@ from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.joining import ROW_LIMIT, Joined, chained, finish, join
 from hlo_mlc.partition.siblings import factors, together_refusal
 from hlo_mlc.tensor.classify import contraction
-from hlo_mlc.tensor.core import Loop, Stage, Step
+from hlo_mlc.tensor.core import Loop, Nest, Stage, Step
+from hlo_mlc.tensor.merging import copies
 
 # Candidate nests that a stage is tried against; more never changed a result on the demo models.
 CANDIDATE_LIMIT = 8
@@ -25,6 +26,8 @@ CHAIN_LIMIT = 8
 # Units of one kernel.  A kernel is compiled or left as a whole: with more, too much time is lost on
 # one that turns out too long (`most_lines` of building.py).
 MOST_TOGETHER = 256
+# Steps of a unit that update what those before them have made.
+MOST_STEPS = 64
 
 
 @dataclass(slots=True)
@@ -233,6 +236,26 @@ class Fuser:
                 break
             for factor in factors(product):
                 known.setdefault(factor, {})[leader.number] = leader
+
+    def join_updates(self, needed: frozenset[Buffer]) -> None:
+        """Make one unit of steps that begin with a copy of what other steps have made for nobody
+        else: in one kernel, the copy goes away (tensor/merging.py)."""
+        read_by = readers(u for u in self.units if u.number not in self._merged)
+        for last in self.units:
+            copied = {source for step in last.steps if isinstance(step, Nest)
+                      for _, source in copies(step)} - last.writes - needed
+            for source in sorted(copied, key=lambda b: b.name):
+                maker = self._producer.get(source)
+                if maker is None:
+                    continue
+                first = self._at(maker.number)
+                others = (self._at(n) for n in last.parents)
+                if first is not last and first.steps and read_by[source] == {last.number} \
+                        and len(first.steps) + len(last.steps) <= MOST_STEPS \
+                        and not any(p is not first and p.ancestors & first.members
+                                    for p in others):
+                    last.steps = [*first.steps, *last.steps]
+                    self._absorb(last, (first,))
 
     def settle(self) -> None:
         """Take out units that have become part of others, which take their place in the order."""

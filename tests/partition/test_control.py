@@ -71,6 +71,48 @@ def test_what_is_computed_anew_and_then_updated_takes_turns(loop_of):
     assert [b.shape for b in program.temporaries if b.size > 1] == [(30, 20)]
 
 
+@pytest.mark.parametrize("body", [
+    lambda i, x: (x.at[:, i + 2].set(x[:, i + 1] * 0.5 + x[:, i]),),
+    lambda i, x: (x.at[17 - i].set(x[18 - i] * 0.5 + x[19 - i]),),
+    lambda i, x: (lax.dynamic_update_slice(x, lax.dynamic_slice(x, (i + 3, 0), (2, 20)) + 1,
+                                           (i, 0)),),
+], ids=["columns", "backwards", "slices"])
+def test_recurrences_are_one_nest_in_place(loop_of, body):
+    """What is read lies elsewhere than what is written: nothing is put aside.  Indices that count
+    are not wrapped, clamped, or kept in memory."""
+    program, loop = loop_of(body, (30, 20))
+    assert loop.trip_count == 10
+    (nest,) = loop.body
+    assert program.temporaries == ()
+    assert all(a.guard is None for s in nest.stages for a in s.assigns)
+
+
+def test_updates_one_after_the_other_are_one_kernel(take_apart, arrays):
+    """A copy at the beginning, none in between."""
+    def function(x, y):
+        x = x.at[0].set(y[0]).at[1].set(y[1] * 2)
+        x = lax.fori_loop(2, 30, lambda i, v: v.at[i].set(v[i - 1] * 0.5 + v[i - 2]), x)
+        return x.at[:, 0].set(1)
+
+    x, y = arrays("float32", (700, 600), (700, 600))
+    parts = take_apart(function, x, y)
+    (program,) = parts.programs
+    assert program.temporaries == ()
+    whole = [s for step in program.steps if not isinstance(step, Loop) for s in step.stages
+             if len(s.axes) == 2]
+    assert len(whole) == 1
+
+
+def test_what_others_read_is_not_joined_to_its_update(take_apart, check, arrays):
+    def function(x, y):
+        x = x.at[0].set(y[0])
+        return x, x.at[1].set(y[1])
+
+    x, y = arrays("float32", (700, 600), (700, 600))
+    assert len(take_apart(function, x, y).programs) == 2
+    check(function, x, y)
+
+
 def test_what_does_not_change_is_read_from_outside(loop_of):
     _, loop = loop_of(lambda i, x, y: (x * 0.5 + y, y), (9, 20), (9, 20))
     assert len(loop.body) == 1
