@@ -45,8 +45,9 @@ def test_a_level_has_its_own_code(level: str, tmp_path: Path,
     assert code and not any(re.search(WIDER[level], text) for text in code)
     called = ids(compiled.lower(X).as_text())
     assert sorted(set(called)) == sorted(f"{kernel.id}-{level}" for kernel in report.kernels)
-    target = target_of(Options.from_environment(target=level))
-    assert all(built_kernel(kernel.id, target, False) for kernel in report.kernels)
+    options = Options.from_environment(target=level)
+    assert all(built_kernel(kernel.id, target_of(options), options.check)
+               for kernel in report.kernels)
 
 
 def test_programs_for_several_targets_do_not_share_code() -> None:
