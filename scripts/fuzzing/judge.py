@@ -10,8 +10,10 @@ import numpy as np
 
 from fuzzing.reference import Reference
 
-QUICK_SAMPLES, MANY_SAMPLES = 3, 24
-"""Runs with noise before the first judgement, and before a fault is called one."""
+QUICK_SAMPLES, MANY_SAMPLES, MOST_SAMPLES = 3, 24, 120
+"""Runs with noise before the first judgement, before XLA is asked, and before a fault is called
+one: where numbers of all magnitudes are sorted, one more or less among those before makes a place
+another number."""
 SPREADS = 3.0
 """How many times the widest departure of a sample a result may be off: the spread of so few
 samples is known to about a factor of two."""

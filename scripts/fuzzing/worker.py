@@ -28,7 +28,7 @@ import numpy as np
 from fuzzing.data import arrays
 from fuzzing.families import text_of
 from fuzzing.generator import generate
-from fuzzing.judge import MANY_SAMPLES, QUICK_SAMPLES, judge
+from fuzzing.judge import MANY_SAMPLES, MOST_SAMPLES, QUICK_SAMPLES, judge
 from fuzzing.modes import SAME_AS_PLAIN
 from fuzzing.program import Kernel, Program, UnfitError, identity, load, source
 from fuzzing.reference import Oracle
@@ -103,6 +103,10 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
         enter("xla")
         theirs = [np.asarray(r) for r in jax.tree.leaves(jax.jit(plain)(*args))]
         mine = judge(results, oracle.types, reference, theirs)
+        if mine.differences:
+            enter("reference")
+            reference = oracle.run(MOST_SAMPLES, program.seed + 2)
+            mine = judge(results, oracle.types, reference, theirs)
         kind = "wrong" if mine.differences else "shared"
         found = mine if mine.differences else found
     ours = [str(w.message) for w in caught if "hlo_mlc" in str(w.message)]
