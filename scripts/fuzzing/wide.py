@@ -208,12 +208,12 @@ class Wide:
     def _shares(self, result: np.ndarray) -> np.ndarray:
         """Shares of what rounding may change, of either sign; in every other equation equal ones
         for equal results: what is computed twice in the same way is rounded in the same way."""
-        shape, where = result.shape, slice(None)
+        shape, where = result.shape, ...
         if self.rng.random() < 0.5:
             different, where = np.unique(result, return_inverse=True)
             shape = different.shape
-        signs = self.rng.choice((-1.0, 1.0), shape)
-        return (self.rng.uniform(0.5, 1.0, shape) * signs)[where].reshape(result.shape)
+        shares = self.rng.choice((-1.0, 1.0), shape) * self.rng.uniform(0.5, 1.0, shape)
+        return np.asarray(shares)[where].reshape(result.shape)
 
     def _leaves_range(self, equation: core.JaxprEqn, operands: list[np.ndarray],
                       info: np.finfo) -> np.ndarray:

@@ -292,6 +292,12 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+def test_a_single_number_has_noise_too() -> None:
+    oracle = Oracle(lambda x: (jnp.sin(x), x.sum()), [np.float32(0.3)], False, False)
+    samples = oracle.run(24, 0).samples
+    assert len({float(sample[0]) for sample in samples}) > 12
+
+
 def test_what_is_computed_twice_may_be_rounded_alike() -> None:
     x = np.array([[1e8, 1.25, -1e8]] * 3, np.float32)
     oracle = Oracle(lambda x: (x.sum(1),), [x], False, False)
