@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TextIO
 
 import jax
@@ -77,6 +78,8 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
         oracle = Oracle(plain, args, program.x64, program.data == "whole")
         reference = oracle.run(QUICK_SAMPLES, program.seed)
     except Exception as error:
+        if _is_own(error):
+            return Outcome("error", "the reference: " + _last_lines(error))
         return Outcome("void", f"no reference: {type(error).__name__}: {error}"[:500])
     enter("ours")
     with warnings.catch_warnings(record=True) as caught:
@@ -114,6 +117,12 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
     if ours and kind in ("right", "shared"):
         kind, detail = "warning", ours[0]
     return Outcome(kind, detail[:2000], found.undetermined, found.elements)
+
+
+def _is_own(error: Exception) -> bool:
+    """Whether the reference itself raised this, not JAX about the program."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return Path(frame.f_code.co_filename).parent == Path(__file__).parent
 
 
 def _cuts(program: Program) -> contextlib.AbstractContextManager:

@@ -292,6 +292,28 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+@pytest.mark.parametrize("dtype", ["uint64", "int64", "uint8", "int32"])
+def test_conversions_to_integers_saturate(dtype: str) -> None:
+    x = np.array([-1e30, -2.5, 0, 3.7, 200, 1e30, np.nan])
+    with jax.enable_x64(True):
+        oracle = Oracle(lambda x: (x.astype(dtype),), [x], True, False)
+        right = np.clip(np.nan_to_num(np.trunc(x[1:5])), np.iinfo(dtype).min, None).astype(dtype)
+        (exact,) = oracle.run(3, 0).exact
+    assert exact.dtype == dtype
+    assert exact[1:5].tolist() == right.tolist()
+    info = np.iinfo(dtype)
+    assert exact[[0, 5, 6]].tolist() == [info.min, info.max, 0]
+
+
+def test_a_fault_of_the_reference_is_none_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hide what the program does."""
+    program = next(p for p in map(generate, range(50)) if p.mode == "plain" and not p.x64)
+    assert outcome_of(program, identity, lambda _: None).kind == "right"
+    monkeypatch.setattr("fuzzing.wide.MOVES", None)
+    outcome = outcome_of(program, identity, lambda _: None)
+    assert outcome.kind == "error" and "the reference" in outcome.detail
+
+
 def test_a_single_number_has_noise_too() -> None:
     oracle = Oracle(lambda x: (jnp.sin(x), x.sum()), [np.float32(0.3)], False, False)
     samples = oracle.run(24, 0).samples
