@@ -167,6 +167,10 @@ class Wide:
             change = self._noise(equation, operands, result, narrow,
                                  result if whole is None else whole)
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
+            if equation.primitive.name in MULTIPLIED and len(equation.outvars) == 1:
+                # Whether zero meets infinity on the way depends on the order.
+                anything = self.rng.choice((np.nan, 0.0), result.shape)
+                result = np.where(self._leaves_range(equation, operands, info), anything, result)
         if narrow == np.float64:
             return result
         limit = float(info.max) * (1 + float(info.eps) / 4)
@@ -188,7 +192,6 @@ class Wide:
             # Each factor rounds: errors add up as those of random signs do.
             units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
             magnitude = self._computed(equation, _sizes(operands))[0]  # it may add as well
-            result = np.where(self._leaves_range(equation, operands, info), np.nan, result)
         elif name in PRODUCTS:
             units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
         elif name in BASIC:

@@ -314,6 +314,17 @@ def test_a_fault_of_the_reference_is_none_of_the_program(monkeypatch: pytest.Mon
     assert outcome.kind == "error" and "the reference" in outcome.detail
 
 
+@pytest.mark.parametrize("function", [
+    jnp.prod, lambda x: lax.reduce_window(x, np.float32(1), lax.mul, (4,), (4,), "VALID")[0]])
+def test_what_overflows_before_it_meets_zero_depends_on_the_order(function: Callable) -> None:
+    x = np.array([3e38, 10, 0, 0.5], np.float32)
+    oracle = Oracle(lambda x: (function(x),), [x], False, False)
+    for found in (np.nan, 0.0):
+        assert not judge([np.float32(found)], oracle.types, oracle.run(24, 0)).differences
+    small = Oracle(lambda x: (function(x),), [np.minimum(x, 7)], False, False)
+    assert judge([np.float32(np.nan)], small.types, small.run(24, 0)).differences
+
+
 def test_a_single_number_has_noise_too() -> None:
     oracle = Oracle(lambda x: (jnp.sin(x), x.sum()), [np.float32(0.3)], False, False)
     samples = oracle.run(24, 0).samples
