@@ -20,7 +20,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import For, LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop as make_loop
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import ElementwiseTemplate, vectorize
 from hlo_mlc.tensor.classify import offset, stride
@@ -30,7 +30,6 @@ from hlo_mlc.tensor.rewrite import map_expressions
 
 # Points of a block come in runs of this many: whole cache lines, and no short vectors but the last.
 RUN = 256
-CACHE_LINE = 64  # bytes
 _TEMPLATE = ElementwiseTemplate()
 
 
@@ -56,7 +55,7 @@ class Pointwise:
                 if buffer.size == 1 or apart == 0:
                     continue
                 is_row = apart in (1, -1)
-                line = buffer.dtype.bytes if is_row else CACHE_LINE
+                line = buffer.dtype.bytes if is_row else CACHE_LINE_BYTES
                 touched[buffer if buffer in self.kept or not is_row else access] = line
         fitting = target.l1_bytes // 2 // max(1, sum(touched.values()))
         fair = -(-self.points // (4 * target.cores))
@@ -64,7 +63,7 @@ class Pointwise:
             return max(RUN, min(fitting, fair) // RUN * RUN)
         # What streams through is read in runs as long as can be.
         step = max(lanes(self.stages, target),
-                   CACHE_LINE // min(b.dtype.bytes for s in self.stages for b in s.outputs))
+                   CACHE_LINE_BYTES // min(b.dtype.bytes for s in self.stages for b in s.outputs))
         most = min(fitting, -(-self.points // target.cores))
         return min(range(step, max(step, most) + 1, step), key=lambda size: (
             -(-(self.points // size) // target.cores) * size + self.points % size, -size))
