@@ -12,6 +12,9 @@ from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.graph.rewrite import EVERY_OP, Rewriter, Rule
 from hlo_mlc.passes.splat import splat
 
+_COMBINING = frozenset(f"stablehlo.{name}" for name in (
+    "add", "subtract", "multiply", "minimum", "maximum", "and", "or", "xor"))
+
 
 def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     """`op(…) : 0x…` -> an empty constant"""
@@ -183,6 +186,28 @@ def update_of_all(node: Node, context: Rewriter) -> Value | None:
     return update if operand.type == update.type else None
 
 
+def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
+    """`scatter(x : t, no index, y : t, f)` -> `f(x, y)`, where f is `y` or one operation
+
+    `x.at[:].set(y)` and `x.at[:].add(y)` are written so.
+    """
+    if len(node.operands) != 3 or node.operands[0].type != node.operands[2].type \
+            or node.attributes["scatter_dims_to_operand_dims"] \
+            or len(node.attributes["update_window_dims"]) != len(node.operands[0].type.shape):
+        return None
+    operand, _, update = node.operands
+    (body,) = node.regions
+    known = dict(zip(body.parameters, (operand, update), strict=True))
+    (result,) = body.results
+    if result in known:
+        return known[result]
+    if len(body.nodes) != 1 or body.nodes[0].op not in _COMBINING \
+            or not known.keys() >= set(body.nodes[0].operands):
+        return None
+    return context.add(body.nodes[0].op, tuple(known[v] for v in body.nodes[0].operands),
+                       operand.type, body.nodes[0].attributes)
+
+
 def sort_single(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     """`sort(x, …)` along an axis of size 1 -> `x, …`"""
     shape = node.operands[0].type.shape
@@ -201,6 +226,7 @@ MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {
     "stablehlo.reverse": (reverse_single, reverse_of_reverse),
     "stablehlo.dynamic_slice": (same_type, dynamic_slice_at_constant),
     "stablehlo.dynamic_update_slice": (update_of_all,),
+    "stablehlo.scatter": (scatter_of_all,),
     "stablehlo.sort": (sort_single,),
 }
 

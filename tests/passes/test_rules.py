@@ -348,6 +348,30 @@ CASES = [
         f"return %b : {F}",
     ),
     Case(
+        "scatter_of_all",
+        f"%a: {F}, %b: {F}, %i: tensor<0xi32>",
+        f"""%0 = "stablehlo.scatter"(%a, %i, %b) <{{
+              scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [0, 1]>}}> ({{
+            ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+              stablehlo.return %y : tensor<f32>
+            }}) : ({F}, tensor<0xi32>, {F}) -> {F}
+            return %0 : {F}""",
+        f"return %b : {F}",
+    ),
+    Case(
+        "scatter_of_all",
+        f"%a: {F}, %b: {F}, %i: tensor<0xi32>",
+        f"""%0 = "stablehlo.scatter"(%a, %i, %b) <{{
+              scatter_dimension_numbers = #stablehlo.scatter<update_window_dims = [0, 1]>}}> ({{
+            ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+              %1 = stablehlo.subtract %y, %x : tensor<f32>
+              stablehlo.return %1 : tensor<f32>
+            }}) : ({F}, tensor<0xi32>, {F}) -> {F}
+            return %0 : {F}""",
+        f"""%0 = stablehlo.subtract %b, %a : {F}
+            return %0 : {F}""",
+    ),
+    Case(
         "sort_single",
         "%a: tensor<3x1xf32>, %b: tensor<3x1xi32>",
         """%0:2 = "stablehlo.sort"(%a, %b) <{dimension = 1 : i64, is_stable = true}> ({
