@@ -37,7 +37,22 @@ def of_condition(condition: Expr, holds: bool = True) -> Facts:
     if args[0].dtype is not INDEX or op not in _NEGATED:
         return ()
     compared = _compared(op if holds else _NEGATED[op], *args)
-    return tuple(_tight(f) for fact in compared for f in (fact, *_undivided(fact)))
+    return tuple(_tight(f) for fact in compared for f in (fact, *_with_quotients(fact),
+                                                          *_undivided(fact)))
+
+
+def _with_quotients(fact: Expr) -> Facts:
+    """The same of quotients in place of remainders, which elsewhere are written so."""
+    terms, offset = index.affine(fact)
+    remainders = {a: k for a, k in terms.items() if isinstance(a, Apply) and a.op == "floormod"}
+    if not remainders:
+        return ()
+    same = index.from_affine({a: k for a, k in terms.items() if a not in remainders}, offset)
+    for remainder, k in remainders.items():
+        x, c = remainder.args
+        quotient = index.multiply(index.floordiv(x, c.value), index.constant(-c.value))
+        same = index.add(same, index.multiply(index.add(x, quotient), index.constant(k)))
+    return (same,)
 
 
 def _compared(op: str, x: Expr, y: Expr) -> Facts:

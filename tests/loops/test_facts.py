@@ -53,6 +53,19 @@ def test_quotients_of_what_is_bounded() -> None:
     assert not within(index.floordiv(total, 36), 1, facts)
 
 
+@pytest.mark.parametrize("extent", range(2, 7))
+@pytest.mark.parametrize("divisor", [2, 3])
+def test_remainders_are_quotients_too(divisor: int, extent: int) -> None:
+    """Of whole blocks, those before a bound: i % c == 0 and c * (i // c) <= j."""
+    i, j = variable("i", extent), variable("j", divisor)
+    start = times(index.floordiv(i, divisor), divisor)
+    facts = (*of_condition(apply("eq", index.floormod(i, divisor), index.constant(0))),
+             *of_condition(apply("ge", index.subtract(j, start), index.constant(0))))
+    assert within(start, 1, facts) and within(i, 1, facts)
+    assert not within(start, 1, facts[:-1]) or extent <= divisor
+    assert not within(i, 1, facts[-1:])
+
+
 @pytest.mark.parametrize("factor", [1, 2])
 @pytest.mark.parametrize("divisor", [2, 3])
 @pytest.mark.parametrize("least", range(4))
