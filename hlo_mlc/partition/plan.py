@@ -27,6 +27,7 @@ from hlo_mlc.partition.units import (
     readers,
     step_writes,
 )
+from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.merging import merge_copies
@@ -244,26 +245,32 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
     for value in (*graph.parameters, *graph.captures):
         if value.type is not None:
             lowering.define(value)
+    known = lowering.buffers
+    # What a value without a buffer is made from.  Nothing of it may be left in its expression, but
+    # where that stays with XLA, so does the order.
+    made_from: dict[Value, frozenset[Buffer]] = {}
     for node in graph.nodes:
+        captured = (v for region in node.regions for v in region.captures)
+        before = frozenset[Buffer]().union(
+            *({known[v]} if v in known else made_from.get(v, ())
+              for v in (*node.operands, *captured)))
+        made_from.update((v, before) for v in node.results)
         if reasons[node] or _is_table(node):
             for value in node.results:
                 if value.type is not None:
                     lowering.define(value)
-            known = lowering.buffers
-            captured = (v for region in node.regions for v in region.captures)
-            reads = {known[v] for v in (*node.operands, *captured) if v in known}
-            fuser.add_outside(node, reads, {known[v] for v in node.results if v in known})
+            fuser.add_outside(node, before, {known[v] for v in node.results if v in known})
         elif node.op == "stablehlo.while":
             steps = lower_while(node, lowering)
-            fuser.add_steps(node, steps)
+            fuser.add_steps(node, steps, before)
         else:
             lowering.add(node, uses)
         if lowering.items and any(item.update or item.inner for item in lowering.items):
             steps = [Nest((i.stage,), len(i.stage.axes)) for i in lowering.items]
-            fuser.add_steps(node, list(steps))
+            fuser.add_steps(node, list(steps), before)
         else:
             for item in lowering.items:
-                fuser.add_stage(item.node, item.stage)
+                fuser.add_stage(item.node, item.stage, before)
         lowering.items.clear()
     return fuser, {b: v for v, b in lowering.buffers.items()}
 
@@ -358,7 +365,10 @@ def _ordered_writes(step: Step) -> list[Buffer]:
 
 
 def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
-    """The graph in which the values of `produced` come from kernels, in dependency order."""
+    """The graph in which the values of `produced` come from kernels, in dependency order.
+
+    Raises: VerifyError where kernels wait for each other.
+    """
     nodes = [_with_kernels(node, produced) for node in graph.nodes]
     maker = {v: n for n in nodes for v in n.results}
     call_of: dict[Cluster, Node] = {}
@@ -372,6 +382,7 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     def producer(value: Value) -> Node | None:
         return call_of.get(produced.get(value)) or maker.get(value)
 
+    begun: set[Node] = set()
     placed: set[Node] = set()
     ordered: list[Node] = []
 
@@ -385,6 +396,9 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
                 placed.add(node)
                 ordered.append(node)
                 continue
+            if node in begun:
+                raise VerifyError(f"{node.op} waits for what waits for its results")
+            begun.add(node)
             stack.append((node, True))
             captured = (v for region in node.regions for v in region.captures)
             for value in (*node.operands, *captured):

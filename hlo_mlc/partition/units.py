@@ -83,8 +83,10 @@ class Fuser:
         """An operation that stays as it is."""
         self._new(Unit(len(self.units), [node]), set(reads), set(writes))
 
-    def add_steps(self, node: Node, steps: list[Step], after_all: bool = False) -> None:
-        """Steps that are a unit of their own: a loop, an update with the copy before it."""
+    def add_steps(self, node: Node, steps: list[Step], before: Iterable[Buffer] = (),
+                  after_all: bool = False) -> None:
+        """Steps that are a unit of their own: a loop, an update with the copy before it. They come
+        after what computes the buffers `before`, whether they read those or not."""
         unit = Unit(len(self.units), [node], steps=steps)
         if after_all:
             unit.ancestors = (1 << unit.number) - 1
@@ -93,13 +95,15 @@ class Fuser:
         reads = {b for step in steps for b in step_reads(step)}
         writes = {b for step in steps for b in step_writes(step)}
         self._new(unit, reads - writes, writes)
+        self._come_after(unit, before)
 
-    def add_stage(self, node: Node, stage: Stage) -> None:
-        """A stage, joined to the first candidate that takes it."""
+    def add_stage(self, node: Node, stage: Stage, before: Iterable[Buffer] = ()) -> None:
+        """A stage, joined to the first candidate that takes it. It comes after what computes the
+        buffers `before`, whether it reads those or not."""
         reads, writes = set(stage.inputs), set(stage.outputs)
         reason = ""
         for unit in self._candidates(stage):
-            if self._would_cycle(unit, reads):
+            if self._would_cycle(unit, reads.union(before)):
                 reason = "another operation has to run in between"
                 continue
             result = join(unit.joined, stage, self.row_limit)
@@ -109,11 +113,13 @@ class Fuser:
             unit.joined = result
             unit.nodes.append(node)
             self._merge(unit, reads, writes)
+            self._come_after(unit, before)
             return
         if reason:
             self.refusals[node] = reason
         fresh = Unit(len(self.units), [node], Joined((stage,), len(stage.axes)))
         self._new(fresh, reads, writes)
+        self._come_after(fresh, before)
 
     def _candidates(self, stage: Stage) -> list[Unit]:
         """Producers of its inputs, latest first, then other readers of its inputs."""
@@ -139,14 +145,9 @@ class Fuser:
         self._merge(unit, reads, writes)
 
     def _merge(self, unit: Unit, reads: set[Buffer], writes: set[Buffer]) -> None:
-        before = unit.ancestors
+        self._come_after(unit, reads)
         for buffer in reads:
-            producer = self._producer.get(buffer)
-            if producer is not None and producer is not unit:
-                unit.ancestors |= producer.ancestors | 1 << producer.number
-                unit.parents.add(producer.number)
-                producer.children.add(unit.number)
-            if producer is not unit:
+            if self._producer.get(buffer) is not unit:
                 known = self._readers.setdefault(buffer, {})
                 known.pop(unit.number, None)
                 known[unit.number] = unit
@@ -154,6 +155,16 @@ class Fuser:
         unit.writes |= writes
         for buffer in writes:
             self._producer[buffer] = unit
+
+    def _come_after(self, unit: Unit, buffers: Iterable[Buffer]) -> None:
+        """Let a unit run after those that compute buffers."""
+        before = unit.ancestors
+        for buffer in buffers:
+            producer = self._producer.get(buffer)
+            if producer is not None and producer is not unit:
+                unit.ancestors |= producer.ancestors | 1 << producer.number
+                unit.parents.add(producer.number)
+                producer.children.add(unit.number)
         if unit.ancestors != before:
             self._pass_on(unit)
 

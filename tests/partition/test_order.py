@@ -1,0 +1,73 @@
+"""Whichever kernels are taken, each runs after what it needs; also after what is needed in the
+program and no longer in an expression, such as what padding with less than nothing cuts off."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc import compiler, mlc_jit
+from hlo_mlc.expr.dtypes import F32, TensorType
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.partition.plan import _rebuild
+from hlo_mlc.support.errors import VerifyError
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4) / 7
+
+
+def cut_off(x: jax.Array) -> tuple[jax.Array, ...]:
+    """Nothing is left of the sums, so the loop's kernel does not read them."""
+    joined = jnp.concatenate([x, x], 0).ravel()
+    sums = jax.ops.segment_sum(joined, joined.astype(jnp.int32), 1)
+    none = lax.pad(sums, np.float32(0), ((3, -1, 0),))
+    loop = lax.scan(lambda c, v: (c * 3 + 1, jnp.where(v > c, v - 1, c)), jnp.float32(1), none)[1]
+    return jnp.sort(joined), jnp.reshape(joined, (4, 6)) + 1, loop + 1
+
+
+def not_taken(x: jax.Array) -> tuple[jax.Array, ...]:
+    """A part that is joined and sliced away."""
+    doubled = jnp.tanh(x) * 2
+    joined = jnp.concatenate([jnp.sort(doubled, 1), jnp.exp(x)], 0)[3:]
+    return doubled, joined + 1, jnp.cumsum(joined, 1), x - 1
+
+
+def known(x: jax.Array) -> tuple[jax.Array, ...]:
+    """A side of a choice that is never chosen."""
+    doubled = x * 2
+    rows = lax.iota(jnp.int32, 3)[:, None]
+    chosen = jnp.where(rows < 3, x + 1, jnp.sort(doubled, 0))
+    return doubled + 3, jnp.exp(chosen), chosen.T @ chosen, doubled.sum()
+
+
+@pytest.mark.parametrize("function", [cut_off, not_taken, known])
+def test_any_of_the_kernels(monkeypatch: pytest.MonkeyPatch, function: Callable) -> None:
+    given = compiler._chooser
+    expected = jax.tree.leaves(function(X))
+    for pattern in itertools.product([False, True], repeat=4):
+        taken, left = {}, iter(pattern)
+
+        def chooser(*args: object, taken=taken, left=left) -> compiler.Chooser:
+            rule = given(*args)
+            return lambda cluster: replace(
+                rule(cluster), take=taken.setdefault(cluster.kernel.fingerprint, next(left, True)))
+
+        monkeypatch.setattr(compiler, "_chooser", chooser)
+        results = jax.tree.leaves(mlc_jit(lambda x: function(x), choose="ours")(X))
+        for one, other in zip(results, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_kernels_that_wait_for_each_other_are_an_error() -> None:
+    """And no loop without an end."""
+    first, second = (Value(TensorType((3,), F32), name) for name in ("first", "second"))
+    graph = Graph((), (Node("stablehlo.negate", (second,), (first,)),
+                       Node("stablehlo.negate", (first,), (second,))), (first,))
+    with pytest.raises(VerifyError, match="waits for"):
+        _rebuild(graph, {})
