@@ -150,7 +150,7 @@ def environment(setting: Setting, scratch: str) -> dict[str, str]:
             if not k.startswith("HLO_MLC_") or k == "HLO_MLC_CHECK"}
     paths = [str(SCRIPTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {"PYTHONPATH": os.pathsep.join(paths), "HLO_MLC_CACHE": f"{scratch}/cache",
-            "HLO_MLC_CALIBRATE": "0", "JAX_PLATFORMS": "cpu",
+            "HLO_MLC_CALIBRATE": "0", "HLO_MLC_SETTLE": "0", "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{PLAIN_XLA} {FAST_XLA}", "LD_PRELOAD": ALLOCATOR_LIBRARY, **ALLOCATOR}
     if setting.target != "cpu":
         ours["HLO_MLC_TARGET"] = setting.target

@@ -30,7 +30,7 @@ from fuzzing.reference import Oracle
 from fuzzing.refusing import refusing
 from fuzzing.runner import Limits, Runner, Worker, program_seed
 from fuzzing.shrinker import candidates, fits, shrink
-from fuzzing.worker import Outcome, arguments, outcome_of
+from fuzzing.worker import Outcome, are_same, arguments, outcome_of
 from jax import lax
 
 import hlo_mlc
@@ -93,6 +93,20 @@ def test_planted_faults_are_found(name: str, kind: str) -> None:
         if outcome.kind == kind:
             return
     raise AssertionError(f"{name} is not found: {found}")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
+def test_results_agree_to_the_sign_of_a_zero(dtype: str) -> None:
+    def of(*values: float) -> np.ndarray:
+        return np.array(values).astype(jnp.dtype(dtype))
+
+    real = dtype.replace("complex64", "float32")
+    subnormal = float(jnp.finfo(real).tiny) / 4
+    assert are_same(of(0.0, -0.0, 1.0, np.nan), of(0.0, -0.0, 1.0, -np.nan))
+    assert are_same(of(-subnormal, subnormal), of(-0.0, 0.0)) and are_same(of(), of())
+    for one, other in [(0.0, -0.0), (subnormal, -0.0), (1.0, 2.0), (np.nan, 1.0),
+                       (np.inf, -np.inf)]:
+        assert not are_same(of(one), of(other))
 
 
 @pytest.mark.parametrize(("name", "kind"), [("hangs", "hang"), ("dies", "crash"),
@@ -323,6 +337,20 @@ def test_what_overflows_before_it_meets_zero_depends_on_the_order(function: Call
         assert not judge([np.float32(found)], oracle.types, oracle.run(24, 0)).differences
     small = Oracle(lambda x: (function(x),), [np.minimum(x, 7)], False, False)
     assert judge([np.float32(np.nan)], small.types, small.run(24, 0)).differences
+
+
+@pytest.mark.parametrize("weights", [(3.0, -2.0, 1.0), (1.0, 1.0, -2.0)])
+def test_terms_beyond_f64_overflow_together_or_alone(weights: tuple[float, ...]) -> None:
+    """3 max - 2 max is NaN, or infinite where one of the products is rounded with the sum."""
+    def is_right(x: list[float], found: float) -> bool:
+        oracle = Oracle(lambda x: (x @ np.array(weights),), [np.array(x)], True, False)
+        return not judge([np.float64(found)], oracle.types, oracle.run(24, 0)).differences
+
+    with jax.enable_x64(True):
+        largest = [1.7e308] * 3
+        assert all(is_right(largest, found) for found in (np.nan, np.inf, -np.inf))
+        assert not is_right([np.inf, 1, 1], np.nan)
+        assert not is_right([np.nan, 1.7e308, 1.7e308], np.inf)
 
 
 def test_a_single_number_has_noise_too() -> None:
