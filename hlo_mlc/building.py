@@ -146,7 +146,8 @@ _keepers: list[list[BuiltKernel]] = []
 def variant_of(target: CpuTarget) -> str:
     """What the ids of kernels for a target end in: programs for this machine and for levels below
     it may be in one process, and each calls its own code."""
-    return "" if target.name == HOST else f"-{target.name}"
+    level = "" if target.name == HOST else f"-{target.name}"
+    return f"{level}-deterministic" if target.deterministic else level
 
 
 def built_kernel(fingerprint: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:

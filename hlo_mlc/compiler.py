@@ -119,6 +119,8 @@ def target_of(options: Options) -> CpuTarget:
     target = planned_for(options.target)
     if options.threads is not None:
         target = replace(target, cores=options.threads)
+    if options.deterministic:
+        return replace(target, deterministic=True)
     return with_known_rates(target, options)
 
 

@@ -27,7 +27,10 @@ def explain(report: Report, options: Options) -> str:
     """
     times = measure_kernels(report, options)
     advice = [f"  {line}" for line in advice_on(report, times, options)]
-    return "\n".join([report.explain(times), *(["", "what may help:"] if advice else []), *advice])
+    lines = [report.explain(times), *(["", "what may help:"] if advice else []), *advice]
+    if options.deterministic:
+        lines.insert(0, "deterministic: our kernels give the same bits on any number of threads")
+    return "\n".join(lines)
 
 
 def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options) -> list[str]:
@@ -36,9 +39,10 @@ def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options)
     gains = {kernel.name: times[kernel.id].us * (1 - times[kernel.id].share) * kernel.uses
              for kernel in report.kernels if kernel.id in times and kernel.tuned is None}
     name = max(gains, key=gains.__getitem__, default="")
-    if name and gains[name] >= _LEAST_GAIN_US:
+    can_change = not options.deterministic
+    if can_change and name and gains[name] >= _LEAST_GAIN_US:
         lines.append(f"tune(...) may find faster schedules, above all for {name}")
-    if options.choose == "auto" and report.predicted is not None and report.left:
+    if can_change and options.choose == "auto" and report.predicted is not None and report.left:
         lines.append('choose="measure" runs both sides, where a prediction may be wrong')
     if any(time.share > _OUTDATED_SHARE for time in times.values()):
         lines.append("kernels are faster than what was measured of this machine, while it was "

@@ -66,7 +66,8 @@ class LeftReport:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The whole program with our kernels timed in turns with the untouched one, on made-up
-    arguments; `speedup` is the median over the pairs of XLA's time / ours."""
+    arguments (choose="measure") or the caller's; `speedup` is the median over the pairs of XLA's
+    time / ours."""
 
     candidate: str  # "ours" (all that can be compiled) or "auto" (what is predicted to be faster)
     ours_us: float
@@ -99,11 +100,12 @@ class Report:
 
     coverage: float
     reasons: tuple[str, ...] = ()
-    comparisons: tuple[Comparison, ...] = ()  # choose="measure": what was measured
+    comparisons: tuple[Comparison, ...] = ()  # what was measured of the whole
     kernels: tuple[KernelReport, ...] = ()
     left: tuple[LeftReport, ...] = ()
     apart: tuple[LeftReport, ...] = ()  # ops in kernels that did not join those before them
     predicted: Prediction | None = None  # unless a part of it is not modelled
+    settled_at: Path | None = None  # where it is kept what calls settle, if they are to
     level: str = ""  # of CPUs that it was compiled for, if not for this machine
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)

@@ -57,6 +57,7 @@ for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
 _CACHE = tempfile.mkdtemp(prefix="hlo_mlc_tests_")
 os.environ["HLO_MLC_CACHE"] = _CACHE
 os.environ["HLO_MLC_CALIBRATE"] = "0"  # what is predicted may not depend on the machine
+os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")

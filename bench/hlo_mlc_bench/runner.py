@@ -44,10 +44,12 @@ class Inspection:
 
 @contextlib.contextmanager
 def measuring(compile_ours: Compile) -> Iterator[None]:
-    """Within it, this process is fit for measuring: warm, except for a cache that starts empty."""
+    """Within it, this process is fit for measuring: warm, except for a cache that starts empty.
+    What is predicted is measured as it is, not settled by the calls that measure it."""
     with tempfile.TemporaryDirectory(prefix="hlo-mlc-bench-") as folder:
-        previous = {name: os.environ.get(name) for name in ("HLO_MLC_CACHE", _LAPACK_THREADS)}
-        os.environ["HLO_MLC_CACHE"] = folder
+        previous = {name: os.environ.get(name)
+                    for name in ("HLO_MLC_CACHE", "HLO_MLC_SETTLE", _LAPACK_THREADS)}
+        os.environ["HLO_MLC_CACHE"], os.environ["HLO_MLC_SETTLE"] = folder, "0"
         # With two threads, the time of a LAPACK call varies by 100x with the load of the machine.
         os.environ.setdefault(_LAPACK_THREADS, "1")
         try:

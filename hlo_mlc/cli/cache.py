@@ -6,7 +6,7 @@ import datetime
 
 import click
 
-from hlo_mlc.interop.measuring import choices_folder
+from hlo_mlc.interop.choices import choices_folder
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.notes import forget_notes, note_paths
@@ -34,7 +34,7 @@ def list_entries() -> None:
     click.echo(f"{counted(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
                f"in {objects.folder}")
     folder = choices_folder(options)
-    click.echo(f'{counted(len(note_paths(folder)), "choice")} of choose="measure" in {folder}')
+    click.echo(f'{counted(len(note_paths(folder)), "choice")} between ours and XLA\'s in {folder}')
     for kind in _MACHINE_NOTES:
         for path in note_paths(options.cache_dir, kind):
             click.echo(f"measured of a machine: {path}")
@@ -43,7 +43,7 @@ def list_entries() -> None:
 @cache.command()
 @click.option("--machine", is_flag=True, help="Also what was measured of the machine.")
 def clear(machine: bool) -> None:
-    """Removes every compiled kernel, and the choices of choose="measure".
+    """Removes every compiled kernel, and the choices that were measured.
 
     Kernels are compiled again, and choices made again, when they are needed. Tuning records stay.
     """

@@ -7,12 +7,13 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import api, api_util, compiler, core, source_info_util, traceback_util
+from jax._src import api, api_util, compiler, config, core, source_info_util, traceback_util
 from jax._src import linear_util as lu
 from jax._src.export import _export
 from jax._src.interpreters import batching
@@ -49,6 +50,24 @@ def is_being_traced() -> bool:
     return isinstance(core.trace_ctx.trace, pe.DynamicJaxprTrace)
 
 
+def is_computing() -> bool:
+    """Whether what runs now is neither written down nor transformed: calls compute results."""
+    return isinstance(core.trace_ctx.trace, core.EvalTrace) and not jax.config.jax_disable_jit
+
+
+def context() -> Any:
+    """What JAX compiles for besides a function and its arguments: equal where that is the same."""
+    return config.trace_context()
+
+
+def described(value: Any) -> Any:
+    """What `lower` takes in place of an argument that may be gone by then."""
+    if not isinstance(value, jax.Array):
+        return value
+    return jax.ShapeDtypeStruct(value.shape, value.dtype, weak_type=value.weak_type,
+                                sharding=value.sharding if value.committed else None)
+
+
 def is_mutable(value: Any) -> bool:
     """Whether it is one of JAX 0.10's values of a type of their own that functions may change; JAX
     0.12 has none."""
@@ -57,45 +76,77 @@ def is_mutable(value: Any) -> bool:
     return getattr(aval, "has_qdd", False)
 
 
-def trace(fun: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-          ) -> tuple[Any, list[Any], Callable[[Sequence[Any]], Any]]:
-    """A function as a closed jaxpr, within the trace of the `jax.jit` that was given these
-    arguments; its operands; and what makes the function's result of those of the jaxpr.
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Those of a call that `jax.jit` traces: what is traced, and what is static to it.
 
     Arguments without tracers are static to `jax.jit`, whatever they consist of: the function gets
-    the very same objects.  It is traced in no other way, nor counted a second time: whoever has
-    JAX count or explain its traces sees one.
+    the very same objects.
     """
-    is_static = [not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(value))
-                 for value in (*args, *kwargs.values())]
-    static_argnums = [i for i, static in enumerate(is_static[:len(args)]) if static]
-    static_argnames = [name for name, static in
-                       zip(kwargs, is_static[len(args):], strict=True) if static]
-    given = ([value for i, value in enumerate(args) if i not in static_argnums],
-             {name: value for name, value in kwargs.items() if name not in static_argnames})
-    operands, in_tree = jax.tree.flatten(given)
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    static_argnums: tuple[int, ...]
+    static_argnames: tuple[str, ...]
+    operands: tuple[Any, ...]
+    in_tree: Any
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+        """Takes them apart."""
+        def is_static(value: Any) -> bool:
+            return not any(isinstance(leaf, core.Tracer) for leaf in jax.tree.leaves(value))
+
+        argnums = tuple(i for i, value in enumerate(args) if is_static(value))
+        argnames = tuple(name for name, value in kwargs.items() if is_static(value))
+        given = ([value for i, value in enumerate(args) if i not in argnums],
+                 {name: value for name, value in kwargs.items() if name not in argnames})
+        operands, in_tree = jax.tree.flatten(given)
+        return cls(args, kwargs, argnums, argnames, tuple(operands), in_tree)
+
+    @property
+    def types(self) -> list[Any]:
+        return [core.typeof(value) for value in self.operands]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Equal where the function is the same to `jax.jit`."""
+        return (self.in_tree, self.types, self.static_argnums, self.static_argnames,
+                [self.args[i] for i in self.static_argnums],
+                [self.kwargs[name] for name in self.static_argnames])
+
+
+def trace(fun: Callable[..., Any], given: Arguments
+          ) -> tuple[Any, Callable[[Sequence[Any]], Any]]:
+    """A function as a closed jaxpr, within the trace of the `jax.jit` that was given these
+    arguments; and what makes the function's result of those of the jaxpr.
+
+    It is traced in no other way, nor counted a second time: whoever has JAX count or explain its
+    traces sees one.
+    """
     out_tree, wrong = None, {}
 
     def flat(*leaves: Any) -> list[Any]:
         nonlocal out_tree
-        traced, named = jax.tree.unflatten(in_tree, leaves)
+        traced, named = jax.tree.unflatten(given.in_tree, leaves)
         remaining = iter(traced)
         outs, out_tree = jax.tree.flatten(
-            fun(*(value if static else next(remaining)
-                  for value, static in zip(args, is_static, strict=False)), **{**kwargs, **named}))
+            fun(*(value if i in given.static_argnums else next(remaining)
+                  for i, value in enumerate(given.args)), **{**given.kwargs, **named}))
         wrong.update((n, out) for n, out in enumerate(outs) if not core.valid_jaxtype(out))
         return [0 if n in wrong else out for n, out in enumerate(outs)]
 
-    debug_info = api_util.debug_info("jit", fun, args, dict(kwargs), static_argnums=static_argnums,
-                                     static_argnames=static_argnames)
+    debug_info = api_util.debug_info("jit", fun, given.args, dict(given.kwargs),
+                                     static_argnums=given.static_argnums,
+                                     static_argnames=given.static_argnames)
     jaxpr, _, constants = pe.trace_to_jaxpr_dynamic(
-        lu.wrap_init(flat, debug_info=debug_info), [core.typeof(value) for value in operands])
+        lu.wrap_init(flat, debug_info=debug_info), given.types)
 
     def result(outs: Sequence[Any]) -> Any:
         # What is no array goes back to `jax.jit`, which says so, and which of the results it is.
         return jax.tree.unflatten(out_tree, [wrong.get(n, out) for n, out in enumerate(outs)])
 
-    return jex.ClosedJaxpr(jaxpr, constants), operands, result
+    return jex.ClosedJaxpr(jaxpr, constants), result
 
 
 def bind_again(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Container
+from pathlib import Path
+
 from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, compile_module
 from hlo_mlc.interop import gpus
+from hlo_mlc.interop.choices import Choice, remembered, settled_path
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.interop.faults import Faults, Subject
@@ -36,12 +41,31 @@ def compile_extracted(
 
 
 def compile_function(
-    module: ir.Module, subject: Subject, faults: Faults, *, entry: str, platform: str
+    module: ir.Module, subject: Subject, faults: Faults, *, entry: str, platform: str,
+    left: Container[Path] | None = None,
 ) -> tuple[ir.Module | None, Report]:
     """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
 
+    Where calls may settle it, it stays with XLA if they have shown that this is faster, now (`left`
+    has where that is remembered) or before; not so where `left` is None.
+
     Raises: any exception that a fault of the compiler may show itself as.
     """
+    options = subject.options
+    if not options.settles or left is None or platform == CUDA:
+        return _compile_chosen(module, subject, faults, entry, platform)
+    path = settled_path(module, options, entry)
+    known = Choice("xla") if path in left else remembered(path, options)
+    if known is not None and known.choose == "xla":
+        compiled, report = None, Report.untouched("calls have shown that XLA is faster")
+    else:
+        compiled, report = _compile_chosen(module, subject, faults, entry, platform)
+    comparisons = () if known is None else known.comparisons
+    return compiled, dataclasses.replace(report, settled_at=path, comparisons=comparisons)
+
+
+def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: str, platform: str
+                    ) -> tuple[ir.Module | None, Report]:
     options = subject.options
     if options.choose == "xla":
         return None, Report.untouched('choose="xla" asks for it')

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from jaxlib.mlir import ir
 
 from hlo_mlc.interop.faults import Faults
-from hlo_mlc.report import Report
+from hlo_mlc.report import Comparison, Report
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.levels import planned_for
 
@@ -47,9 +49,23 @@ class Ledger:
         with self._lock:
             return self._by_module.get(module)
 
+    def settle(self, comparison: Comparison) -> None:
+        """Adds what calls have shown to the most recent report."""
+        with self._lock:
+            report = dataclasses.replace(self._latest, comparisons=(comparison,))
+            for module, known in list(self._by_module.items()):
+                if known is self._latest:
+                    self._by_module[module] = report
+            self._latest = report
+
     @property
     def latest(self) -> Report | None:
         return self._latest
+
+    def __len__(self) -> int:
+        """How many modules there are reports on."""
+        with self._lock:
+            return len(self._by_module)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,16 +77,18 @@ class TracedFunction:
     for_archive: bool = False  # `hlo_mlc.export` asks for it, which writes kernels into its files
     ledger: Ledger = field(default_factory=Ledger)
     faults: Faults = field(default_factory=Faults)
+    left_to_xla: frozenset[Path] = frozenset()  # programs that calls have shown XLA to be faster at
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.options.choose}]"
 
 
-def resolve_options(choose: str | None, target: str | None) -> Options:
+def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None
+                    ) -> Options:
     """The options for one function; None stands for what the environment says.
 
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
-    options = Options.from_environment(choose=choose, target=target)
+    options = Options.from_environment(choose=choose, target=target, deterministic=deterministic)
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     return options

@@ -29,6 +29,7 @@ def mlc_jit(
     *,
     choose: str | None = ...,
     target: str | None = ...,
+    deterministic: bool | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -46,6 +47,7 @@ def mlc_jit(
     *,
     choose: str | None = ...,
     target: str | None = ...,
+    deterministic: bool | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -64,6 +66,7 @@ def mlc_jit(
     *,
     choose: str | None = None,
     target: str | None = None,
+    deterministic: bool | None = None,
     in_shardings: Any = compat.UNSPECIFIED,
     out_shardings: Any = compat.UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
@@ -78,13 +81,16 @@ def mlc_jit(
 ) -> Any:
     """`jax.jit`, with what we compute faster in our own kernels.
 
-    `choose` says how to choose between our kernels and XLA's: "auto" (predict; on GPUs by a model
-    that was never checked on one), "measure", "ours" (all that we can compile) or "xla" (nothing);
-    None asks the environment. `target` is what to compile for: "cpu" (this machine), or a level,
-    such as "x86-64-v3", that it has. All else is as for `jax.jit`, and so is what comes back, which
-    composes with every transformation. It has more methods: `report(*args)` says what of the
-    function is compiled for such arguments, `explain(*args)` says it in words, `tune(*args)` looks
-    for faster schedules, and `choosing(choose)` is the same function with another choice.
+    `choose` says how to choose between our kernels and XLA's: "auto" (predict, and settle on some
+    of your calls what is not clear-cut; on GPUs by a model that was never checked on one),
+    "measure", "ours" (all that we can compile) or "xla" (nothing); None asks the environment.
+    `target` is what to compile for: "cpu" (this machine), or a level, such as "x86-64-v3", that it
+    has. With `deterministic`, our kernels give the same bits on any number of threads and in every
+    process, and nothing that was tuned or measured has a say. All else is as for `jax.jit`, and so
+    is what comes back, which composes with every transformation. It has more methods:
+    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` says
+    it in words, `tune(*args)` looks for faster schedules, and `choosing(choose)` is the same
+    function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
     (`jax.jit = mlc_jit`; see also `hlo_mlc.install`).
@@ -94,7 +100,7 @@ def mlc_jit(
     """
     decorate = functools.partial(
         jitted,
-        options=resolve_options(choose, target),
+        options=resolve_options(choose, target, deterministic),
         jit_arguments={
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,

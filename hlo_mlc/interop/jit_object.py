@@ -74,12 +74,12 @@ class JitObject(functools.partial, Generic[P, R_co]):
     # As for methods: bound to the same object they are equal, though made at each look-up.
     def __eq__(self, other: object) -> bool:
         return self is other or (
-            isinstance(other, JitObject) and bool(self.args) and self.func is other.func
+            isinstance(other, JitObject) and bool(self.args) and self.__dict__ is other.__dict__
             and len(self.args) == len(other.args)
             and all(a is b for a, b in zip(self.args, other.args, strict=True)))
 
     def __hash__(self) -> int:
-        return hash((self.func, *map(id, self.args)))
+        return hash((id(self.__dict__), *map(id, self.args)))  # which all that are bound share
 
     def __copy__(self) -> Self:
         return self

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
@@ -17,7 +18,8 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
-from hlo_mlc.interop.staged import staged, staged_anew
+from hlo_mlc.interop.settling import Settling, Side
+from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_for_xla
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
@@ -116,6 +118,12 @@ class MlcFunction(JitObject[P, R_co]):
         found = origin.function.ledger.find(lowered.compiler_ir())
         return () if found is None else gpu_kernels(found, origin.options)
 
+    def call_from_now_on(self, compiled: Any, function: TracedFunction) -> None:
+        """Has this object, and methods bound to it, call something else, without a frame of ours.
+        """
+        self._origin = replace(self._origin, function=function)
+        self.__setstate__((compiled, self.args, self.keywords, self.__dict__))
+
     def _with(self, options: Options, for_archive: bool = False) -> MlcFunction[P, R_co]:
         again = jitted(self._origin.fun, options, self._origin.jit_arguments, for_archive)
         return again._bind(*self.args)
@@ -132,16 +140,35 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
     jit = functools.partial(compat.jit, given, **jit_arguments)
     # JAX warns of these: they are deprecated.
     is_placed = any(jit_arguments.get(name) is not None for name in ("device", "backend"))
-    compiled = from_users_line(jit) if is_placed else jit()
-    # As `jax.jit` would, had it the function: attributes of the function's own are found in its
-    # object, behind our methods. It also keeps the function.
-    for name, value in getattr(fun, "__dict__", {}).items():
-        vars(compiled).setdefault(name, value)
-    compiled.__wrapped__ = fun
+    compiled = _standing_for(fun, from_users_line(jit) if is_placed else jit())
+    settles = options.settles and not (for_archive or is_placed)
+    if settles:
+        compiled = _settling(fun, given, compiled, jit_arguments)
     made = functools.update_wrapper(MlcFunction(compiled), fun, updated=())
+    if settles:
+        compiled.owner = weakref.ref(made)
     made.choose = options.choose
     made._origin = _Origin(fun, given.function, options, jit_arguments)
     return made
+
+
+def _standing_for(fun: Callable[..., Any], compiled: Any) -> Any:
+    """What JAX makes of a staged function, as it would be of the function: with the function's own
+    attributes, which are found behind our methods. It also keeps the function."""
+    for name, value in getattr(fun, "__dict__", {}).items():
+        vars(compiled).setdefault(name, value)
+    compiled.__wrapped__ = fun
+    return compiled
+
+
+def _settling(fun: Callable[..., Any], given: Staged, compiled: Any,
+              jit_arguments: Mapping[str, Any]) -> Settling:
+    """What is called until it is settled whether to run our kernels."""
+    def alternative(path: Path) -> Side:
+        other = staged_for_xla(given, path)
+        return Side(_standing_for(fun, compat.jit(other, **jit_arguments)), other)
+
+    return Settling(compiled, given, alternative)
 
 
 def _again(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],

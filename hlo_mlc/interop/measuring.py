@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import importlib.metadata
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,25 +12,28 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.compiler import CompiledModule, target_of
+from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.choices import (
+    CANDIDATES,
+    Choice,
+    choice_path,
+    recorded,
+    remember,
+    remembered,
+)
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import invented_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, time_paired
-from hlo_mlc.runtime.notes import read_note, write_note
-from hlo_mlc.runtime.records import open_records, target_key
 from hlo_mlc.support.debug import Level, say
-from hlo_mlc.support.errors import CacheError, UnsupportedOpError
+from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import warn
-
-CANDIDATES = ("ours", "auto")
-"""What is tried against XLA's own: all that we can compile, and what is predicted to be faster."""
 
 _WORTH_IT = 1.02  # ours has to be so much faster, which is what pairs of runs can tell apart
 _BUDGET_S = 1.0  # for timing one function, compiling excluded
@@ -60,15 +59,6 @@ Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 _one_at_a_time = process_lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What to run (`choose` is one of `CANDIDATES` or "xla"), what was measured, and remarks."""
-
-    choose: str
-    comparisons: tuple[Comparison, ...] = ()
-    reasons: tuple[str, ...] = ()
-
-
 def choose_fastest(
     module: ir.Module, options: Options, entry: str, platform: str, compile_function: Compile
 ) -> CompiledModule:
@@ -82,8 +72,8 @@ def choose_fastest(
         return _chosen(predicted, Choice("auto", reasons=(
             "predicted, not measured: there is no GPU here",)))
     original = standalone(module, entry)
-    path = choice_path(original, options, platform)
-    known = _remembered(path, options)
+    path = choice_path(str(original), options, platform)
+    known = remembered(path, options)
     if known is not None and known.choose == "xla":
         return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
     if known is not None:
@@ -106,28 +96,13 @@ def choose_fastest(
     }
     choice = _measure(original, programs, platform)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
-    _remember(path, choice, _recorded(kernels, options))
+    remember(path, choice, recorded(kernels, options))
     compiled["xla"] = CompiledModule(module, dataclasses.replace(
         everything.report, coverage=0.0, kernels=(), left=()
     ))
     say(Level.FUNCTIONS, options.debug,
         [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)])
     return _chosen(compiled[choice.choose], choice)
-
-
-def choice_path(original: ir.Module, options: Options, platform: str = "cpu") -> Path:
-    """Where the choice for a program is remembered: by its text, for this machine and versions."""
-    versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
-    device = devices.first_gpu() if platform == devices.CUDA else None
-    machine = target_of(options) if device is None else device.device_kind
-    identity = f"{machine}\n{versions}\n{original}"
-    digest = hashlib.sha256(identity.encode()).hexdigest()
-    return choices_folder(options) / f"{digest[:32]}.json"
-
-
-def choices_folder(options: Options) -> Path:
-    """Where choices are remembered, each as a note."""
-    return options.cache_dir / "choices"
 
 
 def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
@@ -262,31 +237,3 @@ def _close(actual: np.ndarray, expected: np.ndarray, least_step: float) -> np.nd
     with np.errstate(invalid="ignore"):
         near = np.abs(actual - expected) <= step**0.5 * scale
     return near | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
-
-
-def _recorded(kernels: Iterable[str], options: Options) -> dict[str, str]:
-    """What is recorded of each kernel now: a choice holds as long as it was made among these."""
-    records, target = open_records(options), target_key(target_of(options))
-    known = {kernel: records.get(kernel, target) for kernel in sorted(kernels)}
-    return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
-
-
-def _remembered(path: Path, options: Options) -> Choice | None:
-    """The choice that was made; None where there is none, or where kernels were tuned since."""
-    note = read_note(path)
-    try:
-        if note["kernels"] != _recorded(note["kernels"], options):
-            return None
-        comparisons = tuple(
-            Comparison(str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]),
-                       float(c["speedup"]))
-            for c in note["comparisons"]
-        )
-        choice = Choice(note["choose"], comparisons, tuple(map(str, note["reasons"])))
-    except (TypeError, KeyError, ValueError, CacheError):
-        return None
-    return choice if choice.choose in (*CANDIDATES, "xla") else None
-
-
-def _remember(path: Path, choice: Choice, kernels: Mapping[str, str]) -> None:
-    write_note(path, {**dataclasses.asdict(choice), "kernels": kernels})

@@ -7,16 +7,21 @@ function and its options, lives as long as the function does, and does not keep 
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.function import TracedFunction
+from hlo_mlc.interop.faults import Faults
+from hlo_mlc.interop.function import Ledger, TracedFunction
 from hlo_mlc.interop.nesting import shallow
 from hlo_mlc.interop.primitive import mlc_call_p
+from hlo_mlc.interop.traces import Traces
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import deep_calls
 
@@ -27,11 +32,13 @@ class Staged:
     Those of functions that are equal, such as the methods of one object, are equal.
     """
 
-    __slots__ = ("__weakref__", "_find", "function")
+    __slots__ = ("__weakref__", "_find", "function", "traces")
 
-    def __init__(self, find: Callable[[], Callable[..., Any]], function: TracedFunction) -> None:
+    def __init__(self, find: Callable[[], Callable[..., Any]], function: TracedFunction,
+                 traces: Traces | None = None) -> None:
         self._find = find
         self.function = function
+        self.traces = traces or Traces()
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
@@ -56,11 +63,13 @@ class Staged:
             # What a function changes is no result of it: such a function stays with JAX.
             if any(map(compat.is_mutable, jax.tree.leaves((args, kwargs)))):
                 return fun(*args, **kwargs)
-            closed_jaxpr, operands, result = compat.trace(fun, args, kwargs)
+            given = compat.Arguments.of(args, kwargs)
+            closed_jaxpr, result = self.traces.find(given) or compat.trace(fun, given)
             if any(map(compat.is_mutable, closed_jaxpr.consts)):
                 return fun(*args, **kwargs)
-            call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, operands))
-            return result(mlc_call_p.bind(*constants, *operands, call_jaxpr=call_jaxpr,
+            self.traces.keep(given, closed_jaxpr, result)
+            call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, given.operands))
+            return result(mlc_call_p.bind(*constants, *given.operands, call_jaxpr=call_jaxpr,
                                           function=self.function))
 
 
@@ -92,6 +101,21 @@ def forget() -> None:
 def staged_anew(fun: Callable[..., Any], options: Options, for_archive: bool = False) -> Staged:
     """The function as JAX has never seen it."""
     return Staged(lambda: fun, _traced(fun, options, for_archive))
+
+
+def staged_for_xla(like: Staged, path: Path) -> Staged:
+    """The same function as JAX has never seen it, with the program of `path` left to XLA, and as it
+    was traced before."""
+    function = dataclasses.replace(like.function, ledger=Ledger(), faults=Faults(),
+                                   left_to_xla=frozenset((path,)))
+    return Staged(like._find, function, like.traces.alone())
+
+
+def use_from_now_on(given: Staged) -> None:
+    """Has the function jitted so where it is jitted anew."""
+    with contextlib.suppress(Exception):  # of a function's own, as below
+        known = _known[given.__wrapped__]
+        known[given.function.options] = given
 
 
 def _traced(fun: Callable[..., Any], options: Options, for_archive: bool = False) -> TracedFunction:

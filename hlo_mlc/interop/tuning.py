@@ -26,12 +26,12 @@ from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.choices import choice_path
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import index_extents, invented_arguments
 from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
-from hlo_mlc.interop.measuring import choice_path
 from hlo_mlc.interop.operands import called_function, given_operands
 from hlo_mlc.interop.primitive import called
 from hlo_mlc.interop.staged import forget
@@ -198,6 +198,9 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
         minutes = DEFAULT_MINUTES
     if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise UsageError("Tuning takes at least one trial, and some time")
+    if options.deterministic:
+        raise UsageError("With deterministic=True (HLO_MLC_DETERMINISTIC=1) nothing that was tuned "
+                         "is compiled: tune the function without it")
     library.register_with_jax()
     session = _Session(module, entry, options, trials, minutes, given)
     kernels: list[TunedKernel] = []
@@ -258,7 +261,7 @@ class _Session:
     def whole(self) -> Comparison | None:
         """The function as it is compiled now in turns with XLA's."""
         original = standalone(self._module, self._entry)
-        choice_path(original, self._options).unlink(missing_ok=True)  # of slower kernels
+        choice_path(str(original), self._options).unlink(missing_ok=True)  # of slower kernels
         compiled, report = compile_extracted(self._module, self._options, entry=self._entry)
         if compiled is None:
             return None

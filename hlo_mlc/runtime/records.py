@@ -95,7 +95,7 @@ def schedules_text(schedules: Schedules) -> list[str]:
 def target_key(target: CpuTarget) -> str:
     """The name of a target in records: equal for targets on which schedules mean the same."""
     identity = (target.triple, target.cpu, target.features, target.cores, target.l1_bytes,
-                target.l2_bytes, target.l3_bytes)
+                target.l2_bytes, target.l3_bytes, *(["deterministic"] * target.deterministic))
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', target.cpu)}-{target.cores}-{digest[:12]}"
 

@@ -111,6 +111,15 @@ class Options:
     """Whether to predict with what was measured on this machine (`hlo-mlc doctor`, `demo` and
     `bench` do that), if it was; else with typical figures."""
 
+    settle: bool = field(default=True, metadata=_from("HLO_MLC_SETTLE", _switch))
+    """Whether `auto` times some of a function's calls with our kernels and without, where what is
+    predicted is not clear-cut, and keeps to the faster."""
+
+    deterministic: bool = field(default=False,
+                                metadata=_from("HLO_MLC_DETERMINISTIC", _switch))
+    """Whether kernels for CPUs give the same bits on any number of threads and in every process:
+    nothing that was tuned or measured has a say in them, or in what is left to XLA."""
+
     check: bool = field(default=False, metadata=_from("HLO_MLC_CHECK", _switch))
     """Whether kernels for CPUs check every access, on arrays between guard pages: to find faults of
     ours. They take many times as long."""
@@ -128,6 +137,14 @@ class Options:
             except ValueError as error:
                 raise UsageError(f"Option {option.name}={value!r}: {error}") from None
             object.__setattr__(self, option.name, converted)
+        if self.deterministic and self.choose == "measure":
+            raise UsageError('deterministic=True and choose="measure" contradict each other: what '
+                             'is measured differs from run to run. Take choose="auto"')
+
+    @property
+    def settles(self) -> bool:
+        """Whether calls may show what is faster."""
+        return self.choose == "auto" and self.settle and not self.deterministic
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Options:

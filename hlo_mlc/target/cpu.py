@@ -28,7 +28,8 @@ class CpuTarget:
     `has_masked_access`: contiguous loads and stores under a mask, of 4- and 8-byte elements;
     `has_masked_bytes`: of 1- and 2-byte elements too.  Cache sizes are those of one core, but
     `l3_bytes`, which all `cores` share.  `rates` say how long things take, not what the machine
-    is: targets that differ in nothing else are equal.
+    is: targets that differ in nothing else are equal.  `deterministic` is asked for, too: schedules
+    for such a target are those of analysis, whose sums have an order that `cores` do not change.
     """
 
     name: str
@@ -46,6 +47,7 @@ class CpuTarget:
     l2_bytes: int
     l3_bytes: int
     cores: int
+    deterministic: bool = False
     rates: Rates = field(default=Rates(), repr=False, compare=False)
 
     @property

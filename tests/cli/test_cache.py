@@ -42,7 +42,7 @@ def test_list(hlo_mlc: Callable, objects: ObjectCache, notes: list[Path]) -> Non
     assert result.exit_code == 0
     assert all(key in result.stdout for key in _KEYS)
     assert f"2 kernels, 0.0 of 1024 MiB in {objects.folder}" in result.stdout
-    assert '1 choice of choose="measure"' in result.stdout
+    assert "1 choice between ours and XLA's" in result.stdout
     assert all(str(path) in result.stdout for path in notes[1:3])
 
 

@@ -1,0 +1,269 @@
+"""Which is faster, a program with our kernels or XLA's alone, settled on the caller's own calls.
+
+What is predicted is run at once. Where that is not clear-cut, the other side is compiled in a
+thread of low priority, without the user's code being traced again; then calls go to either side in
+turns and are timed, until it is clear, and from there on to the faster one alone, which is
+remembered on disk. No call waits for that: results are watched, not waited for. Both sides are
+right, but not to the last bit the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.choices import Choice, recorded, remember
+from hlo_mlc.interop.function import TracedFunction
+from hlo_mlc.interop.staged import Staged, use_from_now_on
+from hlo_mlc.report import Comparison, Report
+from hlo_mlc.support.debug import Level, say
+
+Jit = Callable[..., Any]
+
+_CLEAR = 4.0  # predicted to be so many times as fast, it is not looked at
+_FIRST_TIMED = 3  # what is called less often is not worth compiling twice
+_WORTH_IT = 0.97  # XLA takes over if it needs less than this share of our time
+_FEW, _MANY = 3, 12  # pairs of calls: enough where the sides differ much, and in any case
+_MUCH = 1.15
+_NICENESS = 10
+
+
+class Owner(Protocol):
+    """What people call."""
+
+    def call_from_now_on(self, compiled: Jit, function: TracedFunction) -> None: ...
+
+
+class _Stage(Enum):
+    COUNTING = auto()
+    COMPILING = auto()
+    TIMING = auto()
+    SETTLED = auto()
+
+
+@dataclass(slots=True)
+class Side:
+    """One way to compute the function, and the seconds that calls have taken."""
+
+    jit: Jit
+    staged: Staged
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def function(self) -> TracedFunction:
+        return self.staged.function
+
+
+class Settling:
+    """Called in place of a `jax.jit` object until it is settled what to run.
+
+    `alternative` makes the other side, which leaves the program of a path to XLA; `owner` is told
+    what to call when that is known. Nothing that fails here reaches a caller.
+    """
+
+    owner: Callable[[], Owner | None]
+
+    def __init__(self, jit: Jit, staged: Staged, alternative: Callable[[Path], Side]) -> None:
+        self._ours = Side(jit, staged)
+        self._xlas: Side | None = None
+        self._alternative = alternative
+        self._stage = _Stage.COUNTING
+        self._calls = 0
+        self._busy = threading.Lock()  # held by a call that is looked at
+        self._kind: _Kind | None = None
+        self._report: Report | None = None
+        self._watched: jax.Array | None = None
+        staged.traces.are_kept = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ours.jit, name)
+
+    def __repr__(self) -> str:
+        return repr(self._ours.jit)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        if self._stage in (_Stage.SETTLED, _Stage.COMPILING) or not compat.is_computing() \
+                or not self._busy.acquire(blocking=False):
+            return self._ours.jit(*args, **kwargs)
+        try:
+            if self._stage is _Stage.TIMING and self._watched is None:
+                return self._timed(args, kwargs)
+            results = self._ours.jit(*args, **kwargs)
+            if self._stage is _Stage.COUNTING:
+                with self._contained():
+                    self._count(args, kwargs)
+            return results
+        finally:
+            self._busy.release()
+
+    def _count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Begins to settle it when there were some calls, unless there is nothing to settle."""
+        self._calls += 1
+        self._report = self._ours.function.ledger.latest
+        if not self._is_open():
+            self._end()
+        elif self._calls >= _FIRST_TIMED:
+            self._kind = _Kind.of(args, kwargs)
+            described = jax.tree.map(compat.described, (args, dict(kwargs)))
+            self._stage = _Stage.COMPILING
+            threading.Thread(target=self._compile, args=described, name="hlo_mlc settles").start()
+
+    def _is_open(self) -> bool:
+        """Whether there are two sides to one program, of which either may be the faster."""
+        report = self._report
+        if report is None or report.settled_at is None or not report.kernels or report.comparisons:
+            return False
+        predicted = report.predicted
+        if predicted is not None and predicted.xla_us > _CLEAR * predicted.ours_us:
+            return False
+        return len(self._ours.function.ledger) == 1 and jax.device_count() == 1
+
+    def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Compiles the other side; runs in a thread of its own."""
+        with self._contained():
+            with contextlib.suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            other = self._alternative(self._report.settled_at)
+            other.jit.lower(*args, **kwargs).compile()
+            is_all_xlas = len(other.function.ledger) == 1 \
+                and not other.function.ledger.latest.kernels
+            if is_all_xlas and self._kind.context == compat.context():  # threads begin without any
+                self._xlas, self._stage = other, _Stage.TIMING
+            else:
+                self._end()
+
+    def _timed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """A call of either side in turns; one of ours, and not timed, where it is of another kind.
+        """
+        side = None
+        with self._contained():
+            if _Kind.of(args, kwargs) == self._kind:
+                side = min((self._xlas, self._ours), key=lambda side: len(side.seconds))
+        if side is None:
+            return self._ours.jit(*args, **kwargs)
+        waits_for = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_pending(leaf)]
+        began = time.perf_counter()
+        try:
+            results = side.jit(*args, **kwargs)
+        except Exception as error:
+            if side is self._ours or any(map(_is_gone, jax.tree.leaves((args, kwargs)))):
+                raise
+            with self._contained():
+                raise error
+            return self._ours.jit(*args, **kwargs)
+        with self._contained():
+            self._look_at(side, results, began, waits_for)
+        return results
+
+    def _look_at(self, side: Side, results: Any, began: float, waits_for: list[jax.Array]) -> None:
+        arrays = [leaf for leaf in jax.tree.leaves(results) if isinstance(leaf, jax.Array)]
+        smallest = min(arrays, key=lambda array: array.nbytes)
+        if smallest.is_ready():
+            self._note(side, time.perf_counter() - began)
+        else:
+            self._watched = smallest
+            threading.Thread(target=self._watch, args=(side, smallest, began, waits_for),
+                             name="hlo_mlc watches").start()
+
+    def _watch(self, side: Side, result: jax.Array, began: float, waits_for: list[jax.Array]
+               ) -> None:
+        """Notes what passes between the last argument and a result; runs in a thread of its own."""
+        ended = None
+        with contextlib.suppress(Exception):  # given away to another call, or the caller's to see
+            if waits_for:
+                jax.block_until_ready(waits_for)
+                began = time.perf_counter()
+            result.block_until_ready()
+            ended = time.perf_counter()
+        with self._busy, self._contained():
+            self._watched = None
+            if ended is not None and self._stage is _Stage.TIMING:
+                self._note(side, ended - began)
+
+    def _note(self, side: Side, seconds: float) -> None:
+        side.seconds.append(seconds)
+        ours, xlas = (side.seconds[1:] for side in (self._ours, self._xlas))  # the first warms up
+        if len(ours) != len(xlas) or len(ours) < _FEW:
+            return
+        # Of neighbours, so that what happens to the machine meanwhile happens to both.
+        ratio = statistics.median(x / o for x, o in zip(xlas, ours, strict=True))
+        ratios = (ratio, min(xlas) / min(ours))
+        if min(ratios) > _MUCH or max(ratios) < 1 / _MUCH or len(ours) >= _MANY:
+            self._settle(*(statistics.median(seconds) * 1e6 for seconds in (ours, xlas)), ratio)
+
+    def _settle(self, ours_us: float, xla_us: float, ratio: float) -> None:
+        found, left_to_xla = Comparison("auto", ours_us, xla_us, ratio), ratio < _WORTH_IT
+        winner = self._xlas if left_to_xla else self._ours
+        self._say(f"{found}; {'XLA' if left_to_xla else 'ours'} from now on")
+        winner.function.ledger.settle(found)
+        if left_to_xla:
+            self._ours.staged.traces.end()
+            self._ours = winner
+            use_from_now_on(winner.staged)
+        report = self._report
+        self._end()
+        remember(report.settled_at, Choice("xla" if left_to_xla else "auto", (found,)),
+                 recorded({kernel.id for kernel in report.kernels}, winner.function.options))
+
+    def _end(self) -> None:
+        """No call is looked at any longer."""
+        self._stage = _Stage.SETTLED
+        self._xlas = self._kind = self._report = None
+        self._ours.staged.traces.end()
+        owner = self.owner()
+        if owner is not None:
+            owner.call_from_now_on(self._ours.jit, self._ours.function)
+
+    @contextlib.contextmanager
+    def _contained(self) -> Iterator[None]:
+        """What fails in it ends the comparison, and nothing else."""
+        try:
+            yield
+        except Exception as error:
+            self._say(f"is no longer compared with XLA: {error}")
+            self._end()
+
+    def _say(self, line: str) -> None:
+        function = self._ours.function
+        say(Level.FUNCTIONS, function.options.debug, [f"{function.name}: {line}"])
+
+
+def _is_gone(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
+
+
+def _is_pending(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and not leaf.is_deleted() and not leaf.is_ready()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What a call has in common with those that run the same program."""
+
+    context: Any
+    tree: Any
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Kind:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        return cls(compat.context(), tree, tuple(map(_kind_of, leaves)))
+
+
+def _kind_of(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf.shape, leaf.dtype, leaf.weak_type, leaf.sharding, leaf.committed
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return type(leaf), leaf.shape, leaf.dtype
+    return type(leaf), leaf  # it may be static

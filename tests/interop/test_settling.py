@@ -1,0 +1,373 @@
+"""What is predicted is settled on the caller's own calls: either way, once, and in nobody's way."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.interop import settling
+from hlo_mlc.interop.settling import Settling
+from hlo_mlc.interop.staged import forget
+
+X = jnp.linspace(-2.0, 2.0, 40_000).reshape(200, 200)
+LIMIT_S = 60.0
+
+
+def softened(x: jax.Array, by: float = 2.0) -> jax.Array:
+    """One kernel of ours, as predicted, but not by far."""
+    return jax.nn.softmax(jnp.tanh(x) * by + jnp.flip(x, 0))
+
+
+class Traced:
+    """A function that counts how often it is traced."""
+
+    def __init__(self, function: Callable = softened) -> None:
+        self.function, self.traces = function, 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.traces += 1
+        return self.function(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As for a user with one device who has settled nothing yet, and nothing is clear-cut."""
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
+    monkeypatch.setenv("HLO_MLC_SETTLE", "1")
+    monkeypatch.setattr(settling, "_CLEAR", float("inf"))
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What either side is taken to need for a call."""
+    told = {"ours": 1e-3, "xla": 1e-3}
+    note = Settling._note
+    monkeypatch.setattr(Settling, "_note", lambda self, side, _: note(
+        self, side, told["xla" if side is self._xlas else "ours"]))
+    return told
+
+
+def settled(function: Any, *args: Any, **kwargs: Any) -> int:
+    """Calls a function until nothing of it is open; how often that was."""
+    end, calls = time.monotonic() + LIMIT_S, 0
+    while isinstance(function.func, Settling):
+        assert time.monotonic() < end, function.func._stage
+        jax.block_until_ready(function(*args, **kwargs))
+        calls += 1
+        time.sleep(1e-3)
+    return calls
+
+
+def kernels(function: Any, *args: Any) -> int:
+    return len(function.report(*args).kernels)
+
+
+def close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_xla_takes_over_where_it_is_faster(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 0.5e-3
+    counted = Traced()
+    function = mlc_jit(counted)
+    assert settled(function, X) >= 3 + 2 * settling._FEW
+    close(function(X), softened(X))
+    assert counted.traces == 1 and kernels(function, X) == 0
+    (found,) = function.report(X).comparisons
+    assert found.speedup == pytest.approx(0.5)
+    assert "calls have shown that XLA is faster" in function.explain(X)
+    # What else the function computes is predicted, as before.
+    close(function(X[:100]), softened(X[:100]))
+    assert kernels(function, X[:100]) > 0 and kernels(function, X) == 0
+
+
+def test_ours_stay_where_they_are_faster(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 2e-3
+    counted = Traced()
+    function = mlc_jit(counted)
+    settled(function, X)
+    close(function(X), softened(X))
+    assert counted.traces == 1 and kernels(function, X) > 0
+    assert function.report(X).comparisons[0].speedup == pytest.approx(2.0)
+    assert "XLA / ours 2.00" in function.explain(X)
+
+
+@pytest.mark.parametrize(("xla", "count"), [(0.98e-3, 1), (0.96e-3, 0)])
+def test_a_tie_is_what_was_predicted(seconds: dict[str, float], xla: float, count: int) -> None:
+    seconds["xla"] = xla
+    function = mlc_jit(Traced())
+    assert settled(function, X) >= 3 + 2 * settling._MANY
+    assert min(kernels(function, X), 1) == count
+
+
+@pytest.mark.parametrize("xla", [0.5e-3, 2e-3])
+def test_what_was_settled_is_remembered(seconds: dict[str, float], xla: float) -> None:
+    """By what is computed, wherever it is written."""
+    seconds["xla"] = xla
+    settled(mlc_jit(lambda x: jax.nn.softmax(jnp.cos(x) * 3)), X)
+    forget()
+    again = mlc_jit(
+        lambda x:
+            jax.nn.softmax(jnp.cos(x) * 3))
+    again(X)
+    assert not isinstance(again.func, Settling), "one call is enough to know"
+    assert min(kernels(again, X), 1) == (xla > 1e-3)
+    assert again.report(X).comparisons[0].speedup == pytest.approx(xla * 1e3)
+
+
+def test_what_xla_is_faster_at_stays_so_where_it_is_jitted_anew(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 0.5e-3
+    settled(mlc_jit(softened), X)
+    again = mlc_jit(softened)
+    again(X)
+    assert kernels(again, X) == 0 and not isinstance(again.func, Settling)
+    forget()
+
+
+@pytest.mark.parametrize("variable", [("HLO_MLC_SETTLE", "0"), ("HLO_MLC_CHOOSE", "ours"),
+                                      ("HLO_MLC_CHOOSE", "xla")])
+def test_it_is_off_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch,
+                                          variable: tuple[str, str]) -> None:
+    monkeypatch.setenv(*variable)
+    assert not isinstance(mlc_jit(Traced()).func, Settling)
+
+
+@pytest.mark.parametrize(("change", "value"), [
+    ((jax, "device_count"), lambda: 8), ((settling, "_CLEAR"), 0.0)])
+def test_one_call_ends_it_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch, change: tuple,
+                                                value: Any) -> None:
+    monkeypatch.setattr(*change, value)
+    function = mlc_jit(Traced())
+    function(X)
+    assert not isinstance(function.func, Settling) and kernels(function, X) > 0
+    xlas = mlc_jit(lambda x: jnp.sort(x, 0))
+    xlas(X)
+    assert not isinstance(xlas.func, Settling)
+
+
+def test_other_calls_run_as_they_are(seconds: dict[str, float]) -> None:
+    """Traced, transformed, of other shapes or in another context: neither timed nor in the way."""
+    seconds["xla"] = 0.5e-3
+    counted = Traced()
+    function = mlc_jit(counted)
+    for _ in range(3):
+        function(X)
+    while function.func._stage is settling._Stage.COMPILING:
+        time.sleep(1e-3)
+    traces = counted.traces
+    close(jax.jit(lambda x: function(x) + 1)(X), softened(X) + 1)
+    close(jax.vmap(function)(X[None]), softened(X)[None])
+    close(jax.grad(lambda x: function(x).sum())(X), jax.grad(lambda x: softened(x).sum())(X))
+    close(function(X[:50]), softened(X[:50]))
+    with jax.default_matmul_precision("float32"):
+        close(function(X), softened(X))
+    with jax.disable_jit():
+        close(function(X), softened(X))
+    assert jax.eval_shape(function, X).shape == X.shape
+    assert not function.func._xlas.seconds and not function.func._ours.seconds
+    assert counted.traces > traces
+    settled(function, X)
+    assert kernels(function, X) == 0
+
+
+def test_numbers_and_static_arguments(seconds: dict[str, float]) -> None:
+    def powers(x: jax.Array, n: int, by: float) -> jax.Array:
+        return jax.nn.softmax(jnp.tanh(x) ** n * by)
+
+    seconds["xla"] = 0.5e-3
+    counted = Traced(powers)
+    function = mlc_jit(counted, static_argnums=1)
+    settled(function, X, 3, 0.5)
+    close(function(X, 3, 0.5), powers(X, 3, 0.5))
+    close(function(X, 2, 0.5), powers(X, 2, 0.5))
+    assert counted.traces == 2
+
+
+@pytest.mark.parametrize("xla", [0.5e-3, 2e-3])
+def test_donated_arguments(seconds: dict[str, float], xla: float) -> None:
+    """A chain of calls, each given what the last one made, and none waited for."""
+    seconds["xla"] = xla
+    function = mlc_jit(lambda x, y: (jax.nn.softmax(x) + jnp.flip(y), x.sum()), donate_argnums=0)
+    expected, state = X, jnp.array(X)
+    end = time.monotonic() + LIMIT_S
+    while isinstance(function.func, Settling):
+        assert time.monotonic() < end
+        expected = jax.nn.softmax(expected) + jnp.flip(X)
+        state, total = function(state, X)
+        total.block_until_ready()
+    close(state, expected)
+    assert min(kernels(function, state, X), 1) == (xla > 1e-3)
+
+
+def test_calls_that_nobody_waits_for(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 0.5e-3
+    function = mlc_jit(lambda x: jnp.linalg.matrix_power(jnp.tanh(x) + jnp.flip(x), 3) / 1e5)
+    state, end = X, time.monotonic() + LIMIT_S
+    while isinstance(function.func, Settling):
+        assert time.monotonic() < end
+        for _ in range(20):
+            state = function(state)
+        jax.block_until_ready(state)
+    assert kernels(function, X) == 0
+
+
+class Model:
+    """A method is jitted once for all its objects."""
+
+    def __init__(self, by: float) -> None:
+        self.by = jnp.float32(by)
+
+    def __hash__(self) -> int:
+        return 1
+
+    @functools.partial(mlc_jit, static_argnums=0)
+    def apply(self, x: jax.Array) -> jax.Array:
+        return softened(x) * self.by
+
+
+def test_methods_stay_what_they_are(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 0.5e-3
+    forget()
+    Model.apply = mlc_jit(vars(Model)["apply"].__wrapped__, static_argnums=0)
+    model = Model(2.0)
+    before, number = model.apply, hash(model.apply)
+    end = time.monotonic() + LIMIT_S
+    while isinstance(vars(Model)["apply"].func, Settling):
+        assert time.monotonic() < end
+        close(model.apply(X), softened(X) * 2)
+    assert model.apply == before and hash(model.apply) == number == hash(before)
+    close(before(X), softened(X) * 2)
+    close(model.apply(X), softened(X) * 2)
+
+
+def test_many_threads(seconds: dict[str, float]) -> None:
+    seconds["xla"] = 0.5e-3
+    counted = Traced()
+    function = mlc_jit(counted)
+    function(X)
+    expected = softened(X)
+
+    def calls(_: int) -> None:
+        end = time.monotonic() + LIMIT_S
+        while isinstance(function.func, Settling):
+            assert time.monotonic() < end
+            close(function(X), expected)
+        close(function(X), expected)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(calls, range(8)))
+    assert counted.traces == 1 and kernels(function, X) == 0
+
+
+def test_what_is_around_a_function_counts() -> None:
+    """It is traced wherever JAX asks for that, also for what was seen before."""
+    function = mlc_jit(lambda x: x * jax.lax.axis_size("i") + softened(x))
+    for size in (2, 3):
+        found = jax.vmap(function, axis_name="i", axis_size=size, in_axes=None, out_axes=None)(X)
+        close(found, X * size + softened(X))
+
+
+def test_arrays_go_with_the_function() -> None:
+    def weights_of_one() -> weakref.ref:
+        weights = jnp.ones((200, 200))
+        function = mlc_jit(lambda x: softened(x) * weights)
+        function(X)
+        function.clear_cache()
+        return weakref.ref(weights)
+
+    gone = weights_of_one()
+    gc.collect()
+    assert gone() is None
+
+
+def _raise(*args: Any, **kwargs: Any) -> Any:
+    raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("place", [
+    (Settling, "_is_open"), (Settling, "_look_at"), (Settling, "_note"), (Settling, "_settle"),
+    (settling, "remember"), (settling, "recorded"), (settling, "use_from_now_on"),
+    (settling._Kind, "of"), (settling.compat, "described")])
+def test_whatever_fails_the_caller_gets_what_is_right(
+        monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], place: tuple) -> None:
+    seconds["xla"] = 0.5e-3
+    monkeypatch.setattr(*place, _raise)
+    function = mlc_jit(Traced())
+    settled(function, X)
+    close(function(X), softened(X))
+    forget()
+
+
+def _side(jit: Any) -> Callable:
+    """What XLA's side is made as, with another `jit` object."""
+    made = settling.Side
+
+    def side(given: Any, staged: Any) -> settling.Side:
+        return made(jit(given) if staged.function.left_to_xla else given, staged)
+
+    return side
+
+
+class _Failing:
+    """A compiled function that fails in a call."""
+
+    def __init__(self, given: Any) -> None:
+        self.lower = given.lower
+
+    def __call__(self, *args: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("jit", [_Failing, lambda given: None])
+def test_a_side_that_fails_is_not_taken(monkeypatch: pytest.MonkeyPatch,
+                                        seconds: dict[str, float], jit: Any) -> None:
+    monkeypatch.setattr("hlo_mlc.interop.jitted.Side", _side(jit))
+    function = mlc_jit(Traced())
+    settled(function, X)
+    close(function(X), softened(X))
+    assert kernels(function, X) > 0
+
+
+def test_errors_of_the_callers_are_the_callers() -> None:
+    function = mlc_jit(Traced())
+    with pytest.raises(TypeError):
+        function(X, X, X, X)
+    with pytest.raises(TypeError, match="non-array argument"):
+        function("text")
+    assert isinstance(function.func, Settling)
+    settled(function, X)
+
+
+def test_looked_at_it_is_what_jax_makes() -> None:
+    function = mlc_jit(softened)
+    assert repr(function) == repr(jax.jit(softened))
+    assert function.lower(X).as_text() and function.trace(X).jaxpr
+    function.clear_cache()
+    close(function(X), softened(X))
+    forget()
+
+
+def test_no_thread_is_left(seconds: dict[str, float]) -> None:
+    settled(mlc_jit(Traced()), X)
+    end = time.monotonic() + LIMIT_S
+    while any(thread.name.startswith("hlo_mlc") for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(1e-3)
