@@ -135,6 +135,7 @@ def _changes(before: str, after: str) -> str:
 _MEANING = {
     "rfactor": "folds into several vectors of partial results, which are folded at the end: lanes "
                "and latency are used.",
+    "cascade": "adds up long sums in runs, and those in runs: less is lost in rounding.",
     "split": "cuts a loop into blocks.",
     "block": "cuts a loop into blocks, the last of them shorter.",
     "reorder": "exchanges nested loops.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.schedule import fusion, loops, pipelining, reduction, storage
+from hlo_mlc.schedule import cascade, fusion, loops, pipelining, reduction, storage
 from hlo_mlc.support.errors import ScheduleError
 
 Argument = int | str | tuple[str, ...]
@@ -18,8 +18,8 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (loops.split, loops.block, loops.fuse, loops.reorder, loops.unroll,
                      loops.vectorize, loops.parallel, loops.bind, reduction.rfactor,
-                     fusion.fuse_loops, fusion.distribute, storage.contract, storage.cache_read,
-                     storage.cache_write, storage.stream, storage.prefetch,
+                     cascade.cascade, fusion.fuse_loops, fusion.distribute, storage.contract,
+                     storage.cache_read, storage.cache_write, storage.stream, storage.prefetch,
                      pipelining.persist, pipelining.double_buffer)
 }
 
@@ -122,6 +122,10 @@ class Schedule:
     def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
         """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""
         return self.apply(Step("rfactor", (loop, lanes, count)))
+
+    def cascade(self, length: int = cascade.RUN) -> Schedule:
+        """Long sums of floats -> sums of sums of `length` terms: loops `loop.r` over runs."""
+        return self.apply(Step("cascade", (length,)))
 
     def fuse_loops(self, first: str, second: str) -> Schedule:
         """Two neighbouring loops -> one called `first`."""

@@ -21,6 +21,7 @@ from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
@@ -193,7 +194,8 @@ class _Columns:
             return (If(index.compare("lt", number, index.constant(whole)),
                        self._columns(mapping, start, self.block), short),)
 
-        return shared_out(last.name, count * math.prod(v.extent for v in outer), total, task)
+        return in_runs(shared_out(
+            last.name, count * math.prod(v.extent for v in outer), total, task))
 
     def _columns(self, mapping: At, start: Expr, size: int) -> Body:
         """The results of `size` columns."""
@@ -246,9 +248,14 @@ class _Columns:
         def vectors(first: Expr, rows: int) -> Body:
             def vector(c: Expr) -> Body:
                 lane = index.floormod(c, self.width)
-                adds = (Accumulate(registers, (lane,), stage.combiner, tuple(substitute(t, {
-                    **at(c), long: index.add(first, index.constant(u))}) for t in stage.terms))
-                    for u in range(rows))
+                terms = (tuple(substitute(t, {**at(c), long: index.add(first, index.constant(u))})
+                               for t in stage.terms) for u in range(rows))
+                adds = (Accumulate(registers, (lane,), stage.combiner, t) for t in terms)
+                if stage.combiner.identity is not None:
+                    begin = (Store(r, (lane,), e) for r, e in zip(
+                        registers, stage.combiner.identity, strict=True))
+                    return (*begin, *adds, Accumulate(folded, (c,), stage.combiner, tuple(
+                        load(r, (lane,)) for r in registers)))
                 pairs = tuple(zip(folded, registers, strict=True))
                 return (*(Store(r, (lane,), load(b, (c,))) for b, r in pairs), *adds,
                         *(Store(b, (c,), load(r, (lane,))) for b, r in pairs))

@@ -10,7 +10,7 @@ for the next panel.  Multiplications run at the processor's peak once their fact
 is left to win is the time that a panel takes to come.
 
 The factors may be any expressions (prologues), the results any expressions of the accumulators
-(epilogues).  The order of summation over k is that of the naive nest.
+(epilogues).  Sums over k are sums of runs of some 256 terms.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.contraction_loops import ContractionLoops, outer_points
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
+    RUN,
     is_direct,
     is_plain,
     is_widened,
@@ -108,7 +110,7 @@ class ContractionTemplate:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         loops = ContractionLoops.of(stage, parameters, _lanes(stage, target), target.cores)
-        return Scheduled(loops.build(), ())
+        return Scheduled(in_runs(loops.build(), RUN), ())
 
 
 def _lanes(stage: Stage, target: CpuTarget) -> int:

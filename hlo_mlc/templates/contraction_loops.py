@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.loops.core import Allocate, If, LoopKind, Prefetch, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Prefetch, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 from hlo_mlc.templates.base import Parameters, across, bounded, decoded, epilogue_cost, may_repeat
@@ -234,7 +234,7 @@ class ContractionLoops:
         return {axis: bounded(index.add(span.begin, k), axis.extent)}
 
     def _tile(self, t: _Tile) -> Body:
-        """One register tile: start or resume the sums, accumulate over the depth, then store."""
+        """One register tile: accumulate over the depth, add what was unfinished, then store."""
         stage, m = self.stage, self.roles.rows[-1]
         tile = Tile.of(f"{m.name}_acc", stage.accumulators[0].dtype, t.height, t.width, self.lanes)
 
@@ -248,14 +248,19 @@ class ContractionLoops:
 
         begin = tile.fill(f"{m.name}_z", lambda r, c: substitute(stage.initial[0], values(r, c)))
         if self.partial is not None:
-            resume = tile.fill(f"{m.name}_y", lambda r, c: load(self.partial, unfinished(r, c)))
-            begin = (If(index.compare("eq", t.span.number, index.constant(0)), begin, resume),)
+            (neutral,) = stage.combiner.identity
+            begin = (If(index.compare("eq", t.span.number, index.constant(0)), begin,
+                        tile.fill(f"{m.name}_y", lambda r, c: neutral)),)
         finish = self._finish(t, tile, values)
         if self.partial is not None:
+            resumed = tile.each(f"{m.name}_w", lambda r, c: (
+                Accumulate((tile.buffer,), (r, c), stage.combiner,
+                           (load(self.partial, unfinished(r, c)),)),))
             keep = tile.each(f"{m.name}_x", lambda r, c: (
                 Store(self.partial, unfinished(r, c), tile.at(r, c)),))
             last = index.compare("eq", t.span.number, index.constant(t.span.count - 1))
-            finish = (If(last, finish, keep),)
+            finish = (If(index.compare("gt", t.span.number, index.constant(0)), resumed),
+                      If(last, finish, keep))
         body = (*begin, *self._multiply(t, tile, values), *finish)
         return (*self._compute_rows(t), Allocate(tile.buffer, body))
 

@@ -19,9 +19,16 @@ from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, across, bounded, decoded, lanes
-from hlo_mlc.templates.product import over, product_refusal, reads_vectors_along, share_products
+from hlo_mlc.templates.product import (
+    RUN,
+    over,
+    product_refusal,
+    reads_vectors_along,
+    share_products,
+)
 from hlo_mlc.tensor.classify import Contraction, contraction
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -73,8 +80,9 @@ class DotTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        return Scheduled(_Builder(stage, contraction(stage), parameters, lanes((stage,), target),
-                                  target.cores).build(), ())
+        builder = _Builder(stage, contraction(stage), parameters, lanes((stage,), target),
+                           target.cores)
+        return Scheduled(in_runs(builder.build(), RUN), ())
 
 
 def _tile(m: int, n: int, target: CpuTarget) -> tuple[int, int]:

@@ -22,6 +22,9 @@ PARALLEL_WORK = 200_000
 # Rows of a square block that are written out: 16 bytes of f32, which transpose in the fewest
 # instructions.  All 16 of them took LLVM 8 ms more, and no kernel was faster.
 WRITTEN_ROWS = 4
+# Terms that a sum of products takes one after the other (schedule/cascade.py): a tile of sums is
+# added to another one so often, which costs 1 %.
+RUN = 256
 
 Element = Callable[[Expr, Expr], Expr]  # of a row and a column
 Body = tuple[Stmt, ...]

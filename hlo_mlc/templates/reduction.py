@@ -107,6 +107,7 @@ class ReductionTemplate:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         if parameters["ahead"] and shared:
             schedule = _fetched(schedule, nest, inner, target)
+        schedule = schedule.cascade()
         return Scheduled(schedule.program.body, (), schedule)
 
 
@@ -149,6 +150,7 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         schedule = vectorize(schedule, var, width, parameters["unroll"])
     if work(nest) > SERIAL_WORK:
         schedule = share_out(schedule, work(nest), parameters["grain"])
+    schedule = schedule.cascade()
     return Scheduled(schedule.program.body, (), schedule)
 
 
@@ -243,5 +245,5 @@ def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled
     first, second, partial = in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
     begin = Nest((first,), len(first.axes))
     schedule = _row(open_schedule(begin, lower_stage(first)), first, target, parameters)
-    schedule = schedule.parallel(first.axes[0].name)
+    schedule = schedule.parallel(first.axes[0].name).cascade()
     return Scheduled((*schedule.program.body, *lower_stage(second)), partial)

@@ -323,6 +323,7 @@ class RowBlock:
         tall, vectors = register_tile(self.height, chain.column.extent, self.lanes, self.target)
         tall = _even(tall, self.height)
         name = f"{self.name}_m"
+        (neutral,) = last.combiner.identity
 
         def tile(row: Expr, rows: int, start: Expr, columns: int) -> Body:
             sums = Tile.of(f"{name}_", self.sums.dtype, rows, columns, self.lanes)
@@ -341,10 +342,10 @@ class RowBlock:
                     self.weights, (near, index.add(row, r))), value)
 
             return (Allocate(sums.buffer, (
-                *sums.fill(f"{name}z", lambda r, c: load(self.sums, place(r, c))),
+                *sums.fill(f"{name}z", lambda r, c: neutral),
                 loop(f"{name}n", chunk.size, LoopKind.SERIAL, step),
-                *sums.each(f"{name}o", lambda r, c: (
-                    Store(self.sums, place(r, c), sums.at(r, c)),)))),)
+                *sums.each(f"{name}o", lambda r, c: (Accumulate(
+                    (self.sums,), place(r, c), last.combiner, (sums.at(r, c),)),)))),)
 
         return panels(
             f"{name}p", chain.column.extent, vectors * self.lanes, lambda start, columns: strips(

@@ -24,11 +24,12 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, load, substitute
 from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
 from hlo_mlc.templates.columns import FEW_BLOCKS, in_chunks
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
-from hlo_mlc.templates.product import is_direct
+from hlo_mlc.templates.product import RUN, is_direct
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
 from hlo_mlc.templates.window_roles import (
@@ -161,7 +162,7 @@ def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
         before = template.apply(nest, target, template.default(nest, target)).body
         scratch = (packed,)
     builder = WindowLoops.of(stage, target, parameters, work(Nest((stage,), 0)))
-    return Scheduled((*before, *builder.build()), scratch)
+    return Scheduled((*before, *in_runs(builder.build(), RUN)), scratch)
 
 
 def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Parameters:

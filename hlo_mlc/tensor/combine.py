@@ -60,6 +60,14 @@ def is_several(combiner: Combiner) -> bool:
         _associative_op, combiner.results, combiner.lhs, combiner.rhs))
 
 
+def is_sum(combiner: Combiner) -> bool:
+    """Whether it adds floats, perhaps beside other associative ops of values of their own."""
+    ops = [_associative_op(*each) for each in zip(
+        combiner.results, combiner.lhs, combiner.rhs, strict=True)]
+    return None not in ops and any(
+        op == "add" and x.dtype.is_float for op, x in zip(ops, combiner.lhs, strict=True))
+
+
 def _associative_op(result: Expr, x: Var, y: Var) -> str | None:
     if isinstance(result, Apply) and result.op in _ASSOCIATIVE and set(result.args) == {x, y}:
         return result.op

@@ -178,6 +178,39 @@ def dot_general(p: Mapping, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.matmul(left, right).reshape(shape)
 
 
+def convolution(p: Mapping, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Tap by tap, each group alone.
+
+    XLA's own convolutions of many groups join a group's infinities with zeros that belong to
+    others.
+    """
+    lhs, rhs, out = p["dimension_numbers"]
+    x, w = x.transpose(lhs), w.transpose(rhs)  # (N, C, space), (O, C, space)
+    wanted = p["preferred_element_type"]
+    if wanted is not None and x.dtype.kind in "iu":
+        x, w = x.astype(wanted), w.astype(wanted)
+    groups, batches = p["feature_group_count"], p["batch_group_count"]
+    if batches > 1:  # as many groups of features, of which each has examples of its own
+        x = np.concatenate(np.split(x, batches), 1)
+        groups = batches
+    wide = _pad({"padding_config": [(0, 0, 0)] * 2 + [
+        (*border, dilation - 1)
+        for border, dilation in zip(p["padding"], p["lhs_dilation"], strict=True)]}, x,
+        x.dtype.type(0))
+    spread = [(e - 1) * d + 1 for e, d in zip(w.shape[2:], p["rhs_dilation"], strict=True)]
+    extents = [max(0, (e - s) // t + 1) for e, s, t in
+               zip(wide.shape[2:], spread, p["window_strides"], strict=True)]
+    found = np.zeros((x.shape[0], groups, w.shape[0] // groups, *extents), np.result_type(x, w))
+    for tap in np.ndindex(*w.shape[2:]):
+        seen = wide[(..., *(slice(k * d, k * d + (e - 1) * t + 1, t) if e else slice(0)
+                            for k, d, e, t in zip(tap, p["rhs_dilation"], extents,
+                                                  p["window_strides"], strict=True)))]
+        found += np.einsum("ngc...,goc->ngo...",
+                           seen.reshape(x.shape[0], groups, w.shape[1], *extents),
+                           w[(..., *tap)].reshape(groups, -1, w.shape[1]))
+    return found.reshape(x.shape[0], w.shape[0], *extents).transpose(np.argsort(out))
+
+
 def _unary(function: Callable) -> Rule:
     return lambda p, x: function(x)
 
@@ -212,7 +245,7 @@ RULES: Mapping[str, Rule] = {
         "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal,
         "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
         "atan2": np.arctan2, "complex": joined_parts}.items()},
-    "round": _round, "integer_pow": _integer_pow,
+    "conv_general_dilated": convolution, "round": _round, "integer_pow": _integer_pow,
     "shift_left": _shift(np.left_shift, fill=False),
     "shift_right_logical": _shift(_logical, fill=False),
     "shift_right_arithmetic": _shift(np.right_shift, fill=True),

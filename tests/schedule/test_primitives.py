@@ -18,6 +18,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
+from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
@@ -364,6 +365,66 @@ def test_rfactor_keeps_partial_results_outside_of_loops_that_go_on(grand_total) 
               add.acc[] <- add add.acc.j[0, j.v]
           y[] = add.acc[]
         """)
+
+
+def test_cascade(tiny) -> None:
+    x, y = tiny.operand("x", 40), tiny.result("y")
+    program = tiny.program(tiny.fold(y, "", "k", 40, lambda k: load(x, (k,))))
+    shows(Schedule(program).cascade(8).program, """
+        alloc add.acc: f32 register:
+          add.acc[] = 0.0:f32
+          for k.r in 0..5:
+            alloc add.acc.k: f32 register:
+              add.acc.k[] = -0.0:f32
+              for k in 0..8:
+                add.acc.k[] <- add x[k + k.r * 8]
+              add.acc[] <- add add.acc.k[]
+          y[] = add.acc[]
+        """)
+
+
+def test_cascade_counts_the_terms_of_loops_that_go_on(grand_total) -> None:
+    """4 x 20 terms in vectors of 4: the loop over rows goes on with the sums of the inner one."""
+    shows(Schedule(grand_total).rfactor("j", 4).cascade(10).program, """
+        alloc add.acc: f32 register:
+          add.acc[] = 0.0:f32
+          alloc add.acc.j: 1x4xf32 register:
+            for j.v in 0..4 vectorize:
+              add.acc.j[0, j.v] = -0.0:f32
+            for i.r in 0..2:
+              alloc add.acc.j.i: 1x4xf32 register:
+                for j.v in 0..4 vectorize:
+                  add.acc.j.i[0, j.v] = -0.0:f32
+                for i in 0..2:
+                  for j.o in 0..5:
+                    for j.v in 0..4 vectorize:
+                      add.acc.j.i[0, j.v] <- add x[i + i.r * 2, j.o * 4 + j.v]
+                for j.v in 0..4 vectorize:
+                  add.acc.j[0, j.v] <- add add.acc.j.i[0, j.v]
+            for j.v in 0..4 vectorize:
+              add.acc[] <- add add.acc.j[0, j.v]
+          y[] = add.acc[]
+        """)
+
+
+@pytest.mark.parametrize("extent", [1, 7, 8, 9, 31, 64, 65, 200, 1000])
+@pytest.mark.parametrize("lanes, count, length", [(1, 1, 2), (1, 1, 4), (4, 2, 2), (4, 3, 5)])
+def test_cascade_adds_every_term_once(tiny, extent, lanes, count, length) -> None:
+    x, y = tiny.operand("x", extent), tiny.result("y")
+    program = tiny.program(tiny.fold(y, "", "k", extent, lambda k: load(x, (k,))))
+    schedule = Schedule(program).rfactor("k", lanes, count).cascade(length)
+    assert verify(schedule.program).unproven == ()
+    values = 2.0 ** (np.arange(extent, dtype=np.float32) % 14)
+    result, = interpret(schedule.program, [values])
+    assert result == values.sum()
+
+
+def test_cascade_leaves_alone_what_is_no_sum_of_floats(tiny) -> None:
+    x, y = tiny.operand("x", 64), tiny.result("y")
+    largest = tiny.program(tiny.fold(y, "", "k", 64, lambda k: load(x, (k,)), "max"))
+    for program in (largest, argmax(64)):
+        assert str(Schedule(program).cascade(4)) == str(Schedule(program))
+    refuses(lambda: Schedule(largest).cascade(1), "at least 2 terms")
 
 
 def first_of_pair() -> Combiner:

@@ -306,6 +306,36 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"window_strides": (2, 3), "padding": [(2, -1), (0, 4)]},
+    {"lhs_dilation": (2, 1), "rhs_dilation": (1, 2), "feature_group_count": 2},
+    {"batch_group_count": 2, "padding": [(9, 9), (-5, 0)]},
+])
+def test_convolutions_are_those_of_xla(options: dict) -> None:
+    """Of numbers that are finite."""
+    options = {"window_strides": (1, 1), "padding": [(0, 1), (1, 1)], **options}
+    rng = np.random.default_rng(0)
+    groups = options.get("feature_group_count", 1)
+    x, w = rng.random((4, 7, 8, 2 * groups)), rng.random((3, 2, 2, 4))
+
+    def convolved(x: jax.Array, w: jax.Array) -> tuple[jax.Array]:
+        return (lax.conv_general_dilated(
+            x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options),)
+
+    with jax.enable_x64(True):
+        (exact,) = Oracle(convolved, [x, w], True, False).run(0, 0).exact
+        np.testing.assert_allclose(exact, convolved(x, w)[0], rtol=1e-13)
+
+
+def test_groups_of_a_convolution_have_nothing_to_do_with_each_other() -> None:
+    x = np.zeros((1, 2, 5), np.float32)
+    x[0, 1] = np.inf
+    oracle = Oracle(lambda x: (lax.conv_general_dilated(
+        x, jnp.ones((2, 1, 2)), (1,), "VALID", feature_group_count=2),), [x], False, False)
+    (exact,) = oracle.run(0, 0).exact
+    assert exact.tolist() == [[[0] * 4, [np.inf] * 4]]
+
+
 @pytest.mark.parametrize("dtype", ["uint64", "int64", "uint8", "int32"])
 def test_conversions_to_integers_saturate(dtype: str) -> None:
     x = np.array([-1e30, -2.5, 0, 3.7, 200, 1e30, np.nan])
