@@ -26,6 +26,7 @@ from hlo_mlc.partition.cost import (
     completion,
     is_small,
     predict,
+    predict_rejected,
     worth_it,
 )
 from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken, without
@@ -85,7 +86,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
             plan.graph, module, entry, variant=variant_of(target))
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
     report = replace(report_on(plan, built, time.perf_counter() - began, record),
-                     predicted=predict(plan, target),
+                     predicted=predict(plan, target), rejected=predict_rejected(plan),
                      level="" if target.name == HOST else target.name)
     report = replace(report, kernels=tuple(_as_tuned(k, options, target) for k in report.kernels))
     _say(entry, report, built, options, target)

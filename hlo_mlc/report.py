@@ -105,6 +105,7 @@ class Report:
     left: tuple[LeftReport, ...] = ()
     apart: tuple[LeftReport, ...] = ()  # ops in kernels that did not join those before them
     predicted: Prediction | None = None  # unless a part of it is not modelled
+    rejected: Prediction | None = None  # of what is left to XLA and could be compiled
     settled_at: Path | None = None  # where it is kept what calls settle, if they are to
     level: str = ""  # of CPUs that it was compiled for, if not for this machine
     seconds: float = 0.0  # spent in our compiler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Mapping
 from pathlib import Path
 
 from jaxlib.mlir import ir
@@ -42,23 +42,25 @@ def compile_extracted(
 
 def compile_function(
     module: ir.Module, subject: Subject, faults: Faults, *, entry: str, platform: str,
-    left: Container[Path] | None = None,
+    settled: Mapping[Path, str] | None = None,
 ) -> tuple[ir.Module | None, Report]:
     """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
 
-    Where calls may settle it, it stays with XLA if they have shown that this is faster, now (`left`
-    has where that is remembered) or before; not so where `left` is None.
+    Where calls may settle it, what they have shown to be faster is done, now (`settled` has it by
+    where that is remembered) or before; not so where `settled` is None.
 
     Raises: any exception that a fault of the compiler may show itself as.
     """
     options = subject.options
-    if not options.settles or left is None or platform == CUDA:
+    if not options.settles or settled is None or platform == CUDA:
         return _compile_chosen(module, subject, faults, entry, platform)
     path = settled_path(module, options, entry)
-    known = Choice("xla") if path in left else remembered(path, options)
+    known = Choice(settled[path]) if path in settled else remembered(path, options)
     if known is not None and known.choose == "xla":
         compiled, report = None, Report.untouched("calls have shown that XLA is faster")
     else:
+        if known is not None:
+            subject = dataclasses.replace(subject, options=options.replace(choose=known.choose))
         compiled, report = _compile_chosen(module, subject, faults, entry, platform)
     comparisons = () if known is None else known.comparisons
     return compiled, dataclasses.replace(report, settled_at=path, comparisons=comparisons)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,7 +78,8 @@ class TracedFunction:
     for_archive: bool = False  # `hlo_mlc.export` asks for it, which writes kernels into its files
     ledger: Ledger = field(default_factory=Ledger)
     faults: Faults = field(default_factory=Faults)
-    left_to_xla: frozenset[Path] = frozenset()  # programs that calls have shown XLA to be faster at
+    # What calls have shown to be faster, "ours" or "xla", by where that is remembered.
+    settled: Mapping[Path, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.options.choose}]"

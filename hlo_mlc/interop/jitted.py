@@ -19,7 +19,7 @@ from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
 from hlo_mlc.interop.settling import Settling, Side
-from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_for_xla
+from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
@@ -164,8 +164,8 @@ def _standing_for(fun: Callable[..., Any], compiled: Any) -> Any:
 def _settling(fun: Callable[..., Any], given: Staged, compiled: Any,
               jit_arguments: Mapping[str, Any]) -> Settling:
     """What is called until it is settled whether to run our kernels."""
-    def alternative(path: Path) -> Side:
-        other = staged_for_xla(given, path)
+    def alternative(path: Path, choose: str) -> Side:
+        other = staged_as_settled(given, path, choose)
         return Side(_standing_for(fun, compat.jit(other, **jit_arguments)), other)
 
     return Settling(compiled, given, alternative)

@@ -105,7 +105,7 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
         subject = replace(subject, program=lambda: extracted)
         with function.faults.contained(subject, leave):
             compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
-                                                platform=platform, left=function.left_to_xla)
+                                                platform=platform, settled=function.settled)
             function.ledger.record(module, report)
             if compiled is not None:
                 splice(module, symbols, symbol, compiled)

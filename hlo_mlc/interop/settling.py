@@ -1,10 +1,11 @@
 """Which is faster, a program with our kernels or XLA's alone, settled on the caller's own calls.
 
 What is predicted is run at once. Where that is not clear-cut, the other side is compiled in a
-thread of low priority, without the user's code being traced again; then calls go to either side in
-turns and are timed, until it is clear, and from there on to the faster one alone, which is
-remembered on disk. No call waits for that: results are watched, not waited for. Both sides are
-right, but not to the last bit the same.
+thread of low priority, without the user's code being traced again: XLA's program where kernels of
+ours are run, one with all that we can compile where none are. Then calls go to either side in turns
+and are timed, until it is clear, and from there on to the faster one alone, which is remembered on
+disk. No call waits for that: results are watched, not waited for. Both sides are right, but not to
+the last bit the same.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,12 +33,14 @@ from hlo_mlc.support.debug import Level, say
 
 Jit = Callable[..., Any]
 
-_CLEAR = 4.0  # predicted to be so many times as fast, it is not looked at
+_CLEAR = 4.0  # where one side is predicted to be so many times as fast, none is looked at
+_WORTH_COMPILING_US = 20.0  # by XLA: our compiler takes longer than so little is ever worth
 _FIRST_TIMED = 3  # what is called less often is not worth compiling twice
-_WORTH_IT = 0.97  # XLA takes over if it needs less than this share of our time
+_WORTH_IT = 0.97  # the other side takes over if it needs less than this share of the time
 _FEW, _MANY = 3, 12  # pairs of calls: enough where the sides differ much, and in any case
 _MUCH = 1.15
 _NICENESS = 10
+_TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers; 5e-3 as a rule
 
 
 class Owner(Protocol):
@@ -68,15 +72,17 @@ class Side:
 class Settling:
     """Called in place of a `jax.jit` object until it is settled what to run.
 
-    `alternative` makes the other side, which leaves the program of a path to XLA; `owner` is told
-    what to call when that is known. Nothing that fails here reaches a caller.
+    `alternative` makes the other side, "xla" or "ours", of the program that a path stands for;
+    `owner` is told what to call when that is known. Nothing that fails here reaches a caller.
     """
 
     owner: Callable[[], Owner | None]
 
-    def __init__(self, jit: Jit, staged: Staged, alternative: Callable[[Path], Side]) -> None:
-        self._ours = Side(jit, staged)
-        self._xlas: Side | None = None
+    def __init__(self, jit: Jit, staged: Staged, alternative: Callable[[Path, str], Side]
+                 ) -> None:
+        self._present = Side(jit, staged)
+        self._other: Side | None = None
+        self._asked = "xla"  # what the other side is
         self._alternative = alternative
         self._stage = _Stage.COUNTING
         self._calls = 0
@@ -87,19 +93,19 @@ class Settling:
         staged.traces.are_kept = True
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._ours.jit, name)
+        return getattr(self._present.jit, name)
 
     def __repr__(self) -> str:
-        return repr(self._ours.jit)
+        return repr(self._present.jit)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._stage in (_Stage.SETTLED, _Stage.COMPILING) or not compat.is_computing() \
                 or not self._busy.acquire(blocking=False):
-            return self._ours.jit(*args, **kwargs)
+            return self._present.jit(*args, **kwargs)
         try:
             if self._stage is _Stage.TIMING and self._watched is None:
                 return self._timed(args, kwargs)
-            results = self._ours.jit(*args, **kwargs)
+            results = self._present.jit(*args, **kwargs)
             if self._stage is _Stage.COUNTING:
                 with self._contained():
                     self._count(args, kwargs)
@@ -110,7 +116,7 @@ class Settling:
     def _count(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Begins to settle it when there were some calls, unless there is nothing to settle."""
         self._calls += 1
-        self._report = self._ours.function.ledger.latest
+        self._report = self._present.function.ledger.latest
         if not self._is_open():
             self._end()
         elif self._calls >= _FIRST_TIMED:
@@ -122,46 +128,52 @@ class Settling:
     def _is_open(self) -> bool:
         """Whether there are two sides to one program, of which either may be the faster."""
         report = self._report
-        if report is None or report.settled_at is None or not report.kernels or report.comparisons:
+        if report is None or report.settled_at is None or report.comparisons:
             return False
         predicted = report.predicted
-        if predicted is not None and predicted.xla_us > _CLEAR * predicted.ours_us:
+        if not report.kernels:
+            self._asked, predicted = "ours", report.rejected
+            if predicted is None or predicted.xla_us < _WORTH_COMPILING_US:
+                return False
+        if predicted is not None \
+                and not 1 / _CLEAR <= predicted.xla_us / predicted.ours_us <= _CLEAR:
             return False
-        return len(self._ours.function.ledger) == 1 and jax.device_count() == 1
+        return len(self._present.function.ledger) == 1 and jax.device_count() == 1
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compiles the other side; runs in a thread of its own."""
         with self._contained():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            other = self._alternative(self._report.settled_at)
-            other.jit.lower(*args, **kwargs).compile()
-            is_all_xlas = len(other.function.ledger) == 1 \
-                and not other.function.ledger.latest.kernels
-            if is_all_xlas and self._kind.context == compat.context():  # threads begin without any
-                self._xlas, self._stage = other, _Stage.TIMING
+            other = self._alternative(self._report.settled_at, self._asked)
+            with _short_turns:
+                other.jit.lower(*args, **kwargs).compile()
+            is_asked_for = len(other.function.ledger) == 1 and (
+                self._asked == "ours") == bool(other.function.ledger.latest.kernels)
+            if is_asked_for and self._kind.context == compat.context():  # threads begin without any
+                self._other, self._stage = other, _Stage.TIMING
             else:
                 self._end()
 
     def _timed(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """A call of either side in turns; one of ours, and not timed, where it is of another kind.
+        """A call of either side in turns; as before, and not timed, where it is of another kind.
         """
         side = None
         with self._contained():
             if _Kind.of(args, kwargs) == self._kind:
-                side = min((self._xlas, self._ours), key=lambda side: len(side.seconds))
+                side = min((self._other, self._present), key=lambda side: len(side.seconds))
         if side is None:
-            return self._ours.jit(*args, **kwargs)
+            return self._present.jit(*args, **kwargs)
         waits_for = [leaf for leaf in jax.tree.leaves((args, kwargs)) if _is_pending(leaf)]
         began = time.perf_counter()
         try:
             results = side.jit(*args, **kwargs)
         except Exception as error:
-            if side is self._ours or any(map(_is_gone, jax.tree.leaves((args, kwargs)))):
+            if side is self._present or any(map(_is_gone, jax.tree.leaves((args, kwargs)))):
                 raise
             with self._contained():
                 raise error
-            return self._ours.jit(*args, **kwargs)
+            return self._present.jit(*args, **kwargs)
         with self._contained():
             self._look_at(side, results, began, waits_for)
         return results
@@ -193,37 +205,43 @@ class Settling:
 
     def _note(self, side: Side, seconds: float) -> None:
         side.seconds.append(seconds)
-        ours, xlas = (side.seconds[1:] for side in (self._ours, self._xlas))  # the first warms up
-        if len(ours) != len(xlas) or len(ours) < _FEW:
+        present, other = (side.seconds[1:] for side in (self._present, self._other))
+        if len(present) != len(other) or len(present) < _FEW:  # the first, left out, warms up
             return
         # Of neighbours, so that what happens to the machine meanwhile happens to both.
-        ratio = statistics.median(x / o for x, o in zip(xlas, ours, strict=True))
-        ratios = (ratio, min(xlas) / min(ours))
-        if min(ratios) > _MUCH or max(ratios) < 1 / _MUCH or len(ours) >= _MANY:
-            self._settle(*(statistics.median(seconds) * 1e6 for seconds in (ours, xlas)), ratio)
+        ratio = statistics.median(o / p for o, p in zip(other, present, strict=True))
+        ratios = (ratio, min(other) / min(present))
+        if min(ratios) > _MUCH or max(ratios) < 1 / _MUCH or len(present) >= _MANY:
+            self._settle(*(statistics.median(seconds) * 1e6 for seconds in (present, other)), ratio)
 
-    def _settle(self, ours_us: float, xla_us: float, ratio: float) -> None:
-        found, left_to_xla = Comparison("auto", ours_us, xla_us, ratio), ratio < _WORTH_IT
-        winner = self._xlas if left_to_xla else self._ours
-        self._say(f"{found}; {'XLA' if left_to_xla else 'ours'} from now on")
-        winner.function.ledger.settle(found)
-        if left_to_xla:
-            self._ours.staged.traces.end()
-            self._ours = winner
-            use_from_now_on(winner.staged)
-        report = self._report
+    def _settle(self, present_us: float, other_us: float, ratio: float) -> None:
+        is_other = ratio < _WORTH_IT
+        if self._asked == "xla":
+            found, winner = Comparison("auto", present_us, other_us, ratio), "auto"
+        else:
+            found, winner = Comparison("ours", other_us, present_us, 1 / ratio), "xla"
+        winner = self._asked if is_other else winner
+        self._say(f"{found}; {'XLA' if winner == 'xla' else 'ours'} from now on")
+        kernels = {k.id for side in (self._present, self._other)
+                   for k in side.function.ledger.latest.kernels}
+        if is_other:
+            self._present.staged.traces.end()
+            self._present = self._other
+            self._present.function.faults.are_told = True
+            use_from_now_on(self._present.staged)
+        self._present.function.ledger.settle(found)
+        path, options = self._report.settled_at, self._present.function.options
         self._end()
-        remember(report.settled_at, Choice("xla" if left_to_xla else "auto", (found,)),
-                 recorded({kernel.id for kernel in report.kernels}, winner.function.options))
+        remember(path, Choice(winner, (found,)), recorded(kernels, options))
 
     def _end(self) -> None:
         """No call is looked at any longer."""
         self._stage = _Stage.SETTLED
-        self._xlas = self._kind = self._report = None
-        self._ours.staged.traces.end()
+        self._other = self._kind = self._report = None
+        self._present.staged.traces.end()
         owner = self.owner()
         if owner is not None:
-            owner.call_from_now_on(self._ours.jit, self._ours.function)
+            owner.call_from_now_on(self._present.jit, self._present.function)
 
     @contextlib.contextmanager
     def _contained(self) -> Iterator[None]:
@@ -235,8 +253,33 @@ class Settling:
             self._end()
 
     def _say(self, line: str) -> None:
-        function = self._ours.function
+        function = self._present.function
         say(Level.FUNCTIONS, function.options.debug, [f"{function.name}: {line}"])
+
+
+class _ShortTurns:
+    """While any thread is in it, threads of Python take turns more often."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._usual = 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._inside += 1
+            if self._inside == 1:
+                self._usual = sys.getswitchinterval()
+                sys.setswitchinterval(min(_TURN_S, self._usual))
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                sys.setswitchinterval(self._usual)
+
+
+_short_turns = _ShortTurns()
 
 
 def _is_gone(leaf: Any) -> bool:

@@ -103,11 +103,12 @@ def staged_anew(fun: Callable[..., Any], options: Options, for_archive: bool = F
     return Staged(lambda: fun, _traced(fun, options, for_archive))
 
 
-def staged_for_xla(like: Staged, path: Path) -> Staged:
-    """The same function as JAX has never seen it, with the program of `path` left to XLA, and as it
-    was traced before."""
-    function = dataclasses.replace(like.function, ledger=Ledger(), faults=Faults(),
-                                   left_to_xla=frozenset((path,)))
+def staged_as_settled(like: Staged, path: Path, choose: str) -> Staged:
+    """The same function as JAX has never seen it, as it was traced before; the program of `path` is
+    left to XLA, or all of it is compiled that can be.  Nobody is told of faults of ours meanwhile.
+    """
+    function = dataclasses.replace(like.function, ledger=Ledger(), faults=Faults(are_told=False),
+                                   settled={path: choose})
     return Staged(like._find, function, like.traces.alone())
 
 

@@ -188,6 +188,15 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     return Prediction(target.rates.dispatch_us + ours, target.rates.dispatch_us + xla)
 
 
+def predict_rejected(plan: Plan) -> Prediction | None:
+    """The time of what is left to XLA though it could be compiled, its loops running once; None
+    where there is no such, or where that was measured."""
+    verdicts = [verdict for _, verdict in plan.rejected]
+    if not verdicts or any(verdict.recorded for verdict in verdicts):
+        return None
+    return Prediction(sum(v.ours_us for v in verdicts), sum(v.xla_us for v in verdicts))
+
+
 def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     """The plan, or one that takes nothing where its kernels save next to nothing of the program.
 
