@@ -20,7 +20,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
-from hlo_mlc.partition.nodes import most_terms, moves, operation_cost, times_read
+from hlo_mlc.partition.nodes import ELEMENTWISE, most_terms, moves, operation_cost, times_read
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.extremum import in_one_pass
@@ -28,6 +28,12 @@ from hlo_mlc.tensor.extremum import in_one_pass
 # Operations per element above which a value with several users is stored rather than computed
 # again.  Low, because users in the same nest get the value handed over without a load.
 RECOMPUTE_LIMIT = 2
+# An array of so many bytes goes to memory and back: where it is only read in shifted parts, as
+# stencils are, it is computed for each of them as long as that takes no more operations in all.
+# What parts have in common is computed once.
+FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
+# Operations between an array and the one that is read in parts.
+MEETING_STEPS = 16
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile.
 EXPRESSION_LIMIT = 160
@@ -94,6 +100,10 @@ class StageLowering:
     _costs: dict[Value, int] = field(default_factory=dict)
     _depths: dict[Value, int] = field(default_factory=dict)
     _parts: dict[Value, int] = field(default_factory=dict)
+    _positions: dict[Node, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._positions = {node: number for number, node in enumerate(self.graph.nodes)}
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
@@ -205,7 +215,10 @@ class StageLowering:
         users = uses.get(value, ())
         if not users:
             return False
-        if cost > EXPRESSION_LIMIT or (len(users) > 1 and cost > RECOMPUTE_LIMIT):
+        if cost > EXPRESSION_LIMIT:
+            return True
+        if len(users) > 1 and cost > RECOMPUTE_LIMIT \
+                and not self._is_shifted(value, cost, uses):
             return True
         if node.op == "stablehlo.concatenate":
             return self._is_multiplied(value, uses)
@@ -214,6 +227,21 @@ class StageLowering:
         if cost == 0 or moves(node):
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
+
+    def _is_shifted(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        """Whether a large array is only read in shifted parts, or goes, point by point, into one
+        that is, and computing it for each of these takes less time than memory does."""
+        if value.type.bytes < FAR_BYTES:
+            return False
+        waiting = set(uses[value])
+        for _ in range(MEETING_STEPS):
+            first = min(waiting, key=self._positions.__getitem__)
+            if first.op not in ELEMENTWISE or first.results[0] in self.wanted:
+                break
+            waiting.remove(first)
+            waiting.update(uses.get(first.results[0], ()))
+        return cost * len(waiting) <= SHIFTED_LIMIT and all(map(_is_shift, waiting)) \
+            and len({part.operands[0] for part in waiting}) == 1
 
     def _has_costly_parts(self, node: Node) -> bool:
         """Parts of a joined array that one loop would compute for each element, to pick one."""
@@ -347,6 +375,10 @@ class StageLowering:
 
     def _emit(self, node: Node, stage: Stage, update: bool = False, inner: bool = False) -> None:
         self.items.append(Item(stage, node, update, inner=inner))
+
+
+def _is_shift(node: Node) -> bool:
+    return node.op == "stablehlo.slice" and set(node.attributes["strides"]) <= {1}
 
 
 def _users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],

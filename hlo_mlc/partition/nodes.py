@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 
 from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.ops import elementwise
+
+ELEMENTWISE = frozenset(d.name for d in elementwise.DEFINITIONS)
 
 # Terms of a reduction that is written out: lanes along so short a row would stay empty, while
 # those along its results are full.

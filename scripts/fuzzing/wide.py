@@ -168,8 +168,9 @@ class Wide:
                                  result if whole is None else whole)
             result = np.where(change == 0, result, result + change)  # -0 + 0 is 0
             if equation.primitive.name in MULTIPLIED and len(equation.outvars) == 1:
-                # Whether zero meets infinity on the way depends on the order.
-                anything = self.rng.choice((np.nan, 0.0), result.shape)
+                # Whether it becomes zero or infinite on the way, or both, depends on the order.
+                ways = (np.nan, 0.0, np.copysign(np.inf, result), result)
+                anything = np.choose(self.rng.integers(len(ways), size=result.shape), ways)
                 result = np.where(self._leaves_range(equation, operands, info), anything, result)
             if equation.primitive.name in SUMS:
                 # Terms beyond the range of f64, of both signs: none of them need be rounded alone.

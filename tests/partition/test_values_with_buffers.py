@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from hlo_mlc.partition.lowering import DEPTH_LIMIT, JOINED_LIMIT, MANY_PARTS, REUSED
+from hlo_mlc.partition.lowering import DEPTH_LIMIT, FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import Loop
 
@@ -167,3 +167,55 @@ def test_moves_on_top_of_each_other_end_in_a_buffer(take_apart, arrays):
 
     assert len(_stages(take_apart(lambda x: function(x, 2), x))) == 1
     assert len(_stages(take_apart(lambda x: function(x, DEPTH_LIMIT), x))) > 1
+
+
+def _limited(x):
+    """Differences of a Laplacian, none where they would steepen it; in a weather model, on a grid,
+    a step of several stencils."""
+    laplacian = 4 * x[1:-1] - x[2:] - x[:-2]
+    flux = laplacian[1:] - laplacian[:-1]
+    flux = jnp.where(flux * (x[2:-1] - x[1:-2]) > 0, 0, flux)
+    return x[2:-2] - flux[1:] + flux[:-1]
+
+
+def test_stencils_in_several_steps_are_one_loop_where_arrays_are_large(take_apart, check, arrays):
+    large, small = arrays("float32", (FAR_BYTES // 4 + 100,), (3000,))
+    (stage,) = _stages(take_apart(_limited, large))
+    assert is_map(stage)
+    assert len(_stages(take_apart(_limited, small))) > 1, "caches hand it on for less"
+    check(_limited, large, magnitude=20)
+
+
+def test_what_is_not_only_read_in_shifted_parts_is_stored(take_apart, arrays):
+    x, = arrays("float32", (FAR_BYTES // 4 + 100,))
+
+    def laplacian(x):
+        return 4 * x[1:-1] - x[2:] - x[:-2]
+
+    def every_other(x):
+        y = laplacian(x)
+        return y[::2][:-1] - y[2::2]
+
+    def whole_as_well(x):
+        y = laplacian(x)
+        return y[1:] - y[:-1], y.sum()
+
+    def two_heads(x):
+        y = laplacian(x)
+        a, b = y * 2, y + 1
+        return a[1:] - a[:-1] * b[1:] + b[:-1]
+
+    for function in (every_other, whole_as_well, two_heads):
+        assert len(_stages(take_apart(function, x))) > 1
+
+
+def test_stencils_of_stencils_end_somewhere(take_apart, arrays):
+    """What is computed again for each of its readers doubles with each step."""
+    x, = arrays("float32", (FAR_BYTES // 4 + 100,))
+
+    def smoothed(x):
+        for _ in range(10):
+            x = x[2:] + x[1:-1] * 2 + x[:-2]
+        return x
+
+    assert 2 <= len(_stages(take_apart(smoothed, x))) <= 5

@@ -306,6 +306,17 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+def test_products_that_leave_their_range_on_the_way_may_be_anything() -> None:
+    """As sort keys, say: 0, infinity and the exact product have other places than NaN."""
+    x = np.array([3e38, -10, 1e-38, 0.5], np.float32)
+    oracle = Oracle(lambda x: (lax.cumprod(x),), [x], False, False)
+    reference = oracle.run(60, 0)
+    seen = {float(s[0][2]) for s in reference.samples}
+    assert {0.0, -np.inf} <= seen and any(map(np.isnan, seen))
+    assert any(abs(v - -30) < 1 for v in seen)
+    assert all(abs(s[0][0] / x[0] - 1) < 1e-5 for s in reference.samples)
+
+
 @pytest.mark.parametrize("options", [
     {}, {"window_strides": (2, 3), "padding": [(2, -1), (0, 4)]},
     {"lhs_dilation": (2, 1), "rhs_dilation": (1, 2), "feature_group_count": 2},
