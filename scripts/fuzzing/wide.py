@@ -173,10 +173,11 @@ class Wide:
                 anything = np.choose(self.rng.integers(len(ways), size=result.shape), ways)
                 result = np.where(self._leaves_range(equation, operands, info), anything, result)
             if equation.primitive.name in SUMS:
-                # Terms beyond the range of f64, of both signs: none of them need be rounded alone.
+                # Terms beyond the range of f64, of the other sign than another one or an infinity:
+                # they need not be rounded alone.
                 anything = self.rng.choice((np.nan, np.inf, -np.inf), result.shape)
                 made_here = np.isnan(result) & ~np.isnan(self._computed(
-                    equation, [_nan_unless_finite(o) for o in operands])[0])
+                    equation, [_at_most_one(o) for o in operands])[0])
                 result = np.where(made_here, anything, result)
         if narrow == np.float64:
             return result
@@ -311,8 +312,12 @@ def _feeds_sums_only(jaxpr: core.Jaxpr, value: core.Var) -> bool:
     return readers <= {"add", "sub", "add_any"} and all(v is not value for v in jaxpr.outvars)
 
 
-def _nan_unless_finite(value: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(value), 0, np.nan) if value.dtype.kind in "fc" else value
+def _at_most_one(value: np.ndarray) -> np.ndarray:
+    """Finite numbers made small."""
+    if value.dtype.kind == "c":
+        return joined_parts(_at_most_one(value.real), _at_most_one(value.imag))
+    return np.where(np.isfinite(value), np.clip(value, -1, 1), value) \
+        if value.dtype.kind == "f" else value
 
 
 def _total_order(value: np.ndarray) -> np.ndarray:

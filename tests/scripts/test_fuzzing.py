@@ -306,6 +306,18 @@ def test_what_f64_does_not_show_is_uncertain(function: Callable, x: float, off: 
         assert bool(found.differences) == is_wrong
 
 
+@pytest.mark.parametrize("terms, is_known", [
+    ((1.7e308, -np.inf), False), ((1.7e308, -1.7e308), False), ((np.inf, -np.inf), True)])
+def test_terms_beyond_f64_need_not_be_rounded_alone(terms: tuple, is_known: bool) -> None:
+    """A fused multiply-add adds -inf to what would be +inf if it were rounded."""
+    x = np.array(terms)
+    with jax.enable_x64(True):
+        oracle = Oracle(lambda x: (jnp.dot(x, jnp.full(2, 2.0)),), [x], True, False)
+        samples = oracle.run(30, 0).samples
+    assert any(np.isnan(s[0]) for s in samples)
+    assert all(np.isnan(s[0]) for s in samples) == is_known
+
+
 def test_products_that_leave_their_range_on_the_way_may_be_anything() -> None:
     """As sort keys, say: 0, infinity and the exact product have other places than NaN."""
     x = np.array([3e38, -10, 1e-38, 0.5], np.float32)
