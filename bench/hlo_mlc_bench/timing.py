@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -42,8 +42,25 @@ def compare(a: Function, b: Function, args: tuple[Any, ...], rounds: int) -> Pai
     )
 
 
+def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    """The seconds of a call of each, one after the other in every round, often enough to last
+    `SHORTEST_MEASUREMENT_S`. Each waits for its own results."""
+    calls = {name: _calls_to_measure(run) for name, run in runs.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            for _ in range(calls[name]):
+                run()
+            seconds[name].append((time.perf_counter() - start) / calls[name])
+    return seconds
+
+
 def _calls_per_measurement(function: Function, args: tuple[Any, ...]) -> int:
-    run = _repeated(function, args, 1)
+    return _calls_to_measure(_repeated(function, args, 1))
+
+
+def _calls_to_measure(run: Callable[[], Any]) -> int:
     samples = []
     for _ in range(_CALIBRATION_CALLS):
         start = time.perf_counter()

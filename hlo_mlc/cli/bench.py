@@ -10,6 +10,7 @@ from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
 from hlo_mlc.cli import measuring, parameters
+from hlo_mlc.cli.peers import compare
 from hlo_mlc.support.errors import UsageError, did_you_mean
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, GROUPS
@@ -31,6 +32,12 @@ from hlo_mlc_bench.runner import DEFAULT_ROUNDS
 )
 @parameters.json_path
 @click.option(
+    "--peers",
+    is_flag=True,
+    help="Against NumPy, PyTorch, ONNX Runtime and IREE, those that are installed "
+    "(pip install 'hlo-mlc[peers]').",
+)
+@click.option(
     "--resume",
     type=parameters.FILE,
     help="Measures only what is missing in these results, and adds it.",
@@ -45,6 +52,7 @@ def bench(
     choose: str,
     rounds: int,
     json_path: Path | None,
+    peers: bool,
     resume: Path | None,
 ) -> None:
     """Runs benchmarks, all or those of the given NAMES, against jax.jit.
@@ -56,7 +64,13 @@ def bench(
     if list_only:
         console.print(_listing(cases))
         return
-    results = results_file.Results(results_file.environment(choose, rounds))
+    environment = results_file.environment(choose, rounds)
+    if peers:
+        if resume is not None:
+            raise UsageError("--peers measures anew: it takes --json, not --resume")
+        ctx.exit(compare(cases, environment=environment, choose=choose, rounds=rounds,
+                         console=console, path=json_path))
+    results = results_file.Results(environment)
     if resume is not None:
         earlier = results_file.load(resume)
         results_file.check_comparable(earlier.environment, results.environment)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +35,21 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
 
 
+@contextlib.contextmanager
+def progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
+    """A progress bar; what it gives is told of each case that begins."""
+    columns = (TextColumn("{task.description:28}"), BarColumn(), MofNCompleteColumn(),
+               TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("warming up", total=total)
+        begun = itertools.count()
+
+        def begin(name: str) -> None:
+            bar.update(task, description=name, completed=next(begun))
+
+        yield begin
+
+
 def measure(
     cases: Sequence[Case],
     results: Results,
@@ -47,15 +64,8 @@ def measure(
     An interrupt (Ctrl-C) ends it early and keeps the rows that are complete.
     """
     compile_ours = partial(mlc_jit, choose=choose)
-    columns = (
-        TextColumn("{task.description:28}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("warming up", total=len(cases))
+        with progress(console, len(cases)) as begin:
             options = Options.from_environment()
             rates = calibrated(options)
             with runner.measuring(compile_ours):
@@ -64,10 +74,9 @@ def measure(
                     share = others_share(options.cache_dir, target_of(options))
                     remember_rates(here.cache_dir, target_of(here), rates, share)
                 for case in cases:
-                    progress.update(task, description=case.name)
+                    begin(case.name)
                     results = results.with_row(runner.run_case(case, compile_ours, rounds))
                     after_row(results)
-                    progress.advance(task)
     except KeyboardInterrupt:
         return results, False
     return results, True

@@ -16,7 +16,7 @@ from rich.console import Console
 from hlo_mlc import MlcError
 from hlo_mlc.cli import measuring
 from hlo_mlc.cli.bench import select
-from hlo_mlc_bench import runner
+from hlo_mlc_bench import peers, runner
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, DEMO
 from hlo_mlc_bench.results import Results, Row, environment
@@ -231,3 +231,24 @@ def test_select() -> None:
 def test_select_refuses_an_unknown_name() -> None:
     with pytest.raises(MlcError, match=r"no case 'sofmax' \(did you mean 'softmax'\?\)"):
         select(("sofmax",), (), False)
+
+
+def test_peers_are_shown_in_one_table(hlo_mlc: Callable, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hlo_mlc_bench.peers.PEERS", peers.PEERS[:1])
+    result = hlo_mlc("bench", "--peers", "tiny_matmuls", "exp", "tiny_call", *_QUICK,
+                     "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    assert "NumPy" in result.stdout and "of 2 best or tied" in result.stdout
+    assert "tiny_call" not in result.stdout
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [row["name"] for row in document["rows"]] == ["exp", "tiny_matmuls"]
+    assert set(document["rows"][0]["ms"]) == {"hlo_mlc", "jax.jit", "NumPy"}
+    assert list(document["peers"]) == ["NumPy"] and document["environment"]["choose"] == "xla"
+
+
+def test_peers_where_there_is_nothing_to_compare(hlo_mlc: Callable) -> None:
+    result = hlo_mlc("bench", "--peers", "tiny_call", *_QUICK)
+    assert result.exit_code != 0 and "no peer has a program" in str(result.output)
+    result = hlo_mlc("bench", "--peers", "exp", *_QUICK, "--resume", "out.json")
+    assert result.exit_code != 0 and "not --resume" in result.output
