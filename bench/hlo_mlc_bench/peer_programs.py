@@ -6,6 +6,7 @@ that layers are set up once, as their users do it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -52,22 +53,17 @@ def _attention(q: Array, k: Array, v: Array) -> Array:
     return _softmax(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1])) @ v
 
 
-def _torch_encoder(torch: Torch, x: Tensor, weights: dict[str, Tensor]) -> Callable[..., Tensor]:
-    functional, heads = torch.nn.functional, x.shape[-1] // 64
-
-    def function(x: Tensor, p: dict[str, Tensor]) -> Tensor:
-        batch, length, width = x.shape
-        normed = functional.layer_norm(x, (width,), p["scale_1"], p["bias_1"])
-        qkv = normed @ p["qkv"] + p["qkv_bias"]
-        q, k, v = qkv.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(q, k, v)
-        mixed = mixed.transpose(1, 2).reshape(batch, length, width)
-        x = x + mixed @ p["out"] + p["out_bias"]
-        normed = functional.layer_norm(x, (width,), p["scale_2"], p["bias_2"])
-        inner = functional.gelu(normed @ p["up"] + p["up_bias"], approximate="tanh")
-        return x + inner @ p["down"] + p["down_bias"]
-
-    return function
+def _encoder(heads: int, torch: Torch, x: Tensor, p: dict[str, Tensor]) -> Tensor:
+    functional, (batch, length, width) = torch.nn.functional, x.shape
+    normed = functional.layer_norm(x, (width,), p["scale_1"], p["bias_1"])
+    qkv = normed @ p["qkv"] + p["qkv_bias"]
+    q, k, v = qkv.view(batch, length, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
+    mixed = functional.scaled_dot_product_attention(q, k, v)
+    mixed = mixed.transpose(1, 2).reshape(batch, length, width)
+    x = x + mixed @ p["out"] + p["out_bias"]
+    normed = functional.layer_norm(x, (width,), p["scale_2"], p["bias_2"])
+    inner = functional.gelu(normed @ p["up"] + p["up_bias"], approximate="tanh")
+    return x + inner @ p["down"] + p["down_bias"]
 
 
 def _torch_lstm(torch: Torch, xs: Tensor, weight: Tensor, bias: Tensor) -> Callable[..., Tensor]:
@@ -163,9 +159,9 @@ _LSTM = Program(torch=_torch_lstm)
 
 def programs(sizes: dict[str, int]) -> dict[str, Program]:
     """By name of the case, for its sizes."""
-    steps, segments = sizes.get("steps", 0), sizes.get("segments", 0)
+    heads, steps, segments = (sizes.get(name, 0) for name in ("heads", "steps", "segments"))
     return {
-        "encoder_block": Program(torch=_torch_encoder),
+        "encoder_block": Program(torch=_of_torch(functools.partial(_encoder, heads))),
         "lstm_scan": _LSTM,
         "lstm_batch": _LSTM,
         "attention": _ATTENTION,
