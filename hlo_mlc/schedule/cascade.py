@@ -70,7 +70,7 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
     if stmt.kind is not LoopKind.SERIAL or longest is None:
         return (with_bodies(stmt, (body,)),)
     updates = _sums(stmt.var, body)
-    each = max((u.times() for u in updates), default=0)
+    each = max(updates.values(), default=0)
     if longest < 2 or longest * each < 2 * terms:
         return (with_bodies(stmt, (body,)),)
     length, extent = max(terms // each, 1), constant_extent(stmt)
@@ -108,10 +108,14 @@ def _even(extent: int, length: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """An addition, and the loops between it and the one that goes on adding."""
+    """An addition, and the statements between it and the loop that goes on adding."""
 
     update: Accumulate
-    loops: tuple[For, ...]
+    path: tuple[Stmt, ...]
+
+    @property
+    def loops(self) -> tuple[For, ...]:
+        return tuple(s for s in self.path if isinstance(s, For))
 
     @property
     def across(self) -> tuple[For, ...]:
@@ -126,7 +130,11 @@ class _Update:
         return ranges if full else None
 
     def times(self) -> int:
-        """How often each place is added to."""
+        """How often each place is added to; what happens otherwise does not happen as well."""
+        inner = (*self.path, self.update)[1:]
+        if any(isinstance(s, If) and following in s.otherwise
+               for s, following in zip(self.path, inner, strict=True)):
+            return 0
         around = self.across
         return math.prod(constant_extent(s) or s.var.extent or 1
                          for s in self.loops if s not in around)
@@ -149,8 +157,9 @@ class _Update:
         return body
 
 
-def _sums(var: Var, body: Body) -> list[_Update]:
-    """The additions that a loop over `var` can be cut by: one for each place that it adds to."""
+def _sums(var: Var, body: Body) -> dict[_Update, int]:
+    """The additions that a loop over `var` can be cut by, one for each place that it adds to, and
+    how often it does so in an iteration."""
     found: dict[tuple[Buffer, ...], list[_Update]] = {}
     touched: set[Buffer] = set()
     for *around, stmt in paths(body):
@@ -161,31 +170,32 @@ def _sums(var: Var, body: Body) -> list[_Update]:
             if _goes_on(stmt, var) and all(
                     isinstance(s, Allocate | If) or (isinstance(s, For) and s.kind in _PLAIN)
                     for s in around):
-                found.setdefault(stmt.buffers, []).append(
-                    _Update(stmt, tuple(s for s in around if isinstance(s, For))))
+                found.setdefault(stmt.buffers, []).append(_Update(stmt, tuple(around)))
             else:
                 touched.update(stmt.buffers)
-    result = []
+    result: dict[_Update, int] = {}
     for buffers, updates in found.items():
         others = {b for other in found if other != buffers for b in other}
         if touched.isdisjoint(buffers) and others.isdisjoint(buffers):
-            result += _covering(updates)
+            result |= _covering(updates)
     return result
 
 
-def _covering(updates: list[_Update]) -> list[_Update]:
-    """Those that add to all places, each of them once; none where that cannot be told."""
-    chosen: list[_Update] = []
+def _covering(updates: list[_Update]) -> dict[_Update, int]:
+    """Those that add to all places, each of them once, and how often they and others do; none where
+    that cannot be told."""
+    chosen: dict[_Update, int] = {}
     for update in sorted(updates, key=lambda u: -u.times()):
         box = update.box()
         if box is None:
-            return []
-        others = [u.box() for u in chosen]
-        if any(_holds(other, box) for other in others):
-            continue
-        if not all(_are_apart(other, box) for other in others):
-            return []
-        chosen.append(update)
+            return {}
+        holder = next((u for u in chosen if _holds(u.box(), box)), None)
+        if holder is not None:
+            chosen[holder] += update.times()
+        elif all(_are_apart(u.box(), box) for u in chosen):
+            chosen[update] = update.times()
+        else:
+            return {}
     return chosen
 
 

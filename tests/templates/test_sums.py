@@ -17,7 +17,7 @@ from jax import lax
 from hlo_mlc import mlc_jit
 
 TERM = float(np.float32(0.7))
-ALLOWED = 12 * np.finfo(np.float32).eps
+ALLOWED = 16 * np.finfo(np.float32).eps
 
 
 def _window(x: jax.Array) -> jax.Array:
