@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, as_index, const, load, transform
-from hlo_mlc.expr.core import Apply, Const, Expr, Load
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, loads
 from hlo_mlc.expr.dtypes import BOOL, U64
 
 
@@ -36,13 +36,15 @@ def masked(value: Expr, guard: Expr, default: Expr) -> Expr:
     """`value` where `guard` holds, else `default`; then no load inside `value` touches memory.
 
     What is the same wherever the guard holds or not, and always there, is read all the same: where
-    a slice begins must not differ from lane to lane.
+    a slice begins must not differ from lane to lane.  So is what the guard itself reads, which a
+    place that was looked up has in common with the question whether it is inside.
     """
     if isinstance(guard, Const):
         return value if guard.value else default
+    read = frozenset(loads(guard))
 
     def protect(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or (node.free.isdisjoint(guard.free) and is_inside(node)):
+        if not isinstance(node, Load) or node in read or (node.free.isdisjoint(guard.free) and is_inside(node)):
             return None
         fallback = const(0, node.dtype) if node.guard is None else node.default
         return load(node.source, node.indices, conjunction(guard, node.guard), fallback)

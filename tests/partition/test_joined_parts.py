@@ -111,6 +111,32 @@ def test_what_is_looked_up_in_joined_parts_is_joined_too(check, looked_up):
     check(looked_up, np.arange(-3, 20, dtype=np.int32) * 5 % 17)
 
 
+LOOKED_UP: dict[str, Callable[[jnp.ndarray], jnp.ndarray]] = {
+    "itself": lambda k: k, "part": lambda k: k[1:] + 1, "reversed": lambda k: k[::-1],
+    "cut": lambda k: lax.pad(k, jnp.int32(2), [(-2, -3, 0)]),
+    "apart": lambda k: lax.pad(k, jnp.int32(0), [(-2, 1, 1)]),
+    "rolled": lambda k: jnp.roll(k, 3), "every other": lambda k: k[::2]}
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_is_looked_up_again_and_again_in_joined_parts(check, data):
+    """An index is read under a guard whose own indices are read under guards, and so on."""
+    names = data.draw(st.lists(st.lists(st.sampled_from(sorted(LOOKED_UP)), min_size=1,
+                                        max_size=4), min_size=1, max_size=4))
+    mode = data.draw(st.sampled_from(["clip", "wrap", "fill"]))
+    is_joined = data.draw(st.booleans())
+
+    def function(k, more):
+        found = k
+        for parts in names:
+            table = jnp.concatenate([LOOKED_UP[name](k) for name in parts])
+            found = jnp.take(table, found, mode=mode)
+        return jnp.concatenate([found, k, more]) if is_joined else found
+
+    check(function, np.arange(-3, 18, dtype=np.int32) * 5 % 17, np.zeros(9, np.int32))
+
+
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_parts_of_parts(check, data):
