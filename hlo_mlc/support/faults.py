@@ -10,6 +10,7 @@ from hlo_mlc.support.errors import CompilerFault, ConfigurationError, MlcError
 from hlo_mlc.support.warning import MlcWarning
 
 _OF_THE_USER = (ConfigurationError, MlcWarning)
+_LONGEST = 500  # characters of what is said of an error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,8 +24,9 @@ class Fault:
 
     @property
     def reason(self) -> str:
-        """What to say of it."""
-        return f"the compiler failed with {type(self.error).__name__}: {self.error}"
+        """What to say of it, in a few lines: errors name expressions, however long they are."""
+        what = f"the compiler failed with {type(self.error).__name__}: {self.error}"
+        return what if len(what) <= _LONGEST else f"{what[:_LONGEST]} ..."
 
 
 @dataclass(frozen=True, slots=True)

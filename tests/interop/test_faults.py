@@ -292,6 +292,15 @@ def test_it_can_be_seen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     agree(again(np.zeros_like(W), X), jax.jit(step)(X))  # the constant is written in
 
 
+def test_of_a_long_error_the_beginning_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it is in the folder."""
+    plant(monkeypatch, STAGES[0], VerifyError("it starts " + "and goes on " * 9999 + "to the end"))
+    with pytest.warns(RuntimeWarning, match="it starts and goes on") as caught:
+        agree(mlc_jit(step)(X), jax.jit(step)(X))
+    assert len(str(caught[0].message)) < 1000
+    assert any("to the end" in file.read_text() for file in kept_in(caught[0]).glob("*.txt"))
+
+
 def test_what_is_kept_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options.from_environment()
     large = hlo_mlc.frontend.parse.parse_module("""
