@@ -44,7 +44,8 @@ def masked(value: Expr, guard: Expr, default: Expr) -> Expr:
     read = frozenset(loads(guard))
 
     def protect(node: Expr) -> Expr | None:
-        if not isinstance(node, Load) or node in read or (node.free.isdisjoint(guard.free) and is_inside(node)):
+        if not isinstance(node, Load) or node in read \
+                or (node.free.isdisjoint(guard.free) and is_inside(node)):
             return None
         fallback = const(0, node.dtype) if node.guard is None else node.default
         return load(node.source, node.indices, conjunction(guard, node.guard), fallback)
