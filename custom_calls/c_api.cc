@@ -98,8 +98,7 @@ void mlc_profile_reset(void) { VariantTable::Get().ResetCalls(); }
 int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
             int64_t thread_count) {
   return WithinMemory([&] {
-    static mlc::ScratchPool& scratch_pool = *new mlc::ScratchPool;
-    mlc::ScratchPool::Lease scratch(scratch_pool, scratch_bytes);
+    mlc::ScratchPool::Lease scratch(scratch_bytes);
     if (scratch.failed()) return kNoMemory;
     mlc::WorkerPool& workers = mlc::WorkerPool::Get();
     if (thread_count > 1) workers.EnsureWorkers(thread_count - 1);

@@ -1,5 +1,8 @@
 #include "scratch_pool.h"
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <new>
 
 #include "mlc_abi.h"
@@ -9,20 +12,41 @@ namespace {
 
 constexpr std::align_val_t kAlignment{MLC_SCRATCH_ALIGNMENT};
 
-void Free(ScratchPool::Block block) { ::operator delete(block.data, kAlignment, std::nothrow); }
+void* Allocate(int64_t bytes) {
+  return ::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow);
+}
+
+void Free(void* data) noexcept { ::operator delete(data, kAlignment, std::nothrow); }
 
 }  // namespace
 
-ScratchPool::~ScratchPool() {
-  for (Block block : free_) Free(block);
+ScratchPool& ScratchPool::Get() {
+  static ScratchPool& pool = *new ScratchPool;
+  static const int registered = pthread_atfork([] { pool.mutex_.lock(); },
+                                               [] { pool.mutex_.unlock(); },
+                                               [] { pool.mutex_.unlock(); });
+  static_cast<void>(registered);
+  return pool;
 }
 
-ScratchPool::Lease::Lease(ScratchPool& pool, int64_t bytes) : pool_(pool), wanted_(bytes) {
-  if (wanted_ > 0) block_ = pool_.Take(wanted_);
+void ScratchPool::Expect(int64_t bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  expected_.insert(bytes);
+}
+
+void ScratchPool::Forget(int64_t bytes) noexcept {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto found = expected_.find(bytes); found != expected_.end()) expected_.erase(found);
+  const int64_t most = expected_.empty() ? 0 : *expected_.rbegin();
+  for (; !free_.empty() && free_.back().bytes > most; free_.pop_back()) Free(free_.back().data);
+}
+
+ScratchPool::Lease::Lease(int64_t bytes) : wanted_(bytes) {
+  if (wanted_ > 0) block_ = Get().Take(wanted_);
 }
 
 ScratchPool::Lease::~Lease() {
-  if (block_.data != nullptr) pool_.Return(block_);
+  if (block_.data != nullptr) Get().Return(block_);
 }
 
 ScratchPool::Block ScratchPool::Take(int64_t bytes) {
@@ -30,23 +54,28 @@ ScratchPool::Block ScratchPool::Take(int64_t bytes) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!free_.empty()) {
-      block = free_.back();
-      free_.pop_back();
+      // The smallest that is large enough, or else the largest, which is replaced: so there are
+      // never more blocks than there were executions at once.
+      auto found = std::find_if(free_.begin(), free_.end(),
+                                [=](const Block& one) { return one.bytes >= bytes; });
+      if (found == free_.end()) --found;
+      block = *found;
+      free_.erase(found);
     }
   }
   if (block.bytes >= bytes) return block;
-  // Too small since the variant changed: replaced, so that the pool never holds more blocks than
-  // there were executions at once.
-  Free(block);
-  return {::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow), bytes};
+  Free(block.data);
+  return {Allocate(bytes), bytes};
 }
 
 void ScratchPool::Return(Block block) {
   try {
     std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(block);
+    free_.insert(std::find_if(free_.begin(), free_.end(),
+                              [=](const Block& one) { return one.bytes >= block.bytes; }),
+                 block);
   } catch (const std::bad_alloc&) {
-    Free(block);
+    Free(block.data);
   }
 }
 

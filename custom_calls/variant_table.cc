@@ -14,14 +14,21 @@ std::atomic<bool> profiling{false};
 
 void Slot::Set(Variant variant) {
   std::lock_guard<std::mutex> lock(mutex_);
+  const Variant* known = Known(variant);
+  ScratchPool& pool = ScratchPool::Get();
+  pool.Expect(variant.scratch_bytes);
+  const Variant* replaced = current_.exchange(known, std::memory_order_acq_rel);
+  if (replaced != nullptr) pool.Forget(replaced->scratch_bytes);
+}
+
+const Variant* Slot::Known(Variant variant) {
   for (const auto& known : variants_) {
     if (known->entry == variant.entry && known->scratch_bytes == variant.scratch_bytes) {
-      current_.store(known.get(), std::memory_order_release);
-      return;
+      return known.get();
     }
   }
   variants_.push_back(std::make_unique<const Variant>(variant));
-  current_.store(variants_.back().get(), std::memory_order_release);
+  return variants_.back().get();
 }
 
 void Slot::Describe(std::string_view lines) {
@@ -106,7 +113,7 @@ void VariantTable::ResetCalls() {
 bool RunVariant(Slot& slot, MlcContext& context, void** buffers, const int64_t* dims) {
   using Clock = std::chrono::steady_clock;
   const Variant& variant = slot.current();
-  ScratchPool::Lease scratch(slot.scratch(), variant.scratch_bytes);
+  ScratchPool::Lease scratch(variant.scratch_bytes);
   if (scratch.failed()) return false;
   const bool timed = profiling.load(std::memory_order_relaxed);
   const Clock::time_point start = timed ? Clock::now() : Clock::time_point();

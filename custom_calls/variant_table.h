@@ -29,11 +29,12 @@ struct Variant {
 class Slot {
  public:
   explicit Slot(Variant first) { Set(first); }
+  ~Slot() { ScratchPool::Get().Forget(current().scratch_bytes); }
+  Slot(const Slot&) = delete;
+  Slot& operator=(const Slot&) = delete;
 
   void Set(Variant variant);
   const Variant& current() const { return *current_.load(std::memory_order_acquire); }
-
-  ScratchPool& scratch() { return scratch_; }
 
   // The lines of the user's program that the code stands for (mlc_variant_describe).
   void Describe(std::string_view lines);
@@ -45,12 +46,13 @@ class Slot {
   void ResetCalls();
 
  private:
+  const Variant* Known(Variant variant);
+
   std::atomic<const Variant*> current_{nullptr};
   mutable std::mutex mutex_;
   std::string lines_;
   // Replaced variants stay: an execution may be about to read one. They are 16 bytes each.
   std::vector<std::unique_ptr<const Variant>> variants_;
-  ScratchPool scratch_;
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> nanoseconds_{0};
 };
@@ -72,7 +74,7 @@ class VariantTable {
   std::unordered_map<std::string, std::shared_ptr<Slot>> slots_;
 };
 
-// Runs `slot`'s current code with scratch from the slot's pool, in the kernels' floating-point
+// Runs `slot`'s current code with scratch from the process's pool, in the kernels' floating-point
 // mode, counting the call while profiling is on. Returns false when there was no memory.
 bool RunVariant(Slot& slot, MlcContext& context, void** buffers, const int64_t* dims);
 

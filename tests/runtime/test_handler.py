@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import threading
 
 import jax
@@ -188,6 +190,55 @@ def test_swap_to_a_variant_with_more_scratch(call_kernel, compile_kernel, scale_
     program(np.float32(1))
     variants.publish(kernel_id, compile_kernel(SCRATCH_IR, scratch_bytes=4 * SCRATCH_ELEMENTS))
     assert program(np.float32(1)).tolist() == [SCRATCH_ELEMENTS, 0.0]
+
+
+# Where its scratch is, of which it writes a byte in each page.
+PLACE_IR = """
+define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {
+entry:
+  %result = call ptr @buffer(ptr %buffers, i64 0)
+  %bytes = load i64, ptr %dims
+  store ptr %scratch, ptr %result
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %to = getelementptr i8, ptr %scratch, i64 %i
+  store volatile i8 1, ptr %to
+  %next = add i64 %i, 4096
+  %more = icmp slt i64 %next, %bytes
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}
+"""
+
+
+def test_kernels_take_turns_with_the_same_scratch(call_kernel, compile_kernel, new_id):
+    """As much of it as the largest needs, and no more when that is gone."""
+    def program(scratch_bytes: int) -> tuple[str, jax.stages.Compiled]:
+        kernel_id = new_id()
+        variants.publish(kernel_id, compile_kernel(PLACE_IR, scratch_bytes))
+        result = jax.ShapeDtypeStruct((2,), np.uint32)
+        traced = jax.jit(lambda: call_kernel(kernel_id, result, dims=(scratch_bytes,)))
+        return kernel_id, traced.lower().compile()
+
+    little, much = 64 << 20, 256 << 20  # more than any other test needs
+    (_, first), (_, second), (largest, third) = program(little), program(little), program(much)
+    before = resident_bytes()
+    assert first().tolist() == second().tolist()
+    assert third().tolist() == first().tolist() == second().tolist()
+    assert much <= resident_bytes() - before < much + little
+    variants.remove(largest)
+    jax.clear_caches()
+    del third
+    gc.collect()
+    first()
+    assert resident_bytes() - before < little + (8 << 20)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as sizes:
+        return int(sizes.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def test_scratch_that_cannot_be_had_is_an_error(call_kernel, scale_kernel, new_id):
