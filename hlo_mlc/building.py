@@ -49,6 +49,8 @@ _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "co
 # Seconds after which the printing thread lets the assembling one go on, which asks for the
 # interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain.
 _SWITCH_INTERVAL = 1e-4
+# Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
+_MISFITS = 3
 _LENGTH = struct.Struct("<Q")  # of the description in front of an object
 
 
@@ -227,9 +229,9 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                   record: Recorder, most_lines: int = sys.maxsize) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
 
-    A fault of the compiler costs only the kernel that shows it.  The kernel that would make it more
-    than `most_lines` of LLVM IR is not built, nor are those after it; what is in the cache counts
-    the same, so that a program always gets the same kernels.
+    A fault of the compiler costs only the kernel that shows it.  A kernel that would make it more
+    than `most_lines` of LLVM IR is not built, nor are those after the `_MISFITS`th such one; what
+    is in the cache counts the same, so that a program always gets the same kernels.
 
     Raises: MlcError for the fault if `options.choose` is "ours".
     """
@@ -247,7 +249,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
         pending: list[_Pending] = []
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target, options.check))
-            if too_long:
+            if len(too_long) >= _MISFITS:
                 too_long[kernel.fingerprint] = _too_long(most_lines)
                 continue
             if known is not None and record.folder is None and known.lines <= remaining:
@@ -282,9 +284,9 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
 
 
 def _too_long(most_lines: int) -> str:
-    return (f"with those before it, it would be more than {most_lines:,} lines of LLVM IR, which "
-            'take longer to compile than XLA may need for a program of this size; choose="ours" '
-            "compiles it")
+    return (f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
+            "which take longer to compile than XLA may need for a program of this size; "
+            'choose="ours" compiles it')
 
 
 def _noted(failed: dict[str, Fault], kernel: Kernel, options: Options) -> Contained:

@@ -21,6 +21,7 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.cost import (
+    by_gain,
     choose_all,
     choose_predicted,
     completion,
@@ -93,12 +94,15 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
     return CompiledModule(emitted, report, tuple(failed.values()))
 
 
-# Lines of LLVM IR for a program, for each of its operations, and for each that updates a part of an
-# array.  A line took 40 to 60 us to print and compile; chains of 2,000 operations took XLA 0.2 to
-# 0.7 ms for each, chains of 2,000 updates 4.  So a first call takes about twice as long as XLA's at
-# most, or 1.5 s longer.
-_LINES, _LINES_FOR_OPERATION, _LINES_FOR_UPDATE = 20_000, 2, 40
+# Lines of LLVM IR for a program, for each of its operations, for each that sums, and for each that
+# updates a part of an array.  A line took 40 to 60 us to print and compile; chains of 2,000
+# operations took XLA 0.2 to 0.7 ms for each, chains of 2,000 updates 4; layers of a product, or of
+# a norm, and a few operations more took it 9 to 60 ms, and three times as long with gradients.  So
+# a first call takes about twice as long as XLA's at most, or 1.5 s longer.
+_LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
+_SUMS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.dot_general",
+                   "stablehlo.convolution"))
 
 
 def most_lines_for(graph: Graph) -> int:
@@ -107,9 +111,10 @@ def most_lines_for(graph: Graph) -> int:
 
 
 def _lines_for_nodes(graph: Graph) -> int:
-    own = (_LINES_FOR_UPDATE if node.op in _UPDATES else _LINES_FOR_OPERATION
-           for node in graph.nodes)
-    return sum(own) + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
+    own = sum(_LINES_FOR_SUM if node.op in _SUMS else
+              _LINES_FOR_UPDATE if node.op in _UPDATES else _LINES_FOR_OPERATION
+              for node in graph.nodes)
+    return own + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
 
 
 def target_of(options: Options) -> CpuTarget:
@@ -142,8 +147,7 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
                 plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
                                   "starts no thread for it")
         record.stage("partition", "30-plan.txt", lambda plan=plan: plan_text(plan))
-        result = build_kernels([c.kernel for c, _ in plan.taken], options, target, record,
-                               most_lines)
+        result = build_kernels(by_gain(plan), options, target, record, most_lines)
         if not result.failed and not result.too_long:
             if options.check:
                 _describe([cluster for cluster, _ in plan.taken], target)

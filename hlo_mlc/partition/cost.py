@@ -242,6 +242,17 @@ def _lost_us(cluster: Cluster, verdict: Verdict) -> float:
     return trips * (verdict.ours_us - verdict.xla_us)
 
 
+def by_gain(plan: Plan) -> list[Kernel]:
+    """The kernels of what is taken, those that save the most time in all their places first."""
+    saved: dict[str, float] = {}
+    kernels: dict[str, Kernel] = {}
+    for cluster, verdict in plan.taken:
+        fingerprint = cluster.kernel.fingerprint
+        kernels.setdefault(fingerprint, cluster.kernel)
+        saved[fingerprint] = saved.get(fingerprint, 0.0) - _lost_us(cluster, verdict)
+    return sorted(kernels.values(), key=lambda kernel: -saved[kernel.fingerprint])
+
+
 def is_small(step: Step, target: CpuTarget) -> bool:
     """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
     if isinstance(step, Loop):

@@ -194,6 +194,27 @@ def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.Monke
     assert compile_module(module, OURS).report.coverage == 1
 
 
+def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it is in the program; and what fits beside it."""
+    monkeypatch.setattr(units, "MOST_TOGETHER", 8)
+    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    monkeypatch.setattr(compiler, "_LINES", 1200)
+
+    def long(x: jax.Array, images: jax.Array, k: jax.Array) -> jax.Array:
+        for n in range(6):
+            x = jnp.tanh(_different(x, x, 4) - x.sum(n % 2, keepdims=True))
+        convolved = lax.conv_general_dilated(images, k, (1, 1), "SAME",
+                                             dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return convolved * x.sum()
+
+    images, k = np.ones((8, 64, 64, 16), np.float32), np.ones((3, 3, 16, 16), np.float32)
+    options = Options.from_environment(choose="auto", target="x86-64-v2")
+    report = compile_module(jax.jit(long).lower(ROWS, images, k).compiler_ir(), options).report
+    assert len(report.kernels) > 1 and 0 < report.coverage < 1
+    assert any("stablehlo.convolution" in kernel.ops for kernel in report.kernels)
+    assert all('choose="ours" compiles it' in left.reason for left in report.left)
+
+
 def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever of a plan cannot be built, the rest of it stands."""
     plans: list[Plan] = []
@@ -262,6 +283,7 @@ def test_the_limit_follows_the_operations() -> None:
         return most_lines_for(graph)
 
     assert limit(_scalars, 1) < limit(_scalars, 50) < limit(_scalars, 100)
+    assert limit(_multiplied, 8) - limit(_multiplied, 4) > limit(_scalars, 8) - limit(_scalars, 4)
 
 
 def nested(depth: int, jit: Callable, innermost: Callable = jnp.sin) -> Callable:
