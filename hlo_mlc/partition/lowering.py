@@ -22,6 +22,9 @@ from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.nodes import ELEMENTWISE, most_terms, moves, operation_cost, times_read
 from hlo_mlc.tensor import core as tensor
+from hlo_mlc.tensor.classify import CROSSING_LEAST, stride
+from hlo_mlc.tensor.coalesce import in_memory_order
+from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.extremum import in_one_pass
 
@@ -37,6 +40,10 @@ MEETING_STEPS = 16
 # Operations per element above which even a value with one user gets a buffer: larger expressions
 # run out of registers and take long to compile.
 EXPRESSION_LIMIT = 160
+# What a reduction reads along rows of one array and along columns of another is stored first, in
+# squares, up to so many bytes: a larger one would take memory that XLA does without.  Shorter rows
+# lie in the cache lines of their neighbours.
+CROSSED_LIMIT, SHORTEST_ROW = 8 << 20, 16
 # Joined arrays are put together before they go into a product that reads each element so many
 # times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
 REUSED, JOINED_LIMIT = 4, 256 * 1024
@@ -164,6 +171,8 @@ class StageLowering:
         """Lower one supported node that is not control flow."""
         for position, value in enumerate(node.results):
             self._producers[value] = (node, position)
+        if node.op == "stablehlo.reduce":
+            self._store_crossed(node)
         lowered = self.lowered(node)
         terms = 1
         if isinstance(lowered, Fold) and 0 < math.prod(lowered.extents) <= most_terms(node):
@@ -283,6 +292,21 @@ class StageLowering:
         self.store_into(node, buffer, element)
         return buffer
 
+    def _store_crossed(self, reduction: Node) -> None:
+        """Give what is reduced a buffer where it is read along rows here and columns there."""
+        for value in reduction.operands:
+            if value in self.buffers or value not in self._producers \
+                    or value.type.bytes > CROSSED_LIMIT:
+                continue
+            axes, indices = self._axes(value.type.shape)
+            element = self.read(value, indices)
+            rows = [v for v in axes if v.extent >= SHORTEST_ROW]
+            along = {v for one in loads(element) if one.source.size >= CROSSING_LEAST
+                     for v in rows if abs(stride(one, v) or 0) == 1}
+            if len(along) > 1:
+                node, position = self._producers[value]
+                self.store(node, value, self.lowered(node).elements[position])
+
     def _store_parts(self, node: Node, value: Value) -> None:
         """Give what is joined a buffer, each operand a stage that fills its part of it."""
         buffer, axis, start = self.define(value), node.attributes["dimension"], 0
@@ -315,6 +339,8 @@ class StageLowering:
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
         finished = fold.finished(accumulators)
         terms = fold.terms(indices, reduce_indices)
+        if node.op == "stablehlo.reduce" and commutes(fold.combiner):
+            reduce_axes = in_memory_order(reduce_axes, terms)
         assigns = tuple(Assign(buffer, indices, e)
                         for buffer, e in zip(buffers, finished, strict=True))
         stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,

@@ -10,6 +10,7 @@ whole inner one.  The offsets of the merged accesses rejoin to plain `f` (expr/i
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,6 +28,24 @@ def coalesce(stage: Stage) -> Stage:
     stage, axes = _merge(stage, stage.axes)
     stage, reduce_axes = _merge(stage, stage.reduce_axes)
     return replace(stage, axes=axes, reduce_axes=reduce_axes)
+
+
+def in_memory_order(axes: tuple[Var, ...], terms: Sequence[Expr]) -> tuple[Var, ...]:
+    """Axes that may run in any order, as most of what `terms` read lies in memory: the innermost
+    last, and the others in the order of what that is best for.
+
+        for i<4: for j<8: s += x[j, i]      ->      for j<8: for i<4: s += x[j, i]
+    """
+    steps = [{v: abs(step) for v in axes if (step := stride(load, v))}
+             for load in dict.fromkeys(load for term in terms for load in loads(term))]
+    nearest = [min(reversed(of), key=of.__getitem__) for of in steps if of]
+    votes = Counter(nearest)
+    if not votes or votes[axes[-1]] == max(votes.values()):
+        return axes
+    inner, _ = votes.most_common(1)[0]
+    best = next(of for of, v in zip(filter(None, steps), nearest, strict=True) if v is inner)
+    others = sorted((v for v in axes if v is not inner), key=lambda v: -best.get(v, 0))
+    return (*others, inner)
 
 
 def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]:

@@ -53,6 +53,11 @@ def side_by_side(one: Combiner, other: Combiner) -> Combiner:
     return Combiner(lhs, rhs, results, one.identity + other.identity if both else None)
 
 
+def commutes(combiner: Combiner) -> bool:
+    """Whether it is known to fold values in any order: associative ops of values of their own."""
+    return all(map(_associative_op, combiner.results, combiner.lhs, combiner.rhs))
+
+
 def is_several(combiner: Combiner) -> bool:
     """Whether it is one associative op for each of several values that have nothing to do with
     each other."""

@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from hlo_mlc.expr.core import loads
 from hlo_mlc.partition.lowering import DEPTH_LIMIT, FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Loop
 
 
@@ -219,3 +220,46 @@ def test_stencils_of_stencils_end_somewhere(take_apart, arrays):
         return x
 
     assert 2 <= len(_stages(take_apart(smoothed, x))) <= 5
+
+
+REDUCED = {
+    "sum": jnp.sum, "largest": jnp.max, "product": lambda x: jnp.prod(1 + x / 64),
+    "any": lambda x: jnp.any(x > 1), "first": jnp.argmax, "variance": jnp.var,
+    "two": lambda x: x.sum((0, 1)), "last two": lambda x: x.sum((1, 2)),
+    "one": lambda x: x.sum(1), "norms": lambda x: jnp.linalg.norm(x.reshape(-1, x.shape[-1])),
+    "windows": lambda x: x.reshape(-1, 2, x.shape[-1]).max(1)}
+
+
+@pytest.mark.parametrize("reduced", REDUCED)
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 2, 0), (0, 2, 1), (2, 0, 1)])
+def test_what_is_transposed_is_reduced_in_the_order_of_memory(check, take_apart, arrays, reduced,
+                                                              order):
+    """Where the order of the terms is free: the first of several largest elements stays that."""
+    x, = arrays("float32", (6, 18, 20))
+    x[2, 3] = x[1, 2] = x.max()
+
+    def function(x):
+        return REDUCED[reduced](jnp.transpose(jnp.tanh(x), order))
+
+    check(function, x)
+    if reduced in ("sum", "largest", "product", "two", "last two"):
+        *_, fold = (s for s in _stages(take_apart(function, x)) if not is_map(s))
+        (read,) = (load for term in fold.terms for load in loads(term))
+        steps = [abs(stride(read, v)) for v in fold.reduce_axes]
+        assert len(steps) > 1 and sorted(steps, reverse=True) == steps
+
+
+@pytest.mark.parametrize("shape, crossed", [((160, 128), True), ((96, 80), False),
+                                            ((6000, 3), False), ((3, 6000), False)])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+@pytest.mark.parametrize("reduced", [jnp.sum, jnp.max, jnp.any])
+def test_what_is_read_along_rows_and_columns_is_stored_before_it_is_reduced(
+        check, take_apart, arrays, shape, crossed, axis, reduced):
+    """Large arrays of long rows only."""
+    x, y = arrays("float32", shape, shape[::-1])
+
+    def function(x, y):
+        return reduced(x.T * y, axis=axis)
+
+    check(function, x, y)
+    assert (shape[::-1] in _stored(take_apart(function, x, y))) == crossed
