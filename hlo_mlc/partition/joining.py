@@ -235,7 +235,7 @@ def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
         return "it reduces over a leading axis or over windows"
     if any(_row_elements(s, shared) > row_limit for s in everything):
         return f"a row has more than {row_limit} elements"
-    if not any(not is_map(s) for s in everything) and not pointwise:
+    if all(map(is_map, everything)):
         return "elementwise stages of different shapes"
     return ""
 
