@@ -121,7 +121,7 @@ def _finishes_late(nest: Nest, target: CpuTarget) -> bool:
     """True where the results of one reduction take longer to compute from what is folded, one by
     one, than the folds take, in vectors: exp(x @ w) of short rows."""
     stage = nest.stages[0]
-    if len(nest.stages) > 1 or not stage.assigns or stage.along:
+    if len(nest.stages) > 1 or not stage.assigns:
         return False
     rows = coalesce(stage).axes
     width = lanes((stage,), target)

@@ -30,7 +30,7 @@ def _stored(parts, ones=True):
 
 
 def test_a_sum_of_few_terms_is_part_of_what_reads_it(take_apart, arrays):
-    x, = arrays("float32", (100, 3))
+    x, = arrays("float32", (100, 6))
     (stage,) = _stages(take_apart(lambda x: jnp.sqrt((x * x).sum(1) + 1), x))
     assert is_map(stage)
 
@@ -42,7 +42,7 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
 
 
 def test_a_sum_of_more_terms_is_a_reduction(take_apart, arrays):
-    x, = arrays("float32", (100, 5))
+    x, = arrays("float32", (100, 7))
     assert not all(map(is_map, _stages(take_apart(lambda x: (x * x).sum(1), x))))
 
 
@@ -263,3 +263,17 @@ def test_what_is_read_along_rows_and_columns_is_stored_before_it_is_reduced(
 
     check(function, x, y)
     assert (shape[::-1] in _stored(take_apart(function, x, y))) == crossed
+
+
+def test_maps_of_different_shapes_that_share_a_scalar_stay_apart(check, take_apart, arrays):
+    """An update of weights, one of them transposed, by one rate."""
+    w, g, b, rate = arrays("float32", (160, 128), (128, 160), (160,), ())
+
+    def function(w, g, b, rate):
+        return w - rate * g.T, b - rate * b
+
+    check(function, w, g, b, rate)
+    nests = [step for program in take_apart(function, w, g, b, rate).programs
+             for step in program.steps]
+    assert sorted(len(stage.axes) for nest in nests for stage in nest.stages) == [1, 2]
+    assert all(len(nest.stages) == 1 for nest in nests)

@@ -157,7 +157,7 @@ def test_windows(check, arrays):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("shape", [
-    (1, 16, 7), (1, 67, 5), (1, 200, 10), (3, 130, 33), (2, 65, 129)])
+    (1, 16, 7), (1, 67, 9), (1, 200, 10), (3, 130, 33), (2, 65, 129)])
 def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
     """They are computed in vectors of rows, behind the folds of a block of them."""
     with jax.enable_x64(dtype == "float64"):
@@ -172,6 +172,26 @@ def test_results_that_take_longer_than_their_folds(check, arrays, shape, dtype):
         report = check(function, x, y, magnitude=4)
         written = [nest.template for kernel in report.kernels for nest in kernel.nests]
         assert "reduction" in written
+
+
+@pytest.mark.parametrize("shape", [(70, 7), (3, 37, 12), (2, 65, 17)])
+def test_what_is_folded_is_a_result_too(check, take_apart, arrays, shape):
+    """Terms are stored as they are folded; what follows from the fold goes in vectors still."""
+    x, y = arrays("float32", shape, shape[-1:])
+
+    def function(x, y):
+        apart = jnp.tanh(x - y)
+        distance = jnp.sqrt((apart * apart).sum(-1) + 1e-6)
+        return apart, jnp.exp(-distance) * jnp.tanh(distance) * jnp.sin(distance)
+
+    check(function, x, y)
+    program, = take_apart(function, x, y).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    in_vectors = {stmt for vector in walk(loops.body) if isinstance(vector, For)
+                  and vector.kind is LoopKind.VECTORIZE for stmt in walk(vector.body)}
+    results = [stmt for stmt in walk(loops.body)
+               if isinstance(stmt, Store) and stmt.buffer == program.results[1]]
+    assert results and in_vectors.issuperset(results)
 
 
 def test_results_of_a_block_are_stored_behind_its_folds(take_apart, arrays):
