@@ -6,8 +6,10 @@ loop variables must have had the same value?
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+import bisect
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
@@ -199,8 +201,9 @@ class _Question:
             atom is self.loop.var or (atom.free.isdisjoint(self.varying) and not any(
                 load.source in self.unstable for load in loads(atom))) for atom in terms)
 
-    def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset()) -> bool:
-        settled = settle(a, b, self.varying, self.unstable, known)
+    def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset(),
+                 highest: Mapping[Expr, int] = MappingProxyType({})) -> bool:
+        settled = settle(a, b, self.varying, self.unstable, known, highest)
         return settled is None or self.loop.var in settled
 
     def apart(self, a: Access, b: Access) -> bool:
@@ -212,7 +215,11 @@ class _Question:
         if self._in_numbers(a, b, ours, theirs):
             return True
         a, b = _resolved(a, ours), _resolved(b, theirs)
-        if self._settled(a, b, _fixed(a, ours) & _fixed(b, theirs)):
+        fixed = _fixed(a, ours) & _fixed(b, theirs)
+        if self._settled(a, b, fixed):
+            return True
+        highest = _highest((*a.indices, *b.indices), ours, theirs)
+        if highest and self._settled(a, b, fixed, highest):
             return True
         if any(load.source in self.unstable for i in (*a.indices, *b.indices, *ours, *theirs)
                for load in loads(i)):
@@ -266,6 +273,24 @@ def _fixed(access: Access, facts: Facts) -> set[Expr]:
             if high < index.INFINITY and never_positive(
                     index.subtract(index.constant(int(high)), quotient), facts):
                 found.add(quotient)
+    return found
+
+
+def _highest(indices: Iterable[Expr], *known: Facts) -> dict[Expr, int]:
+    """What the quotients in indices cannot exceed, whichever of the facts hold."""
+    found: dict[Expr, int] = {}
+    for atom in {atom for i in indices for atom in index.affine(i)[0]}:
+        low, high = index.bounds(atom)
+        if not isinstance(atom, Apply) or atom.op != "floordiv" \
+                or index.INFINITY in (-low, high):
+            continue
+
+        def covers(most: int, atom: Expr = atom) -> bool:
+            above = index.subtract(atom, index.constant(most))
+            return all(never_positive(above, facts) for facts in known)
+
+        # Of all but the highest value by the ranges of variables, which is one in any case.
+        found[atom] = int(low) + bisect.bisect_left(range(int(low), int(high)), True, key=covers)
     return found
 
 

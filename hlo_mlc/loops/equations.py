@@ -8,7 +8,8 @@ j < 16.  "Not settled" means unknown, never independent.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from types import MappingProxyType
 from typing import Protocol
 
 from hlo_mlc.expr import index
@@ -25,22 +26,25 @@ class Place(Protocol):
 
 
 def settle(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
-           known: Set[Expr] = frozenset()) -> set[Var] | None:
+           known: Set[Expr] = frozenset(), highest: Mapping[Expr, int] = MappingProxyType({})
+           ) -> set[Var] | None:
     """The variables that are equal whenever an instance of `a` and one of `b` touch the same
     element; None where they never do.
 
     `varying` are the variables that may differ between the two instances; all others are the
     same.  Loads from `unstable` buffers are never assumed to give the same value twice.  `known`
-    are terms that have one value in both instances.
+    are terms that have one value in both instances; some are never more than their `highest`
+    value, whatever their variables' ranges say.
     """
-    return _Equation(a, b, varying, unstable, known).solve()
+    return _Equation(a, b, varying, unstable, known, highest).solve()
 
 
 class _Equation:
     """The difference of two index tuples, term by term, being solved for equal variables."""
 
     def __init__(self, a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
-                 known: Set[Expr]) -> None:
+                 known: Set[Expr], highest: Mapping[Expr, int]) -> None:
+        self.highest = highest
         self.open = set(varying)
         self.unstable = unstable
         self.equal: set[Expr] = set(known)
@@ -125,6 +129,7 @@ class _Equation:
 
     def _range(self, atom: Expr, in_a: int, in_b: int) -> Interval:
         low, high = index.bounds(atom)
+        high = min(high, self.highest.get(atom, high))
         if not self._is_open(atom):
             return _scaled(low, high, in_a - in_b)
         a_low, a_high = _scaled(low, high, in_a)

@@ -125,10 +125,11 @@ def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt,
 
 def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tuple[Stmt, ...]]
                    ) -> tuple[Stmt, ...]:
-    """`task(number)` for each of `tasks`: groups of so many in parallel, or all of them one after
-    the other if `group` is 0."""
+    """`task(number)` for each of `tasks`: groups of so many at most, all as large, in parallel, or
+    all of them one after the other if `group` is 0."""
     if not group or tasks == 1:
         return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
+    group = -(-tasks // -(-tasks // group))
 
     def run(g: Var) -> tuple[Stmt, ...]:
         first = index.multiply(g, index.constant(group))

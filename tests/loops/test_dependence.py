@@ -56,6 +56,27 @@ def test_a_neighbour_is_a_conflict() -> None:
     assert carried(nest.body[0], NONE) is None  # along j every iteration keeps to itself
 
 
+@pytest.mark.parametrize("each", [7, 31, 46, 50, 92, 95])
+@pytest.mark.parametrize("tasks, stride, apart", [(96, 4, True), (97, 4, False), (97, 5, True)])
+def test_digits_of_numbers_that_are_cut_into_uneven_groups(each: int, tasks: int, stride: int,
+                                                           apart: bool) -> None:
+    """The last group is shorter: what its tasks write follows from how many there are, not from
+    how many a group may have."""
+    group, task = variable("g", -(-tasks // each)), variable("t", each)
+    step, lane = variable("s", 3), variable("l", 2)
+    number = index.minimum(index.add(times(group, each), task), index.constant(tasks - 1))
+    place = (index.floormod(index.floordiv(number, 4), 6),
+             index.add(lane, times(index.floormod(number, 4), 2)),
+             index.add(times(step, stride), index.floordiv(number, 24)))
+    guard = apply("lt", place[1], index.constant(7))
+    result = Buffer("r", F32, (6, 7, 32), "result")
+    inner = loop(step, loop(lane, Store(result, place, ONE, guard)))
+    count = index.minimum(index.constant(each), index.subtract(
+        index.constant(tasks), times(group, each)))
+    nest = loop(group, For(task, count, LoopKind.SERIAL, (inner,)))
+    assert (carried(nest, NONE) is None) == apart
+
+
 def test_split_and_fused_indices_are_understood() -> None:
     outer, inner = variable("o", 3), variable("n", 8)
     flat = index.add(times(outer, 8), inner)
