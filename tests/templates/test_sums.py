@@ -2,7 +2,7 @@
 
 All terms are equal: then all additions in a row round the same way, and errors add up.  Those of
 sums that are not cut into runs are five to a thousand times what is allowed here.  Products of
-tensors, whose runs are of 256 terms, come to 21 eps with six rows in registers, all others to 11.
+tensors, whose runs are of 256 terms, come to 21 eps, all others to less than 16.
 """
 
 from __future__ import annotations
