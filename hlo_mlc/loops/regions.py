@@ -19,8 +19,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Var
 from hlo_mlc.loops.facts import Facts
 
-# Points that are put in at most: a few milliseconds of NumPy's time.
-MOST_POINTS = 1 << 17
+# Points that are put in at most: some ten milliseconds of NumPy's time.
+MOST_POINTS = 1 << 19
 # Cells between the borders of boxes that are painted at most: as much.
 MOST_CELLS = 1 << 20
 

@@ -130,6 +130,8 @@ def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tup
     if not group or tasks == 1:
         return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
     group = -(-tasks // -(-tasks // group))
+    if group == 1:
+        return (loop(f"{name}_group", tasks, LoopKind.PARALLEL, task),)
 
     def run(g: Var) -> tuple[Stmt, ...]:
         first = index.multiply(g, index.constant(group))

@@ -13,6 +13,7 @@ from jax import lax
 
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
@@ -143,3 +144,13 @@ def test_results_past_the_caches(check, arrays):
     x, = arrays("float32", (1100, 1041))
     tripled = np.concatenate([x, x, x])
     check(lambda x: x.T, tripled)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_large_ones_are_proved_for_every_level(take_apart, arrays, level):
+    """The narrower the vectors, the more squares there are."""
+    x, = arrays("float32", (3300, 1041))
+    program, = take_apart(lambda x: x.T + 1, x).programs
+    loops, _ = schedule_program(program, named(level))
+    _, proof = prove(loops)
+    assert not proof.guarded
