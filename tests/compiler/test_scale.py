@@ -208,7 +208,7 @@ def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> Non
         return convolved * x.sum()
 
     images, k = np.ones((8, 64, 64, 16), np.float32), np.ones((3, 3, 16, 16), np.float32)
-    options = Options.from_environment(choose="auto", target="x86-64-v2")
+    options = Options.from_environment(choose="auto", target="x86-64-v2", check=False)
     report = compile_module(jax.jit(long).lower(ROWS, images, k).compiler_ir(), options).report
     assert len(report.kernels) > 1 and 0 < report.coverage < 1
     assert any("stablehlo.convolution" in kernel.ops for kernel in report.kernels)
