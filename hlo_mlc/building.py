@@ -12,6 +12,7 @@ import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import struct
 import sys
 import weakref
@@ -21,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof, prove
@@ -260,7 +261,8 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 continue  # a dump shows all stages every time
             with _noted(failed, kernel, options):
                 try:
-                    begun = _begin(kernel, options, target, cache, record, tally, remaining)
+                    begun = _begin(kernel, options, target, cache, record, tally, remaining,
+                                   lambda: assembler.submit(warm_up, target))
                 except CodeLimitError:
                     too_long[kernel.fingerprint] = _too_long(most_lines)
                     continue
@@ -306,7 +308,10 @@ def _eager_switching() -> Iterator[None]:
 
 
 def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder, tally: Counter[str], most_lines: int) -> _Begun:
+           record: Recorder, tally: Counter[str], most_lines: int,
+           announce: Callable[[], object]) -> _Begun:
+    """The work on a kernel that is to be done here, and what is left to the assembler, which is
+    told by `announce` that there will be something."""
     schedules = _schedules(kernel, options, target)
     key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
@@ -316,6 +321,7 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
         return _Begun("", stored.lines, functools.partial(_load, stored))
+    announce()
     record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = replay(kernel.program, target, schedules)
     record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
@@ -380,12 +386,17 @@ def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules, checked:
 @functools.cache
 def _generators() -> str:
     """The hash of the sources that make code."""
-    package = Path(__file__).parent
+    package = str(Path(__file__).parent)
     digest = hashlib.sha256(importlib.metadata.version("llvmlite").encode())
+    # Without Path, which takes twice as long for each of 160 files as reading them.
     for folder in _GENERATORS:
-        for path in sorted((package / folder).rglob("*.py")):
-            digest.update(f"\0{path.relative_to(package)}\0".encode())
-            digest.update(path.read_bytes())
+        for where, folders, names in os.walk(os.path.join(package, folder)):
+            folders.sort()
+            for name in sorted(name for name in names if name.endswith(".py")):
+                path = os.path.join(where, name)
+                digest.update(f"\0{path[len(package):]}\0".encode())
+                with open(path, "rb", buffering=0) as source:
+                    digest.update(source.read())
     return digest.hexdigest()
 
 

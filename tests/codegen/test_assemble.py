@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from hlo_mlc.codegen.cpu import generate
-from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, optimized_ir
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, optimized_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -167,6 +167,11 @@ def test_threads_compile_at_the_same_time() -> None:
         together = list(pool.map(
             lambda p: generate(p, named("x86-64-v3")).object_code, programs * 2))
     assert together == alone * 2
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4", "aarch64"])
+def test_what_warms_up_is_a_module(level: str) -> None:
+    warm_up.__wrapped__(named(level))
 
 
 def test_rejected_text_is_shown() -> None:

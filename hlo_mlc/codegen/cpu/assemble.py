@@ -18,6 +18,28 @@ let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
 # leaves over, and selects instructions.
 _CODE_GENERATION_LEVEL = 2
 
+# A loop over vectors, with something to put into registers: all passes have something to do.
+_SMALL = """
+define void @small(ptr %array, i64 %count) {
+entry:
+  %last = alloca <8 x float>
+  br label %loop
+loop:
+  %i = phi i64 [0, %entry], [%next, %loop]
+  %place = getelementptr <8 x float>, ptr %array, i64 %i
+  %read = load <8 x float>, ptr %place, align 4
+  %sum = fadd <8 x float> %read, %read
+  store <8 x float> %sum, ptr %last
+  %kept = load <8 x float>, ptr %last
+  store <8 x float> %kept, ptr %place, align 4
+  %next = add i64 %i, 1
+  %more = icmp ult i64 %next, %count
+  br i1 %more, label %loop, label %end
+end:
+  ret void
+}
+"""
+
 
 def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> bytes:
     """The relocatable object file (ELF) that LLVM makes of a module, and of those in `static`, of
@@ -27,6 +49,16 @@ def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> byt
     """
     machine = _machine(target)
     return machine.emit_object(_optimized(ir, machine, static))
+
+
+@functools.cache
+def warm_up(target: CpuTarget) -> None:
+    """Has LLVM make a small object, which takes it 10 to 20 ms: most of them for what it reads of
+    itself from disk, and prepares, once.
+
+    Raises: CodegenError for a target that LLVM was built without.
+    """
+    compile_ir(_SMALL, target)
 
 
 def assembly(ir: str, target: CpuTarget) -> str:
