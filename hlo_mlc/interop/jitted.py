@@ -15,6 +15,7 @@ from jax.extend import source_info_util
 from hlo_mlc.explain import explain as explain_report
 from hlo_mlc.gpu import GpuKernel
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.at_hand import Handing
 from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
@@ -144,6 +145,8 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
     settles = options.settles and not (for_archive or is_placed)
     if settles:
         compiled = _settling(fun, given, compiled, jit_arguments)
+    elif options.choose == "measure":
+        compiled = Handing(compiled)
     made = functools.update_wrapper(MlcFunction(compiled), fun, updated=())
     if settles:
         compiled.owner = weakref.ref(made)

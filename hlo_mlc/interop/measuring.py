@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -16,6 +16,7 @@ from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
+from hlo_mlc.interop.at_hand import arguments_at_hand
 from hlo_mlc.interop.choices import (
     CANDIDATES,
     Choice,
@@ -26,6 +27,8 @@ from hlo_mlc.interop.choices import (
 )
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import invented_arguments
+from hlo_mlc.interop.referee import as_near, disagreement
+from hlo_mlc.interop.widening import widened, widened_array
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, time_paired
@@ -41,11 +44,11 @@ _ONE_SIDE_S = 5e-4  # the clock and the scheduler show in anything shorter
 _MOST_ROUNDS = 101
 _LARGEST_BYTES = 1 << 30  # of made-up arguments
 _TF32_STEP = 2.0**-11  # of the factors of products of f32, by XLA on GPUs
-_DISAGREEING_SHARE = 0.01  # of a result's elements: ties and cancellations may go either way
 
 _MODELLED = ("builtin", "func", "stablehlo", "chlo")
+_LOOP = "stablehlo.while"
 _REFUSED = {
-    "stablehlo.while": "how often a loop runs may depend on the arguments",
+    _LOOP: "how often a loop runs may depend on the arguments",
     **dict.fromkeys(
         ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute",
          "cross-replica-sum", "partition_id", "reduce_scatter", "replica_id"),
@@ -64,8 +67,9 @@ def choose_fastest(
 ) -> CompiledModule:
     """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
 
-    `compile_function` makes a candidate. What may not be run on made-up arguments, or is for GPUs
-    that are not here, is decided by prediction.
+    `compile_function` makes a candidate. It is run on the arguments of the call that has it
+    compiled, or on made-up ones where there is none, such as inside of `jax.jit`. What may not be
+    run, or is for GPUs that are not here, is decided by prediction.
     """
     if platform == devices.CUDA and devices.first_gpu() is None:
         predicted = compile_function(module, options.replace(choose="auto"), entry, platform)
@@ -86,7 +90,8 @@ def choose_fastest(
     everything, predicted = compiled["ours"], compiled["auto"]
     if everything.module is module:
         return everything
-    reason = _why_not(everything, original)
+    arguments = _arguments_at_hand(original)
+    reason = _why_not(everything, original, arguments is not None)
     if reason:
         return _chosen(predicted, Choice("auto", reasons=(f"predicted, not measured: {reason}",)))
     programs = {
@@ -94,7 +99,7 @@ def choose_fastest(
         for choose, candidate in compiled.items()
         if candidate.module is not module
     }
-    choice = _measure(original, programs, platform)
+    choice = _measure(original, programs, platform, arguments)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
     remember(path, choice, recorded(kernels, options))
     compiled["xla"] = CompiledModule(module, dataclasses.replace(
@@ -112,25 +117,27 @@ def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
     return dataclasses.replace(compiled, report=report)
 
 
-def _why_not(candidate: CompiledModule, original: ir.Module) -> str:
-    """Why the program may not be run on made-up arguments; "" if it may.
+def _arguments_at_hand(original: ir.Module) -> Sequence[jax.Array] | None:
+    """Those of the call that the program is compiled for, if there is one."""
+    try:
+        types = argument_types(original, MAIN, MAIN)
+    except UnsupportedOpError:
+        return None
+    with jax.ensure_compile_time_eval():
+        return arguments_at_hand(types)
+
+
+def _why_not(candidate: CompiledModule, original: ir.Module, are_real: bool) -> str:
+    """Why the program may not be run on arguments, real or made-up ones; "" if it may.
 
     What our kernels have taken over needs no look: it has no effects, and its loops end.
     """
-    for kernel in candidate.report.kernels:
-        if kernel.data_dependent:
-            return f"how often {kernel.name} repeats itself depends on the arguments"
-    try:
-        arguments = argument_types(original, MAIN, MAIN)
-    except UnsupportedOpError as error:
-        return error.reason
-    size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in arguments)
-    if size > _LARGEST_BYTES:
-        return f"its arguments take {size >> 20} MiB"
+    if not are_real and (reason := _why_not_made_up(candidate, original)):
+        return reason
     found: list[str] = []
 
     def visit(operation: ir.Operation) -> ir.WalkResult:
-        reason = _refusal(operation)
+        reason = _refusal(operation, are_real)
         if reason:
             found.append(f"{operation.name} stays with XLA, and {reason}")
             return ir.WalkResult.INTERRUPT
@@ -140,7 +147,21 @@ def _why_not(candidate: CompiledModule, original: ir.Module) -> str:
     return found[0] if found else ""
 
 
-def _refusal(operation: ir.Operation) -> str:
+def _why_not_made_up(candidate: CompiledModule, original: ir.Module) -> str:
+    for kernel in candidate.report.kernels:
+        if kernel.data_dependent:
+            return f"how often {kernel.name} repeats itself depends on the arguments"
+    try:
+        arguments = argument_types(original, MAIN, MAIN)
+    except UnsupportedOpError as error:
+        return error.reason
+    size = sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in arguments)
+    return f"its arguments take {size >> 20} MiB" if size > _LARGEST_BYTES else ""
+
+
+def _refusal(operation: ir.Operation, are_real: bool) -> str:
+    if are_real and operation.name == _LOOP:
+        return ""
     dialect, _, name = operation.name.partition(".")
     if dialect not in _MODELLED:
         return "what it does is unknown"
@@ -155,15 +176,19 @@ def register_handler(platform: str) -> None:
     (cuda if platform == devices.CUDA else library).register_with_jax()
 
 
-def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: str) -> Choice:
-    """Runs the programs on the same made-up arguments as the original, and picks the fastest."""
+def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: str,
+             given: Sequence[jax.Array] | None) -> Choice:
+    """Runs the programs on the same arguments as the original, made-up ones if none are given, and
+    picks the fastest."""
     register_handler(platform)
     texts: dict[str, str] = {}
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
-        arguments = [compat.place_on(platform, a) for a in invented_arguments(original)]
+        arguments = [compat.place_on(platform, a)
+                     for a in given or invented_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
+        exact = functools.cache(lambda: _exact(original, arguments, platform))
         for choose, program in programs.items():
             text = str(program)
             if text in texts.values():
@@ -171,7 +196,11 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
             texts[choose] = text
             run = _bind(program, arguments, platform)
             step = _TF32_STEP if platform == devices.CUDA else 0.0
-            if difference := disagreement(run(), expected, step):
+            difference = disagreement(results := run(), expected, step)
+            if difference and as_near(results, expected, exact()):
+                remarks.append(f'choose="{choose}" and XLA differ ({difference}); both are as near '
+                               "to what f64 gives")
+            elif difference:
                 remark = f'choose="{choose}" does not compute what XLA does: {difference}'
                 warn(f"hlo_mlc: {remark}; not taken")
                 remarks.append(remark)
@@ -193,6 +222,16 @@ def _bind(module: ir.Module, arguments: Sequence[jax.Array], platform: str
     return lambda: jax.block_until_ready(execute(arguments))
 
 
+def _exact(original: ir.Module, arguments: Sequence[jax.Array], platform: str
+           ) -> Sequence[jax.Array] | None:
+    """What the program gives with all floats in f64, if it can be computed so."""
+    wide = widened(original)
+    if wide is None:
+        return None
+    return _bind(wide, [compat.place_on(platform, widened_array(np.asarray(a)))
+                        for a in arguments], platform)()
+
+
 def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) -> PairedTimes:
     """Times one call of each, both run before, in as many rounds as fit into `seconds`."""
     began = time.perf_counter()
@@ -210,30 +249,3 @@ def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) ->
         return many
 
     return time_paired(repeated(run_a), repeated(run_b), rounds, warmup=0).per_call(calls)
-
-
-def disagreement(results: Sequence[Any], expected: Sequence[Any], least_step: float = 0.0) -> str:
-    """In what two runs differ, beyond what another order of rounding can explain; "" if nothing.
-
-    Floats agree within the square root of their type's rounding step, relative to the largest, or
-    of `least_step`, where what was computed on the way had fewer bits.
-    """
-    for number, pair in enumerate(zip(results, expected, strict=True)):
-        close = _close(*map(np.asarray, pair), least_step)
-        share = 1 - float(np.mean(close)) if close.size else 0.0
-        if share > _DISAGREEING_SHARE:
-            return f"{share:.0%} of the elements of result {number} differ"
-    return ""
-
-
-def _close(actual: np.ndarray, expected: np.ndarray, least_step: float) -> np.ndarray:
-    try:
-        step = max(float(ml_dtypes.finfo(expected.dtype).eps), least_step)
-    except ValueError:  # not floating-point
-        return actual == expected
-    wide = np.complex128 if np.iscomplexobj(expected) else np.float64
-    actual, expected = actual.astype(wide), expected.astype(wide)
-    scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
-    with np.errstate(invalid="ignore"):
-        near = np.abs(actual - expected) <= step**0.5 * scale
-    return near | (actual == expected) | (np.isnan(actual) & np.isnan(expected))
