@@ -7,14 +7,14 @@ that differ most between machines are measured on each (target/rates.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, loads, walk
 from hlo_mlc.expr.dtypes import I8, I32
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.nodes import is_written_out
+from hlo_mlc.partition.nodes import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
@@ -144,10 +144,11 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
                             memory * rates.xla_reduction)
 
 
-def written_out_us(nodes: Iterable[Node]) -> float:
+def written_out_us(nodes: Sequence[Node]) -> float:
     """What XLA needs for the reductions among them that stages have no trace of."""
-    return sum(_few_terms_ns(node) * node.operands[0].type.size for node in nodes
-               if node.op == "stablehlo.reduce" and is_written_out(node)) / 1e3
+    short = written_out(nodes)
+    return sum(_few_terms_ns(node) * node.operands[0].type.size
+               for node in nodes if node in short) / 1e3
 
 
 def _few_terms_ns(node: Node) -> float:

@@ -14,7 +14,8 @@ from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.carrying import Carried, Segment, alternating, take_turns, write_back
-from hlo_mlc.partition.lowering import Item, StageLowering, uses_of
+from hlo_mlc.partition.lowering import Item, StageLowering
+from hlo_mlc.partition.nodes import uses_among
 from hlo_mlc.partition.units import Fuser, finished, in_order, readers, step_reads
 from hlo_mlc.tensor.core import Loop, Nest, Step
 
@@ -144,7 +145,7 @@ def _literal(value: Value, outer: StageLowering) -> int | None:
 def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Expr]
                 ) -> list[Segment]:
     """`known`: scalars that are expressions of the loop's counter."""
-    uses = uses_of(graph)
+    uses = uses_among(graph.nodes)
     segments: list[Segment] = []
     for node in graph.nodes:
         if node.results and (number := known.get(node.results[0])) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -20,7 +20,15 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
-from hlo_mlc.partition.nodes import ELEMENTWISE, most_terms, moves, operation_cost, times_read
+from hlo_mlc.partition.nodes import (
+    DEPTH_LIMIT,
+    ELEMENTWISE,
+    moves,
+    operation_cost,
+    times_read,
+    users_behind,
+    written_out,
+)
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.classify import CROSSING_LEAST, stride
 from hlo_mlc.tensor.coalesce import in_memory_order
@@ -55,8 +63,6 @@ MANY_PARTS, LONG_PART = 4, 64
 # operations more, for an element and for a part in all: a nest takes 50 ns to begin, and vectors of
 # f32 are at most so long.
 WASTED, WASTED_FOR_PART, SHORTEST_PART = 4, 2_000, 16
-# Ops that are read through one another; each takes a few calls on the stack of the interpreter.
-DEPTH_LIMIT = 64
 # Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
 # that a few dozen rotations in a row would be written out for thousands of places.
 PARTS_LIMIT = 32
@@ -71,16 +77,6 @@ class Item:
     update: bool = False  # writes parts of a buffer that an earlier stage filled
     closed: bool = False  # overwrites what earlier stages read: nothing moves across it
     inner: bool = False  # writes what only later stages of its node read
-
-
-def uses_of(graph: Graph) -> dict[Value, tuple[Node, ...]]:
-    """The nodes that use each value; a node with regions uses what they capture."""
-    uses: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        captured = [v for region in node.regions for v in region.captures]
-        for value in dict.fromkeys((*node.operands, *captured)):
-            uses.setdefault(value, []).append(node)
-    return {value: tuple(nodes) for value, nodes in uses.items()}
 
 
 @dataclass(slots=True)
@@ -108,9 +104,11 @@ class StageLowering:
     _depths: dict[Value, int] = field(default_factory=dict)
     _parts: dict[Value, int] = field(default_factory=dict)
     _positions: dict[Node, int] = field(init=False)
+    _short: frozenset[Node] = field(init=False)
 
     def __post_init__(self) -> None:
         self._positions = {node: number for number, node in enumerate(self.graph.nodes)}
+        self._short = written_out(self.graph.nodes)
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
@@ -175,9 +173,9 @@ class StageLowering:
             self._store_crossed(node)
         lowered = self.lowered(node)
         terms = 1
-        if isinstance(lowered, Fold) and 0 < math.prod(lowered.extents) <= most_terms(node):
+        if isinstance(lowered, Fold) and (math.prod(lowered.extents) == 1 or node in self._short):
             terms = math.prod(lowered.extents)
-            lowered = self._lowered[node] = written_out(lowered)
+            lowered = self._lowered[node] = _as_terms(lowered)
         if isinstance(lowered, Pointwise):
             if node.op == "stablehlo.constant":
                 return
@@ -270,17 +268,17 @@ class StageLowering:
         # What is joined again is for the next one to decide.
         return any(user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
             read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED))
-            for user, read in _users_behind(value, uses, unjoined))
+            for user, read in users_behind(value, uses, unjoined))
 
     def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where windows are searched for an element, which goes in vectors only if those of
         neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
-        return any(user.op == "stablehlo.select_and_scatter" for user, _ in _users_behind(
+        return any(user.op == "stablehlo.select_and_scatter" for user, _ in users_behind(
             value, uses, lambda user: user.op == "stablehlo.pad"))
 
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""
-        for user, read in _users_behind(value, uses, moves):
+        for user, read in users_behind(value, uses, moves):
             is_factor = user.op == "stablehlo.dot_general" and cost <= self.prologue
             if not is_factor and _rereads(user, read, cost):
                 return True
@@ -333,7 +331,7 @@ class StageLowering:
         reduce_axes, reduce_indices = self._axes(fold.extents)
         if not reduce_axes and all(fold.extents):  # only axes of length one: nothing to fold
             assigns = tuple(Assign(buffer, indices, element(indices)) for buffer, element in
-                            zip(buffers, written_out(fold).elements, strict=True))
+                            zip(buffers, _as_terms(fold).elements, strict=True))
             self._emit(node, Stage(self.fresh("s"), axes, assigns), inner=inner)
             return
         accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in fold.initial)
@@ -407,23 +405,7 @@ def _is_shift(node: Node) -> bool:
     return node.op == "stablehlo.slice" and set(node.attributes["strides"]) <= {1}
 
 
-def _users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],
-                  through: Callable[[Node], bool]) -> Iterator[tuple[Node, Value]]:
-    """The users of a value, and of the results of those that one looks `through`, each with what
-    it reads; no deeper than values are read through one another."""
-    seen, front = {value}, [value]
-    for _ in range(DEPTH_LIMIT):
-        behind = []
-        for read in front:
-            for user in uses.get(read, ()):
-                yield user, read
-                if through(user) and user.results[0] not in seen:
-                    seen.add(user.results[0])
-                    behind.append(user.results[0])
-        front = behind
-
-
-def written_out(fold: Fold) -> Pointwise:
+def _as_terms(fold: Fold) -> Pointwise:
     """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
 
     def element(position: int, indices: Indices) -> Expr:

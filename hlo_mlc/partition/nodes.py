@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.ops import elementwise
@@ -14,6 +15,11 @@ ELEMENTWISE = frozenset(d.name for d in elementwise.DEFINITIONS)
 # 0.6 of the time, sums and distances 0.5 to 1.0, products of two arrays 0.9 to 1.7; with 8, sums
 # took 1.1 to 1.4 of it.
 SHORT_FOLD = 6
+# And of one whose result goes back to each of its terms, as in softmax and norms: with 8, softmax
+# took a quarter of the time.
+SHORT_ROW = 8
+# Ops that are read through one another; each takes a few calls on the stack of the interpreter.
+DEPTH_LIMIT = 64
 
 _COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
 _TRANSCENDENTAL = 12
@@ -42,16 +48,68 @@ def operation_cost(node: Node) -> int:
     return _COSTLY.get(name, _TRANSCENDENTAL)
 
 
-def is_written_out(reduction: Node) -> bool:
-    """A reduction of so few terms that they are part of what reads their sum."""
-    count = math.prod(reduction.operands[0].type.shape[d]
-                      for d in reduction.attributes["dimensions"])
-    return 0 < count <= SHORT_FOLD
+def written_out(nodes: Iterable[Node]) -> frozenset[Node]:
+    """Of nodes in order, the reductions of so few terms that they are part of what reads their
+    results, wherever it is."""
+    nodes = tuple(nodes)
+    terms = {node: _terms(node) for node in nodes if node.op == "stablehlo.reduce"}
+    short = {node for node, count in terms.items() if 0 < count <= SHORT_FOLD}
+    if not any(SHORT_FOLD < count <= SHORT_ROW for count in terms.values()):
+        return frozenset(short)
+    uses = uses_among(nodes)
+    in_rows: set[Value] = set()  # what is made of reductions beyond SHORT_FOLD
+    for node in nodes:
+        is_in_row = any(value in in_rows for value in node.operands)
+        if SHORT_FOLD < terms.get(node, 0) <= SHORT_ROW and (is_in_row or _goes_back(node, uses)):
+            short.add(node)
+            is_in_row = True
+        if is_in_row and (node in short or _is_pointwise(node)):
+            in_rows.update(node.results)
+    return frozenset(short)
 
 
-def most_terms(node: Node) -> int:
-    """How many terms a fold may have to be computed wherever it is read."""
-    return SHORT_FOLD if node.op == "stablehlo.reduce" else 1
+def uses_among(nodes: Iterable[Node]) -> dict[Value, tuple[Node, ...]]:
+    """The nodes that use each value; a node with regions uses what they capture."""
+    uses: dict[Value, list[Node]] = {}
+    for node in nodes:
+        captured = [v for region in node.regions for v in region.captures]
+        for value in dict.fromkeys((*node.operands, *captured)):
+            uses.setdefault(value, []).append(node)
+    return {value: tuple(users) for value, users in uses.items()}
+
+
+def users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],
+                 through: Callable[[Node], bool]) -> Iterator[tuple[Node, Value]]:
+    """The users of a value, and of the results of those that one looks `through`, each with what
+    it reads; no deeper than values are read through one another."""
+    seen, front = {value}, [value]
+    for _ in range(DEPTH_LIMIT):
+        behind = []
+        for read in front:
+            for user in uses.get(read, ()):
+                yield user, read
+                if through(user) and user.results[0] not in seen:
+                    seen.add(user.results[0])
+                    behind.append(user.results[0])
+        front = behind
+
+
+def _terms(reduction: Node) -> int:
+    if reduction.opaque:
+        return 0
+    shape = reduction.operands[0].type.shape
+    return math.prod(shape[d] for d in reduction.attributes["dimensions"])
+
+
+def _goes_back(reduction: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    shape = reduction.operands[0].type.shape
+    return any(_is_pointwise(user) and any(value.type.shape == shape for value in user.results)
+               for result in reduction.results
+               for user, _ in users_behind(result, uses, _is_pointwise))
+
+
+def _is_pointwise(node: Node) -> bool:
+    return not node.opaque and (moves(node) or node.op in ELEMENTWISE)
 
 
 def times_read(product: Node, value: Value) -> float:

@@ -16,7 +16,8 @@ from hlo_mlc.partition.donation import in_place
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
-from hlo_mlc.partition.lowering import StageLowering, uses_of
+from hlo_mlc.partition.lowering import StageLowering
+from hlo_mlc.partition.nodes import uses_among
 from hlo_mlc.partition.packing import pack
 from hlo_mlc.partition.units import (
     Fuser,
@@ -229,7 +230,7 @@ CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
            ) -> tuple[Fuser, dict[Buffer, Value]]:
     counter = iter(range(1 << 62))
-    uses = uses_of(graph)
+    uses = uses_among(graph.nodes)
     wanted = set(graph.results)
     for node in graph.nodes:
         if reasons[node]:

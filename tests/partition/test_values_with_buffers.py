@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -44,6 +45,33 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
 def test_a_sum_of_more_terms_is_a_reduction(take_apart, arrays):
     x, = arrays("float32", (100, 7))
     assert not all(map(is_map, _stages(take_apart(lambda x: (x * x).sum(1), x))))
+
+
+_BACK = {  # whose folds go back to their rows, or are of rows to which one went back
+    "softmax": jax.nn.softmax,
+    "logsumexp": lambda x: jax.nn.logsumexp(x, -1),
+    "norm": lambda x: (x - x.mean(1, keepdims=True)) * lax.rsqrt(x.var(1, keepdims=True) + 1),
+    "largest": lambda x: jnp.where(x == x.max(1, keepdims=True), x, 0),
+    "between": lambda x: jax.nn.softmax(x.reshape(10, -1, 10), 1),
+}
+
+
+@pytest.mark.parametrize("name", _BACK)
+@pytest.mark.parametrize("terms", [7, 8, 9])
+def test_a_row_is_written_out_where_its_sum_goes_back_to_it(
+    name, terms, take_apart, check, arrays
+):
+    x, = arrays("float32", (100, terms), special=True)
+    stages = _stages(take_apart(_BACK[name], x))
+    assert all(map(is_map, stages)) == (terms < 9)
+    check(_BACK[name], x, ulps=64.0)
+
+
+def test_a_sum_that_goes_elsewhere_is_a_reduction(take_apart, arrays):
+    x, = arrays("float32", (8, 8))
+    y, = arrays("float32", (8, 9))
+    for function in (lambda x, y: x.sum(1), lambda x, y: jnp.exp(x).sum(1)[:, None] * y):
+        assert not all(map(is_map, _stages(take_apart(function, x, y))))
 
 
 def test_what_is_joined_for_a_product_is_put_together_once(take_apart, arrays):
