@@ -1,0 +1,86 @@
+"""docs/performance.md is drawn from what was measured; sizes span three decades."""
+
+from __future__ import annotations
+
+import json
+import math
+import runpy
+import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from hlo_mlc import mlc_jit
+from hlo_mlc_bench.case import Case
+from hlo_mlc_bench.cases import BY_NAME
+
+_ROOT = Path(__file__).parents[2]
+_SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
+_ENVIRONMENT = {"cpu": "a <CPU>", "cores": 2, "date": "2026-01-01T00:00", "packages": {"jax": "1"}}
+
+
+@pytest.fixture
+def measured() -> Any:
+    cost, work = _SCRIPT["Cost"], _SCRIPT["Work"]
+    return _SCRIPT["Measured"](
+        _ENVIRONMENT, {"gflops": 100.0, "memory_gb_s": 10.0, "cache_gb_s": 80.0},
+        [cost(name, n, n / 1e6, n / 5e5) for name in ("exp", "softmax") for n in (10, 1000, 10**5)],
+        [work("far", 10**6, 10**5, 0.2), work("near", 10**4, 10**8, 2.0)])
+
+
+@pytest.mark.parametrize("name", _SCRIPT["SCALED"])
+def test_sizes_span_three_decades_of_work(name: str) -> None:
+    sizes = _SCRIPT["SCALED"][name]
+    work = []
+    for each in (sizes[0], sizes[-1]):
+        function, args = replace(BY_NAME[name], sizes=each).make()
+        analysis = jax.jit(function).lower(*args).cost_analysis() or {}
+        work.append(max(analysis.get("flops", 0), sum(a.size for a in jax.tree.leaves(args))))
+    assert work[1] >= 1000 * work[0]
+
+
+def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
+    _SCRIPT["draw"](measured, tmp_path)
+    for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
+        root = ET.fromstring((tmp_path / name).read_text())
+        circles = [e for e in root.iter() if e.tag.endswith("circle")]
+        assert len(circles) == count
+        width, height = float(root.get("width")), float(root.get("height"))
+        for circle in circles:
+            assert 0 <= float(circle.get("cx")) <= width
+            assert 0 <= float(circle.get("cy")) <= height
+    text = (tmp_path / "performance.md").read_text()
+    assert "| exp | 1,000 | 0.001 | 0.002 | 2.00 |" in text and "100 GFLOP/s" in text
+
+
+def test_nothing_lies_above_its_roof(measured: Any) -> None:
+    roof = list(_SCRIPT["_roof"](10.0, 100.0, (0.1, 1000.0), (0.5, 200.0)))
+    assert roof == [(0.1, 1.0), (10.0, 100.0), (1000.0, 100.0)]
+
+
+def test_what_was_measured_is_read_again(measured: Any, tmp_path: Path) -> None:
+    path = tmp_path / "performance.json"
+    path.write_text(json.dumps(asdict(measured)))
+    assert _SCRIPT["Measured"].read(path) == measured
+
+
+def test_cases_are_measured(case: Case) -> None:
+    """A case that is all ours, at one size."""
+    cost = _SCRIPT["cost_of"](case, mlc_jit)
+    assert cost.elements == 16 and cost.ours_ms > 0 and cost.jax_ms > 0
+    softmax = replace(BY_NAME["softmax"], sizes={"rows": 32, "columns": 64})
+    work = _SCRIPT["work_of"](softmax, lambda f: mlc_jit(f, choose="ours"))
+    assert work.bytes == 2 * 4 * 32 * 64 and math.isfinite(work.gops) and work.intensity > 0
+    assert _SCRIPT["work_of"](softmax, lambda f: mlc_jit(f, choose="xla")) is None
+    moved = replace(BY_NAME["transpose"], sizes=BY_NAME["transpose"].tiny)
+    assert _SCRIPT["work_of"](moved, lambda f: mlc_jit(f, choose="ours")) is None
+
+
+def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
+    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), tmp_path)
+    for name in ("performance.md", "scaling.svg", "roofline.svg"):
+        assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), \
+            "run python scripts/performance.py --draw"
