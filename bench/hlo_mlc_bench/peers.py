@@ -7,14 +7,17 @@ what PyTorch exports.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import io
 import logging
+import signal
 import statistics
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +35,9 @@ Run = Callable[[], Any]
 OURS, JAX = "hlo_mlc", "jax.jit"
 _ALLOWED = 4.0
 """Times the error that the case allows: others round differently, and are not what is tested."""
+
+PATIENCE_S = 60.0
+"""For a peer to compile a case: PyTorch's compilers write out every step of a loop of Python's."""
 
 
 class Unfit(Exception):
@@ -105,8 +111,10 @@ def run_case(case: Case, compile_ours: Callable, peers: Sequence[Peer], rounds: 
             ways[peer.name] = functools.partial(peer.prepare, case, function, args)
         for name, prepare in ways.items():
             try:
-                run = prepare()
-                error = check.error(_as_arrays(run()), expected)
+                with _at_most(PATIENCE_S):
+                    run = prepare()
+                    results = _as_arrays(run())
+                error = check.error(results, expected)
             except Exception as reason:  # whatever a peer may raise: the others still run
                 lines = str(reason).splitlines() or [""]
                 failed[name] = lines[0] if isinstance(reason, Unfit) \
@@ -119,6 +127,24 @@ def run_case(case: Case, compile_ours: Callable, peers: Sequence[Peer], rounds: 
         seconds = timing.in_turns(runs, rounds)
     return PeerRow(case.name, {name: statistics.median(times) * 1e3
                                for name, times in seconds.items()}, failed)
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Raises Unfit in here when so much time has passed; only the main thread can be told to."""
+    def give_up(*_: Any) -> None:
+        raise Unfit(f"not compiled after {seconds:g} s")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, usual)
 
 
 def _waiting(compiled: Callable[..., Any], args: Sequence[Any]) -> Run:
@@ -160,6 +186,7 @@ def _torch(case: Case, function: Callable[..., Any], args: Sequence[Any], compil
     tensors = _tensors(torch, args)
     program = _torch_function(case, torch, tensors)
     if compiles:
+        torch.compiler.reset()  # which takes each case for another call of one function otherwise
         program = torch.compile(program)
 
     def run() -> Any:

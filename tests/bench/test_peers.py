@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -54,6 +56,22 @@ def test_what_is_wrong_or_fails_is_told_and_not_timed(case: Case, compile_right:
     assert row.failed == {"other": "ValueError: no such thing"}
     right = run_case(case, compile_right, [_doing(lambda x: np.asarray(x) * 2 + 1)], 3)
     assert right.best == "other" and right.ratio > 0
+
+
+@pytest.mark.parametrize("endless", ["prepare", "run"])
+def test_no_peer_is_waited_for_without_end(
+    endless: str, case: Case, compile_right: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: Any) -> Callable[[], Any]:
+        if endless == "prepare":
+            time.sleep(100)
+        return lambda: time.sleep(100)
+
+    monkeypatch.setattr(peers, "PATIENCE_S", 0.2)
+    handler = signal.getsignal(signal.SIGALRM)
+    row = run_case(case, compile_right, [Peer("other", ("numpy",), prepare)], 1)
+    assert row.failed == {"other": "not compiled after 0.2 s"} and set(row.ms) == {OURS, JAX}
+    assert signal.getsignal(signal.SIGALRM) is handler
 
 
 def test_ours_may_fail_too(case: Case) -> None:
