@@ -16,6 +16,7 @@ SHORTEST_MEASUREMENT_S = 2e-3
 """Below this, the clock and the scheduler of the system show in a measurement."""
 
 _CALIBRATION_CALLS = 5
+_PAUSE_S = 0.01
 
 
 def first_call_s(compiled: Function, args: tuple[Any, ...]) -> float:
@@ -44,11 +45,17 @@ def compare(a: Function, b: Function, args: tuple[Any, ...], rounds: int) -> Pai
 
 def in_turns(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
     """The seconds of a call of each, one after the other in every round, often enough to last
-    `SHORTEST_MEASUREMENT_S`. Each waits for its own results."""
+    `SHORTEST_MEASUREMENT_S`. Each waits for its own results.
+
+    Between two of them is a pause, and a call that is not timed: threads that wait for work in a
+    loop of their own, as PyTorch's do, would take a core from whoever comes next.
+    """
     calls = {name: _calls_to_measure(run) for name, run in runs.items()}
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
+            time.sleep(_PAUSE_S)
+            run()
             start = time.perf_counter()
             for _ in range(calls[name]):
                 run()
