@@ -1,9 +1,12 @@
-"""Writes docs/performance.md: cost against size over three decades, and all cases on a roofline.
+"""Writes docs/performance.md: cost against size over three decades, all cases on a roofline, and
+the same work through other packages.
 
     python scripts/performance.py              # measures for two minutes, on an idle machine
     python scripts/performance.py --draw       # draws again what was measured
 
-What is measured is kept in docs/performance.json.
+What is measured is kept in docs/performance.json; what others need for the same work is measured by
+
+    hlo-mlc bench --peers --json docs/peers.json
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.limits import Limits, machine_limits
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
+from hlo_mlc_bench import peers as others
 from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
@@ -33,8 +37,8 @@ from hlo_mlc_bench.results import environment
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
-MEASURED = _ROOT / "docs" / "performance.json"
 DOCS = _ROOT / "docs"
+MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
 
 _ROUNDS = 15
 _WIDTH, _HEIGHT, _MARGIN, _GAP = 280, 220, 56, 64  # of a panel, around it, between two; pixels
@@ -255,7 +259,7 @@ def _key(measured: Measured) -> list[str]:
             text(_MARGIN + 80, 34, "● jax.jit", colour=XLA)]
 
 
-def page(measured: Measured) -> str:
+def page(measured: Measured, peers: Mapping[str, Any]) -> str:
     """docs/performance.md."""
     limits = measured.limits
     lines = [
@@ -273,13 +277,39 @@ def page(measured: Measured) -> str:
         "borders of kernels. Cases that only move elements, or of which a part stays with XLA, are "
         "left out.", "",
         "![Operations in a second against operations for each byte](roofline.svg)", "",
+        *_beside_others(peers),
     ]
     return "\n".join(lines)
 
 
-def draw(measured: Measured, folder: Path = DOCS) -> None:
+def _beside_others(peers: Mapping[str, Any]) -> list[str]:
+    """A table of milliseconds, and how often we are the fastest."""
+    rows = [others.PeerRow(**row) for row in peers["rows"]]
+    names = (others.OURS, others.JAX, *peers["peers"])
+    ratios = [row.ratio for row in rows if row.ratio is not None]
+    versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
+    return [
+        "## Beside others", "",
+        f"The same work, in turns, milliseconds of a call ({versions}; "
+        f"{peers['environment']['cpu']}, {peers['environment']['cores']} cores, "
+        f"{peers['environment']['date'][:10]}). Each result is checked; what a package cannot do, "
+        "gets wrong or does not compile in a minute is left empty. The last column is the time of "
+        "the fastest of the others but jax.jit over ours: its geometric mean is "
+        f"{statistics.geometric_mean(ratios):.2f}, and {sum(r >= others.TIED for r in ratios)} of "
+        f"{len(ratios)} are at least {others.TIED}.", "",
+        f"| case | {' | '.join(names)} | ratio |",
+        f"| --- |{' ---: |' * (len(names) + 1)}",
+        *(f"| {row.name} | {' | '.join(_ms(row, name) for name in names)} | "
+          f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |" for row in rows), ""]
+
+
+def _ms(row: others.PeerRow, name: str) -> str:
+    return f"{row.ms[name]:.3g}" if name in row.ms else ""
+
+
+def draw(measured: Measured, peers: Mapping[str, Any], folder: Path = DOCS) -> None:
     """Writes the page and its pictures."""
-    (folder / "performance.md").write_text(page(measured))
+    (folder / "performance.md").write_text(page(measured, peers))
     (folder / "scaling.svg").write_text(scaling(measured))
     (folder / "roofline.svg").write_text(roofline(measured))
 
@@ -289,7 +319,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--draw" not in arguments:
         measured = measure(machine_limits(Options.from_environment()))
         MEASURED.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    draw(Measured.read(MEASURED))
+    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()))
     print(f"wrote {DOCS / 'performance.md'}")
 
 

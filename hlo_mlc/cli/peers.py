@@ -21,9 +21,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc_bench.case import Case
-from hlo_mlc_bench.peers import JAX, OURS, PeerRow, compared, installed, run_case
-
-_TIED = 0.97
+from hlo_mlc_bench.peers import JAX, OURS, TIED, PeerRow, compared, installed, run_case
 
 
 def compare(cases: Sequence[Case], *, environment: Mapping[str, Any], choose: str, rounds: int,
@@ -68,14 +66,14 @@ def _show(rows: Sequence[PeerRow], peers: Sequence[str], console: Console) -> No
     for row in rows:
         ratio = row.ratio
         shown = "" if ratio is None else Text(
-            f"{ratio:.2f}", style="green" if ratio >= _TIED else "yellow")
+            f"{ratio:.2f}", style="green" if ratio >= TIED else "yellow")
         table.add_row(row.name, *(_cell(row, name) for name in (OURS, JAX, *peers)), shown)
     console.print(table)
     ratios = [row.ratio for row in rows if row.ratio is not None]
     if len(ratios) > 1:
         console.print(f"Geometric mean of best peer / hlo_mlc: "
                       f"{statistics.geometric_mean(ratios):.2f} ({min(ratios):.2f} to "
-                      f"{max(ratios):.2f}); {sum(r >= _TIED for r in ratios)} of {len(ratios)} "
+                      f"{max(ratios):.2f}); {sum(r >= TIED for r in ratios)} of {len(ratios)} "
                       "best or tied.", highlight=False)
     for row in rows:
         for name, reason in row.failed.items():

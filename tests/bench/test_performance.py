@@ -20,6 +20,11 @@ from hlo_mlc_bench.cases import BY_NAME
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
 _ENVIRONMENT = {"cpu": "a <CPU>", "cores": 2, "date": "2026-01-01T00:00", "packages": {"jax": "1"}}
+_OTHERS = {"environment": _ENVIRONMENT, "peers": {"NumPy": "2", "IREE": "3"}, "rows": [
+    {"name": "gelu", "ms": {"hlo_mlc": 0.5, "jax.jit": 2.0, "IREE": 1.0},
+     "failed": {"NumPy": "no program for it"}},
+    {"name": "exp", "ms": {"hlo_mlc": 2.0, "jax.jit": 0.1, "NumPy": 1.0}, "failed": {}},
+    {"name": "gru", "ms": {"hlo_mlc": 3.0, "jax.jit": 4.0}, "failed": {}}]}
 
 
 @pytest.fixture
@@ -43,7 +48,7 @@ def test_sizes_span_three_decades_of_work(name: str) -> None:
 
 
 def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
-    _SCRIPT["draw"](measured, tmp_path)
+    _SCRIPT["draw"](measured, _OTHERS, tmp_path)
     for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
         root = ET.fromstring((tmp_path / name).read_text())
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
@@ -54,6 +59,8 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
             assert 0 <= float(circle.get("cy")) <= height
     text = (tmp_path / "performance.md").read_text()
     assert "| exp | 1,000 | 0.001 | 0.002 | 2.00 |" in text and "100 GFLOP/s" in text
+    assert "| gelu | 0.5 | 2 |  | 1 | 2.00 |" in text and "| gru | 3 | 4 |  |  |  |" in text
+    assert "its geometric mean is 1.00, and 1 of 2 are at least 0.97" in text
 
 
 def test_nothing_lies_above_its_roof(measured: Any) -> None:
@@ -80,7 +87,8 @@ def test_cases_are_measured(case: Case) -> None:
 
 
 def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
-    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), tmp_path)
+    others = json.loads(_SCRIPT["PEERS"].read_text())
+    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others, tmp_path)
     for name in ("performance.md", "scaling.svg", "roofline.svg"):
         assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), \
             "run python scripts/performance.py --draw"
