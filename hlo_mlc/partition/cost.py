@@ -7,6 +7,7 @@ are rough; the ratios between both sides decide.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Set
 from dataclasses import dataclass, replace
 
@@ -243,14 +244,17 @@ def _lost_us(cluster: Cluster, verdict: Verdict) -> float:
 
 
 def by_gain(plan: Plan) -> list[Kernel]:
-    """The kernels of what is taken, those that save the most time in all their places first."""
+    """The kernels of what is taken, those that save the most time in all their places first; such
+    as save about the same in the order of the program, so that XLA gets what is left in one piece.
+    """
     saved: dict[str, float] = {}
     kernels: dict[str, Kernel] = {}
     for cluster, verdict in plan.taken:
         fingerprint = cluster.kernel.fingerprint
         kernels.setdefault(fingerprint, cluster.kernel)
         saved[fingerprint] = saved.get(fingerprint, 0.0) - _lost_us(cluster, verdict)
-    return sorted(kernels.values(), key=lambda kernel: -saved[kernel.fingerprint])
+    return sorted(kernels.values(),  # by powers of two
+                  key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1])
 
 
 def is_small(step: Step, target: CpuTarget) -> bool:

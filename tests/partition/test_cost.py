@@ -16,6 +16,8 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition import cost
 from hlo_mlc.partition.cost import (
+    by_gain,
+    choose_all,
     choose_predicted,
     completion,
     estimate,
@@ -363,3 +365,19 @@ def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None
     report = mlc_jit(lambda x: jnp.sort(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))
     assert report.kernels
     assert len(estimated) == len(set(estimated)) >= 2
+
+
+def test_what_saves_about_the_same_stays_in_the_order_of_the_program() -> None:
+    """What is left is one piece then; what saves much more comes first wherever it is."""
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for n in range(3):
+            x = jnp.sort(sum((x * k for k in range(n)), jnp.sin(x)))
+        return x, jnp.sort(jnp.sin(y))
+
+    args = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (10_000, 1_000_000)]
+    graph, _ = simplify(import_function(jax.jit(function).trace(*args).lower().compiler_ir()),
+                        references)
+    plan = partition(graph, lambda cluster: choose_all(cluster, TARGET), lambda unit: False, ())
+    *small, large = [cluster.kernel.fingerprint for cluster, _ in plan.taken]
+    assert len(set(small)) == 3
+    assert [kernel.fingerprint for kernel in by_gain(plan)] == [large, *small]
