@@ -31,7 +31,7 @@ from hlo_mlc.interop.referee import as_near, disagreement
 from hlo_mlc.interop.widening import widened, widened_array
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
-from hlo_mlc.runtime.measure import PairedTimes, time_paired
+from hlo_mlc.runtime.measure import PairedTimes, Timing, time_paired
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.locks import process_lock
@@ -233,13 +233,19 @@ def _exact(original: ir.Module, arguments: Sequence[jax.Array], platform: str
 
 
 def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) -> PairedTimes:
-    """Times one call of each, both run before, in as many rounds as fit into `seconds`."""
+    """Times one call of each, both run before, in as many rounds as fit into `seconds`; where not
+    even one does, that one is all."""
     began = time.perf_counter()
     run_a()
+    between = time.perf_counter()
     run_b()
-    pair_s = time.perf_counter() - began
+    ended = time.perf_counter()
+    pair_s = ended - began
     calls = max(1, round(2 * _ONE_SIDE_S / pair_s))
-    rounds = min(max(int(seconds / (calls * pair_s)), 1), _MOST_ROUNDS)
+    rounds = min(int(seconds / (calls * pair_s)), _MOST_ROUNDS)
+    if rounds < 1:
+        a_s, b_s = between - began, ended - between
+        return PairedTimes(Timing(a_s * 1e6, 0.0), Timing(b_s * 1e6, 0.0), a_s / b_s, 0.0)
 
     def repeated(run: Callable[[], Any]) -> Callable[[], None]:
         def many() -> None:

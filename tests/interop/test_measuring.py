@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -89,6 +90,21 @@ def test_what_is_really_faster_is_not_asked_here_but_all_is_run() -> None:
     best = max(c.speedup for c in report.comparisons)
     assert bool(report.kernels) == (best >= 1.02)
     assert "measured: " in g.explain(X)
+
+
+@pytest.mark.parametrize(("seconds", "rounds"), [(1e-9, 0), (1e9, measuring._MOST_ROUNDS)])
+def test_what_takes_longer_than_there_is_time_for_is_run_once(seconds: float, rounds: int) -> None:
+    """A user waits for it, each time."""
+    ran: list[str] = []
+
+    def taking(name: str, each: float) -> Callable[[], None]:
+        return lambda: (ran.append(name), time.sleep(each))
+
+    times = measuring._time(taking("a", 0.002), taking("b", 0.001), seconds)
+    assert ran.count("a") == ran.count("b") == 1 + rounds
+    assert times.a.median_us >= 2000 and times.b.median_us >= 1000
+    if not rounds:
+        assert times.speedup == pytest.approx(times.a.median_us / times.b.median_us)
 
 
 @pytest.mark.parametrize(("speedup", "kept"), [(1.5, True), (1.02, True), (1.01, False),
