@@ -140,7 +140,7 @@ def _run(compiled: Callable, args: Sequence[Any]) -> Callable[[], Any]:
 
 
 def measure(limits: Limits) -> Measured:
-    """Everything, for some minutes."""
+    """Everything, for two minutes."""
     compile_ours = partial(mlc_jit, choose="auto")
     scaled = [replace(BY_NAME[name], sizes=sizes) for name, all_sizes in SCALED.items()
               for sizes in all_sizes]

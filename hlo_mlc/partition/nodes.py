@@ -16,7 +16,7 @@ ELEMENTWISE = frozenset(d.name for d in elementwise.DEFINITIONS)
 # took 1.1 to 1.4 of it.
 SHORT_FOLD = 6
 # And of one whose result goes back to each of its terms, as in softmax and norms: with 8, softmax
-# took a quarter of the time.
+# took 0.4 of the time.
 SHORT_ROW = 8
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter.
 DEPTH_LIMIT = 64
