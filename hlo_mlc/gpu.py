@@ -52,6 +52,7 @@ from hlo_mlc.tensor.text import program_text
 # Simple operations of a factor that each tile of a product does again: few beside the products of
 # its 64 rows or columns or more.  Not measured.
 PROLOGUE = 8
+LEFT = dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +118,7 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
 
 def limits_of(target: CudaTarget) -> Limits:
     """What kernels compute where it is needed."""
-    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False)
+    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False, left=LEFT)
 
 
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,

@@ -275,7 +275,19 @@ def _bounds(e: Expr) -> tuple[float, float]:
     if e.op in ("select", "select_unlikely"):
         (a, b), (c, d) = bounds(e.args[1]), bounds(e.args[2])
         return min(a, c), max(b, d)
-    return -INFINITY, INFINITY
+    return _bounds_of_integer(e.args[0]) if e.op == "convert" else (-INFINITY, INFINITY)
+
+
+def _bounds_of_integer(e: Expr) -> tuple[float, float]:
+    """Those of an integer of another type, as far as its bits say."""
+    dtype = e.dtype
+    if isinstance(e, Apply) and e.op == "and" and isinstance(e.args[1], Const) \
+            and e.args[1].value >= 0:
+        return 0, int(e.args[1].value)
+    if not dtype.is_integer or dtype.bits >= INDEX.bits:
+        return -INFINITY, INFINITY
+    low = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
+    return low, low + (1 << dtype.bits) - 1
 
 
 def coefficient(e: Expr, variable: Var) -> int | None:

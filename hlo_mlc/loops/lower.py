@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops import rewrite
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
 
 
@@ -22,7 +24,8 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
               sum[] = add(sum[], term)
             y[i] = sum[]
 
-    A scan does so inside of its other axes, and stores at every step.
+    A scan does so inside of its other axes, and stores at every step.  A sort counts, for every
+    element, those that come before it.
 
     Raises: VerifyError for an axis whose extent is not known.
     """
@@ -31,6 +34,9 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
     if stage.scan is not None:
         others = tuple(v for v in stage.axes if v is not stage.scan.axis)
         return _nest(stage, others, _scan(stage))
+    if stage.sort is not None:
+        others = tuple(v for v in stage.axes if v is not stage.sort.place)
+        return _nest(stage, others, _sort(stage))
     body = _stores(stage.assigns, {})
     if stage.combiner is not None:
         body = _reduction(stage)
@@ -56,6 +62,35 @@ def _scan(stage: Stage) -> tuple[Stmt, ...]:
         step = rewrite.substitute(
             step, {axis: index.subtract(index.constant(extent - 1), axis)})
     return _allocated(buffers, (*start, *_nest(stage, (axis,), step)))
+
+
+def _sort(stage: Stage) -> tuple[Stmt, ...]:
+    """
+        for k:
+          rank[] = 0
+          for j:
+            rank[] = rank[] + (key(j) < key(k) or key(j) == key(k) and j < k)
+          if rank[] < places:
+            y[rank[]] = term(k)
+    """
+    (element,), place = stage.reduce_axes, stage.sort.place
+    other = build.variable(f"{element.name}_before", _extent(stage, element))
+    rank = Buffer(f"{stage.name}.rank", U32, (), "register")
+    here = dict(zip(stage.accumulators, stage.terms, strict=True))
+    there = {v: build.substitute(e, {element: other}) for v, e in here.items()}
+    before = index.compare("lt", other, element)
+    for key in reversed(stage.sort.keys):
+        mine, theirs = build.substitute(key, here), build.substitute(key, there)
+        before = build.apply("or", build.apply("lt", theirs, mine),
+                             build.apply("and", build.apply("eq", theirs, mine), before))
+    count = Accumulate((rank,), (), named_combiner("add", U32),
+                       (build.apply("convert", before, dtype=U32),))
+    taken = build.as_index(Load(rank, ()))
+    stores = _stores(stage.assigns, {**here, place: taken})
+    fits = build.apply("lt", taken, index.constant(_extent(stage, place)))
+    body = (Store(rank, (), build.const(0, U32)), *_nest(stage, (other,), (count,)),
+            *(rewrite.guarded(s, fits) for s in stores))
+    return _nest(stage, (element,), (Allocate(rank, body),))
 
 
 def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], dict[Var, Expr]]:

@@ -58,6 +58,20 @@ class Scan:
 
 
 @dataclass(frozen=True, slots=True)
+class Sorted:
+    """result k[i] = term k of the element that takes place i[axis] among the `extent` along it.
+
+    `keys(terms)` are unsigned integers; the first that differ decide, and what has the same keys
+    stays as it comes.  The results may be shorter along the axis than what is sorted.
+    """
+
+    axis: int
+    extent: int
+    terms: Callable[[Indices], tuple[Expr, ...]]  # at the indices of an element
+    keys: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
     """A copy of operand `target` in which the elements place(p) become element(p), p in `extents`.
 
@@ -83,7 +97,7 @@ class Staged:
     then: Callable[[Read], Fold]
 
 
-Lowered = Pointwise | Fold | Scan | Update | Staged
+Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged
 
 
 @dataclass(frozen=True, slots=True)

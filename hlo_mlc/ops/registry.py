@@ -9,13 +9,13 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.ops import contraction, elementwise, indexing, reduction, selection, shape
+from hlo_mlc.ops import contraction, elementwise, indexing, reduction, selection, shape, sorting
 from hlo_mlc.ops.definition import OpDef
 from hlo_mlc.support.errors import UnsupportedOpError
 
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
-    for family in (elementwise, shape, reduction, contraction, selection, indexing)
+    for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting)
     for definition in family.DEFINITIONS
 }
 
@@ -45,8 +45,6 @@ _LEFT_TO_XLA: Mapping[str, str] = {
                     "XLA defines the state and the bits of its own generators"),
     **dict.fromkeys(("stablehlo.if", "stablehlo.case"),
                     "XLA chooses between branches that are more than a few simple operations"),
-    **dict.fromkeys(("stablehlo.sort", "chlo.top_k"),
-                    "sorting has no form as index -> scalar expressions"),
 }
 _CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
 # A while loop that runs longer than this is taken for one that does not end.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, loads, walk
-from hlo_mlc.expr.dtypes import I8, I32
+from hlo_mlc.expr.dtypes import F32, I8, I32
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.nodes import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
@@ -88,6 +88,11 @@ _OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
 # Scans: nanoseconds of XLA per result and operation of the combiner, at least.  It took 5 to 15 for
 # sums and maxima of any layout, 480 for cumulative logsumexp; twice as long where each is widened.
 _SCAN_NS, _SCAN_NARROW_NS = 5.0, 10.0
+# Sorts: nanoseconds of XLA per element and doubling of the row, on one thread: of integers alone
+# (2.2 to 5.8), of floats, and of several operands (11 to 45).  The first few of f32 have code of
+# their own: per element (1.4 to 1.8), and per result and doubling (10 to 20).
+_SORT_INTEGERS_NS, _SORT_NS, _SORT_MORE_NS = 2.5, 14.0, 3.0
+_FIRST_NS, _FIRST_RESULT_NS = 1.5, 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,8 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = (_SCAN_NARROW_NS if narrow else _SCAN_NS) * max(1, cost(*stage.combiner.results))
         return "scan", max(points(stage) * each / 1e3, memory)
+    if stage.sort is not None:
+        return "sort", max(_sort_us(stage), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
     if ours.is_serial:
@@ -142,6 +149,17 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
     return "reduction", max(work * _computing_ratio(stage, rates) * _FOLD,
                             memory * rates.xla_reduction)
+
+
+def _sort_us(stage: Stage) -> float:
+    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    doublings = max(1.0, math.log2(max(1, n)))
+    moved = stage.accumulators
+    if kept < n and moved[0].dtype is F32:
+        return points(stage) * (_FIRST_NS + _FIRST_RESULT_NS * kept / n * doublings) / 1e3
+    alone = len(moved) == 1 and not moved[0].dtype.is_float
+    each = _SORT_INTEGERS_NS if alone else _SORT_NS + _SORT_MORE_NS * (len(moved) - 1)
+    return points(stage) * each * doublings / 1e3
 
 
 def written_out_us(nodes: Sequence[Node]) -> float:

@@ -20,12 +20,14 @@ from hlo_mlc.partition.units import Fuser, finished, in_order, readers, step_rea
 from hlo_mlc.tensor.core import Loop, Nest, Step
 
 
-def loop_refusal(node: Node) -> str:
-    """Why a while loop cannot become part of a kernel; empty where it can."""
+def refusal(node: Node, left: Mapping[str, str]) -> str:
+    """Why an op cannot become part of a kernel, empty where it can; those in `left` cannot on this
+    target."""
+    if node.op != "stablehlo.while":
+        return left.get(node.op) or supports(node)
     for region in node.regions:
         for inner in region.nodes:
-            reason = loop_refusal(inner) if inner.op == "stablehlo.while" else supports(inner)
-            if reason:
+            if reason := refusal(inner, left):
                 return f"its body has {inner.op}: {reason}"
             if inner.op == "stablehlo.constant" and splat_value(inner.literal) is None:
                 return "its body has a constant table"

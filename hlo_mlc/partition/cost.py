@@ -23,6 +23,7 @@ from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
+from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Stage, Step, TensorProgram
 
@@ -100,6 +101,10 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
     scalar_us = (work.operations + accesses) / (_SCALAR_OPERATIONS * rates.vector_operations)
     if template == "plain":
         ours = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
+    elif stage.sort is not None:
+        alone = _vector_us(work, rates) / vector + sorting_us(stage, target)
+        threads = min(target.cores, sorting_tasks(stage, target))
+        ours = OurTime(work, False, alone, threads, scalar_us)
     else:
         amount = work.operations + work.products + work.apart
         threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))

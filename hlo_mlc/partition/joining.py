@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
@@ -49,11 +49,13 @@ CHEAP = 2
 class Limits:
     """What a target computes where it is needed: rows of so many elements are kept between the
     passes over them, factors of products that take so many simple operations are computed whenever
-    a tile of them is read, and constant factors are laid out as tiles of registers read them."""
+    a tile of them is read, and constant factors are laid out as tiles of registers read them.  The
+    ops in `left` stay with XLA there, for these reasons."""
 
     row_elements: int = ROW_LIMIT
     prologue: int = 0
     packs_constants: bool = True
+    left: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +208,14 @@ def _matching(writer: Stage, assign: Assign, load: Load, stage: Stage) -> int:
 
 
 def _scan_refusal(nest: Joined, stage: Stage, shared: int) -> str:
-    """A scan takes in what is computed from its results at the same points, and nothing else."""
+    """A scan or sort takes in what is computed from its results at the same points, and nothing
+    else."""
     first = nest.stages[0]
-    if stage.scan is None and first.scan is None:
+    if all(s.scan is None and s.sort is None for s in (first, stage)):
         return ""
-    if first.scan is None or not is_map(stage) or not shared == len(first.axes) == len(stage.axes):
-        return "only elementwise consumers join a scan"
+    leads = first.scan is not None or first.sort is not None
+    if not leads or not is_map(stage) or not shared == len(first.axes) == len(stage.axes):
+        return "only elementwise consumers join a scan or a sort"
     return ""
 
 

@@ -17,7 +17,17 @@ from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.ops.definition import Fold, Indices, Lowered, Pointwise, Read, Scan, Staged, Update
+from hlo_mlc.ops.definition import (
+    Fold,
+    Indices,
+    Lowered,
+    Pointwise,
+    Read,
+    Scan,
+    Sorted,
+    Staged,
+    Update,
+)
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.nodes import (
@@ -30,6 +40,7 @@ from hlo_mlc.partition.nodes import (
     written_out,
 )
 from hlo_mlc.tensor import core as tensor
+from hlo_mlc.tensor.access import at_axes
 from hlo_mlc.tensor.classify import CROSSING_LEAST, stride
 from hlo_mlc.tensor.coalesce import in_memory_order
 from hlo_mlc.tensor.combine import commutes
@@ -201,6 +212,8 @@ class StageLowering:
             self._fold(node, lowered)
         elif isinstance(lowered, Scan):
             self._scan(node, lowered)
+        elif isinstance(lowered, Sorted):
+            self._sorted(node, lowered)
         elif isinstance(lowered, Staged):
             self._staged(node, lowered)
         else:
@@ -361,6 +374,22 @@ class StageLowering:
         self._emit(node, Stage(
             self.fresh("s"), axes, assigns, (), scan.combiner, scan.terms(indices), scan.initial,
             accumulators, scan=tensor.Scan(indices[scan.axis], scan.reverse)))
+
+    def _sorted(self, node: Node, order: Sorted) -> None:
+        axes, indices = self._axes(node.results[0].type.shape)
+        place = indices[order.axis]
+        if not isinstance(place, Var):  # the first alone is an axis of one place
+            place = variable(self.fresh("i"), 1)
+            axes, indices = (*axes, place), at_axes((order.axis,), (place,), tuple(
+                i for d, i in enumerate(indices) if d != order.axis))
+        element = variable(self.fresh("i"), order.extent)
+        terms = order.terms((*indices[:order.axis], element, *indices[order.axis + 1:]))
+        accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in terms)
+        assigns = tuple(Assign(self.define(value), indices, e)
+                        for value, e in zip(node.results, accumulators, strict=True))
+        self._emit(node, Stage(
+            self.fresh("s"), axes, assigns, (element,), None, terms, (), accumulators,
+            sort=tensor.Sort(place, order.keys(accumulators))))
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]

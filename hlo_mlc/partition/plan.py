@@ -9,9 +9,8 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
-from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.control import loop_refusal, lower_while
+from hlo_mlc.partition.control import lower_while, refusal
 from hlo_mlc.partition.donation import in_place
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.joining import Limits
@@ -84,9 +83,10 @@ Chooser = Callable[[Cluster], Verdict]
 
 @dataclass(slots=True)
 class Plan:
-    """The rewritten graph with everything that explains it."""
+    """The rewritten graph with everything that explains it; `limits` are those of the target."""
 
     graph: Graph
+    limits: Limits
     taken: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     rejected: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     left: dict[Node, str] = field(default_factory=dict)  # why a node stays with XLA
@@ -143,13 +143,13 @@ def _rewritten(plan: Plan, graph: Graph) -> Plan:
     """The plan with what it makes of `graph` and of the loops and branches in it."""
     produced = {value: cluster for cluster, _ in plan.taken for value in cluster.results}
     rebuilt = _rebuild(graph, produced)
-    return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt))
+    return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt, plan.limits))
 
 
 def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
              donated: Sequence[tuple[int, int]], around: frozenset[str], limits: Limits) -> Plan:
     """What is to become of the nodes; `around` are the ops that `graph` is a region of."""
-    reasons = {node: _refusal(node) for node in graph.nodes}
+    reasons = {node: refusal(node, limits.left) for node in graph.nodes}
     plan = _planned_regions(graph, reasons, choose, small, around, limits)
     fuser, values = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
@@ -183,7 +183,7 @@ def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
                      small: Callable[[Unit], bool], around: frozenset[str], limits: Limits
                      ) -> Plan:
     """What is to become of the bodies of control flow that stays with XLA."""
-    plan = Plan(graph)
+    plan = Plan(graph, limits)
     for node in graph.nodes:
         if not reasons[node] or node.op not in CONTROL_FLOW:
             continue
@@ -205,16 +205,11 @@ def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
     return [(k, k) for k in range(len(region.results))]
 
 
-def _refusal(node: Node) -> str:
-    if node.op == "stablehlo.while":
-        return loop_refusal(node)
-    return supports(node)
-
-
-def _remaining(graph: Graph) -> int:
+def _remaining(graph: Graph, limits: Limits) -> int:
     """Its non-trivial operations that are not in kernels, and those of the loops left to XLA."""
-    inner = sum(_remaining(region) for node in graph.nodes
-                if node.op in CONTROL_FLOW and _refusal(node) for region in node.regions)
+    inner = sum(_remaining(region, limits) for node in graph.nodes
+                if node.op in CONTROL_FLOW and refusal(node, limits.left)
+                for region in node.regions)
     return inner + sum(_counts(node) for node in graph.nodes)
 
 

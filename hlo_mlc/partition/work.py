@@ -80,6 +80,8 @@ def _operations(stage: Stage) -> int:
             load.guard for term in stage.terms for load in loads(term) if load.guard is not None))
         each = _cost(*stage.combiner.results)
         folded += each * _WAITING if stage.scan is not None else -1 if multiplies(stage) else each
+    if stage.sort is not None:
+        folded = _cost(*stage.terms, *stage.sort.keys)
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
@@ -123,6 +125,8 @@ def _lanes(stage: Stage) -> Var | None:
     """The axis that vectors lie along, where the stage itself says so: in a map or in a fold."""
     if multiplies(stage) or stage.scan is not None or slides(stage):
         return None
+    if stage.sort is not None:
+        return stage.reduce_axes[0]
     if stage.combiner is None or walks_columns(stage):
         return stage.axes[-1] if stage.axes else None
     return stage.reduce_axes[-1] if stage.reduce_axes else None

@@ -9,13 +9,14 @@ from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.scan import ScanTemplate
+from hlo_mlc.templates.sorting import SortTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    AttentionTemplate(), WindowTemplate(), DotTemplate(), ContractionTemplate(), ScanTemplate(),
-    ColumnsTemplate(), ReductionTemplate(), TransposeTemplate(), ElementwiseTemplate(),
-    UpdateTemplate(), PlainTemplate())
+    SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(), ContractionTemplate(),
+    ScanTemplate(), ColumnsTemplate(), ReductionTemplate(), TransposeTemplate(),
+    ElementwiseTemplate(), UpdateTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

@@ -61,7 +61,8 @@ class Template(Protocol):
 
 def points(stage: Stage) -> int:
     """How often the innermost expressions of a stage are evaluated."""
-    return math.prod(v.extent for v in (*stage.axes, *stage.reduce_axes))
+    place = stage.sort.place if stage.sort is not None else None
+    return math.prod(v.extent for v in (*stage.axes, *stage.reduce_axes) if v is not place)
 
 
 def work(nest: Nest) -> int:

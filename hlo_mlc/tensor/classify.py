@@ -60,7 +60,7 @@ def _walks(stage: Stage, axes: tuple[Var, ...]) -> int:
 
 def is_map(stage: Stage) -> bool:
     """Every output element is computed from its own indices."""
-    return stage.combiner is None
+    return stage.combiner is None and stage.sort is None
 
 
 def crosses(stage: Stage) -> bool:

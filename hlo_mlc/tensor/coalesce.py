@@ -65,7 +65,8 @@ def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]
 
 
 def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
-    if inner.extent == 0 or (stage.scan is not None and stage.scan.axis in (outer, inner)):
+    if inner.extent == 0 or (stage.scan is not None and stage.scan.axis in (outer, inner)) \
+            or (stage.sort is not None and stage.sort.place in (outer, inner)):
         return False
     for access in accesses(stage):
         over, under = stride(access, outer), stride(access, inner)

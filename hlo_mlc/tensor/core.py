@@ -51,6 +51,18 @@ class Scan:
     reverse: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """Terms put in order: results lie along `place`, which may be shorter than what is sorted.
+
+    `keys` are unsigned integers over the accumulators; the first that differ decide, and what has
+    the same keys stays as it comes.
+    """
+
+    place: Var
+    keys: tuple[Expr, ...]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Stage:
     """For every point of `axes`: fold `terms` over `reduce_axes`, then assign.
@@ -61,6 +73,9 @@ class Stage:
 
     With `scan`, whose axis is one of `axes`, there are no reduce axes: at each point accumulator
     k holds the fold of term k over the points before it along that axis, and its own.
+
+    With `sort`, whose place is one of `axes`, there is one reduce axis and no combiner: at each
+    point accumulator k is term k of the element that takes this place among those along it.
 
     `overwrites` are operands whose memory its outputs take over: each point reads of them what it
     is about to replace, so that no point may be computed twice.
@@ -76,6 +91,7 @@ class Stage:
     accumulators: tuple[Var, ...] = ()
     along: tuple[Assign, ...] = ()
     scan: Scan | None = None
+    sort: Sort | None = None
     overwrites: tuple[Buffer, ...] = ()
     _derived: dict[Callable, object] = field(default_factory=dict, init=False, repr=False)
 
@@ -91,7 +107,8 @@ class Stage:
         stores = (*self.along, *self.assigns)
         guards = [a.guard for a in stores if a.guard is not None]
         indices = [i for a in stores for i in a.indices]
-        return (*self.terms, *self.initial, *(a.value for a in stores), *indices, *guards)
+        keys = self.sort.keys if self.sort is not None else ()
+        return (*self.terms, *self.initial, *keys, *(a.value for a in stores), *indices, *guards)
 
     @property
     @derived

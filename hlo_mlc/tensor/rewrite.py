@@ -20,8 +20,9 @@ def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
         return Assign(a.buffer, tuple(rewrite(i) for i in a.indices), rewrite(a.value),
                       None if a.guard is None else rewrite(a.guard))
 
+    sort = stage.sort and replace(stage.sort, keys=tuple(map(rewrite, stage.sort.keys)))
     return replace(stage, assigns=tuple(assign(a) for a in stage.assigns),
-                   along=tuple(assign(a) for a in stage.along),
+                   along=tuple(assign(a) for a in stage.along), sort=sort,
                    terms=tuple(rewrite(t) for t in stage.terms),
                    initial=tuple(rewrite(i) for i in stage.initial))
 
@@ -126,7 +127,10 @@ def _on_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
         return tuple(mapping.get(v, v) for v in group)
 
     scan = stage.scan and replace(stage.scan, axis=mapping.get(stage.scan.axis, stage.scan.axis))
-    return replace(stage, scan=scan, axes=new(stage.axes), reduce_axes=new(stage.reduce_axes),
+    sort = stage.sort and replace(stage.sort,
+                                  place=mapping.get(stage.sort.place, stage.sort.place))
+    return replace(stage, scan=scan, sort=sort, axes=new(stage.axes),
+                   reduce_axes=new(stage.reduce_axes),
                    accumulators=new(stage.accumulators))
 
 

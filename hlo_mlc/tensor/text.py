@@ -48,6 +48,12 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
                          f"fold[{combiner_text(stage.combiner)}] {over} from "
                          f"{text(initial)} of {text(term)}")
         lines += [f"{indent}  along {_assign_text(a)}" for a in stage.along]
+    if stage.sort is not None:
+        keys = ", ".join(map(text, stage.sort.keys))
+        over = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
+        for accumulator, term in zip(stage.accumulators, stage.terms, strict=True):
+            lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = sorted over {over} "
+                         f"at {stage.sort.place.name} by {keys} of {text(term)}")
     lines += [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
     return lines
 

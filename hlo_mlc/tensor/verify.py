@@ -147,15 +147,17 @@ class _Checker:
     def _scopes(self, stage: Stage, counters: frozenset[Var]) -> None:
         """Expressions are over what exists where they are evaluated, and of the right types."""
         axes = counters.union(stage.axes)
-        everywhere = axes.union(stage.reduce_axes)
+        everywhere = axes.union(stage.reduce_axes) - ({stage.sort.place} if stage.sort else set())
         for group, known in ((stage.initial, axes), (stage.terms, everywhere),
                              (_parts(stage.along), everywhere),
-                             (_parts(stage.assigns), axes.union(stage.accumulators))):
+                             (_parts(stage.assigns), axes.union(stage.accumulators)),
+                             (stage.sort.keys if stage.sort else (),
+                              frozenset(stage.accumulators))):
             for e in group:
                 if not e.free <= known:
                     names = ", ".join(sorted(v.name for v in e.free - known))
                     raise self.error(f"no axis or loop defines {names} in {e}", stage)
-        folded = zip(stage.accumulators, stage.terms, stage.initial, strict=True)
+        folded = zip(stage.accumulators, stage.terms, stage.initial or stage.terms, strict=True)
         wrong = [a for a, term, first in folded if not a.dtype is term.dtype is first.dtype]
         wrong += [a.buffer for a in (*stage.along, *stage.assigns)
                   if a.value.dtype is not a.buffer.dtype]

@@ -69,14 +69,15 @@ def test_names_are_unique_and_the_demo_is_in_the_registry() -> None:
     assert set(DEMO) <= set(BY_NAME)
     assert GROUPS == ("models", "attention", "elementwise", "rows", "contractions",
                       "convolutions", "loops",
-                      "math", "random", "movement", "overhead")
+                      "math", "random", "movement", "sorting", "overhead")
 
 
 def test_arguments_have_the_dtype_of_the_case() -> None:
     for case in BY_NAME.values():
         _, args = case_at_tiny_size(case)
         found = {leaf.dtype for leaf in jax.tree.leaves(args)}
-        other = {"random": {jnp.dtype(jnp.uint32)}, "movement": {jnp.dtype(jnp.int32)}}
+        other = {"random": {jnp.dtype(jnp.uint32)}, "movement": {jnp.dtype(jnp.int32)},
+                 "sorting": {jnp.dtype(jnp.int32)}}
         assert found - other.get(case.group, set()) <= {jnp.dtype(case.dtype)}, case.name
         assert found, case.name
 

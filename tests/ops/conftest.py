@@ -19,7 +19,7 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop.compat import compile_for_cpu
-from hlo_mlc.ops.definition import Fold, Indices, Pointwise, Read, Staged, Update
+from hlo_mlc.ops.definition import Fold, Indices, Pointwise, Read, Sorted, Staged, Update
 from hlo_mlc.ops.registry import DEFINITIONS
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 100.0, np.inf, -np.inf, np.nan)
@@ -88,6 +88,8 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
             return _run_pointwise(node, lowered, Memory(memory))
         case Fold():
             return _run_fold([v.type for v in node.results], lowered, Memory(memory))
+        case Sorted():
+            return _run_sorted(node, lowered, Memory(memory))
         case Update():
             return (_run_update(lowered, arrays, Memory(memory)),)
         case Staged():
@@ -143,6 +145,19 @@ def _run_fold(kinds: Sequence[TensorType], lowered: Fold,
         return state
     bound = dict(zip(combiner.lhs, state, strict=True))
     return _values(lowered.finish(combiner.lhs), bound, memory, kinds)
+
+
+def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray, ...]:
+    shape = list(node.operands[0].type.shape)
+    shape[lowered.axis] = lowered.extent
+    indices, env = axes_of(tuple(shape), "i")
+    terms = lowered.terms(indices)
+    kinds = [TensorType(tuple(shape), e.dtype) for e in (*terms, *lowered.keys(terms))]
+    values = _values((*terms, *lowered.keys(terms)), env, memory, kinds)
+    order = np.lexsort(values[:len(terms) - 1:-1], axis=lowered.axis)
+    kept = node.results[0].type.shape[lowered.axis]
+    return tuple(np.take_along_axis(v, order, lowered.axis).take(range(kept), lowered.axis)
+                 for v in values[:len(terms)])
 
 
 def _run_update(lowered: Update, arrays: Sequence[np.ndarray], memory: Memory) -> np.ndarray:

@@ -428,5 +428,5 @@ def test_what_is_looked_up_is_guarded_or_clamped():
         if right:
             verify(looked)
         else:
-            with pytest.raises(VerifyError, match="from -inf to inf"):
+            with pytest.raises(VerifyError, match="from -2147483648 to 2147483647"):
                 verify(looked)

@@ -13,6 +13,7 @@ from hlo_mlc_bench.cases import (
     movement,
     overhead,
     rows,
+    sorting,
 )
 
 CASES = (
@@ -25,6 +26,7 @@ CASES = (
     *loops.CASES,
     *math.CASES,
     *movement.CASES,
+    *sorting.CASES,
     *overhead.CASES,
 )
 """All cases, in the order in which they are run and shown; neighbours hang on their case."""

@@ -10,6 +10,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
@@ -107,6 +108,8 @@ class _Assembler:
         template, refused = choose_template(nest)
         if template is not None:
             return self._apply(template, nest, refused, outer, scratch)
+        if len(nest.stages) == 1:
+            raise CodegenError(f"no template for GPUs takes this: {refused[-1][1]}")
         # One after the other: a stage reads what earlier ones wrote at its own point only, but now
         # it does so from memory.
         return tuple(stmt for stage in nest.stages for stmt in self._nest(

@@ -1,0 +1,44 @@
+"""Putting in order: whole arrays, rows, positions, several keys, the largest few."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from hlo_mlc_bench.case import Case, Inputs, Workload, of_normals
+
+
+def several_keys(inputs: Inputs, *, kinds: int, size: int) -> Workload:
+    """Records by kind, then by value, with what belongs to them."""
+
+    def function(kind: jax.Array, value: jax.Array, rest: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(jax.lax.sort((kind, value, rest), num_keys=2))
+
+    return function, (inputs.places(kinds, size), inputs.normal(size), inputs.normal(size))
+
+
+def integers(inputs: Inputs, *, size: int) -> Workload:
+    """Numbers up to two thousand million."""
+    return lambda x: jnp.sort(x), (inputs.places(1 << 31, size),)
+
+
+_case = functools.partial(Case, group="sorting", tolerance=0)
+_MILLION, _ODD, _TINY = {"size": 1 << 20}, {"size": 999_983}, {"size": 37}
+
+CASES = (
+    _case("sort", of_normals(jnp.sort), _MILLION, tiny=_TINY, figure=25.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
+    _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0)
+    .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
+    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=6.0),
+    _case("sort_rows", of_normals(functools.partial(jnp.sort, axis=-1)),
+          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
+    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
+    _case("sort_several_keys", several_keys, {"kinds": 100, "size": 1 << 18},
+          tiny={"kinds": 3, "size": 37}, figure=5.0),
+    _case("top_k", of_normals(functools.partial(jax.lax.top_k, k=32)),
+          {"rows": 256, "columns": 50_000}, tiny={"rows": 2, "columns": 70}, figure=2.0)
+    .with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
+)

@@ -1,0 +1,56 @@
+"""Short rows: the rank of each element is how many come before it, counted in vectors."""
+
+from __future__ import annotations
+
+import functools
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import U32
+from hlo_mlc.loops.core import Accumulate, LoopKind, Store
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.templates.base import across, decoded, shared_out
+from hlo_mlc.templates.sorting.records import (
+    MOVED,
+    Body,
+    Sorting,
+    alone,
+    comes_first,
+    exist,
+    moved,
+    read,
+)
+from hlo_mlc.tensor.combine import named_combiner
+
+
+def by_ranks(sorting: Sorting) -> Body:
+    """Each element goes to the place that tells how many come before it."""
+    n = sorting.element.extent
+    given, ordered = sorting.records("given", (n,)), sorting.records("ordered", (n,))
+    keys = tuple(Buffer(f"{sorting.stage.name}_key{k}", key.dtype, (n,), "stack")
+                 for k, key in enumerate(sorting.stage.sort.keys))
+    rank = Buffer(f"{sorting.stage.name}_rank", U32, (n,), "stack")
+
+    def row(number: Expr) -> Body:
+        at = decoded(sorting.outer, number)
+        start = across("start", n, sorting.width, lambda i: (
+            *(Store(b, (i,), key) for b, key in
+              zip(keys, sorting.keys(read(given, (i,))), strict=True)),
+            Store(rank, (i,), const(0, U32))), LoopKind.SERIAL)
+
+        def counted(j: Var, i: Expr) -> Body:
+            first = comes_first(read(keys, (j,)), read(keys, (i,)), index.compare("lt", j, i))
+            return (Accumulate((rank,), (i,), named_combiner("add", U32),
+                               (apply("convert", first, dtype=U32),)),)
+
+        count = loop("other", n, LoopKind.SERIAL, lambda j: across(
+            "counted", n, sorting.width, functools.partial(counted, j)))
+        move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
+            given, (i,), ordered, alone, load(rank, (i,)), n))
+        return exist((*given, *ordered, *keys, rank), (
+            *sorting.fill(given, alone, at, index.constant(0), n), *start, count, move,
+            *sorting.hand_out(ordered, alone, at)))
+
+    total = sorting.rows * n * (n // sorting.width + MOVED)
+    return shared_out(sorting.stage.name, sorting.rows, total, row)

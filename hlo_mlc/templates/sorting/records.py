@@ -1,0 +1,156 @@
+"""What is moved when elements are put in order: records, with the accumulators that results need,
+and those keys that do not follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import FALSE, apply, as_index, load, substitute
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import Allocate, LoopKind, Stmt, Store
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import across, lanes
+from hlo_mlc.tensor.core import Stage
+
+Body = tuple[Stmt, ...]
+Place = Callable[[Expr], tuple[Expr, ...]]  # the indices of a record in its buffers
+Records = tuple[Buffer, ...]  # one buffer for each part of a record
+
+# Bytes of a row with the room to move it, up to which it is private to a task.
+STACK = 128 * 1024
+# Simple operations (templates/base.py) that moving a record once takes.
+MOVED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Sorting:
+    """One sort on a target; `digit`: the bits that are sorted by at once."""
+
+    stage: Stage
+    digit: int
+    width: int  # lanes of a vector
+    kept: tuple[Var, ...]  # accumulators that a record has
+    extra: tuple[int, ...]  # the keys that it has besides
+    scratch: list[Buffer] = field(default_factory=list)  # that its records are in
+
+    @staticmethod
+    def of(stage: Stage, target: CpuTarget, digit: int) -> Sorting:
+        """How a stage is sorted."""
+        wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
+        kept = tuple(v for v in stage.accumulators if v in wanted)
+        extra = tuple(k for k, key in enumerate(stage.sort.keys) if not key.free <= set(kept))
+        return Sorting(stage, digit, lanes((stage,), target), kept, extra)
+
+    @property
+    def element(self) -> Var:
+        return self.stage.reduce_axes[0]
+
+    @property
+    def outer(self) -> tuple[Var, ...]:
+        return tuple(v for v in self.stage.axes if v is not self.stage.sort.place)
+
+    @property
+    def rows(self) -> int:
+        return math.prod(v.extent for v in self.outer)
+
+    @property
+    def digits(self) -> tuple[tuple[int, int], ...]:
+        """(key, lowest bit) of each digit, the one that counts least first."""
+        keys = self.stage.sort.keys
+        return tuple((k, bit) for k in reversed(range(len(keys)))
+                     for bit in range(0, keys[k].dtype.bits, self.digit))
+
+    def records(self, name: str, shape: tuple[int, ...], scope: str = "stack") -> Records:
+        """Buffers of so many records."""
+        dtypes = [v.dtype for v in self.kept] + [self.stage.sort.keys[k].dtype for k in self.extra]
+        found = tuple(Buffer(f"{self.stage.name}_{name}{n}", dtype, shape, scope)
+                      for n, dtype in enumerate(dtypes))
+        if scope == "scratch":
+            self.scratch.extend(found)
+        return found
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a record."""
+        return sum(b.bytes for b in self.records("one", (1,)))
+
+    def keys(self, values: Sequence[Expr]) -> tuple[Expr, ...]:
+        """The keys of a record."""
+        known = dict(zip(self.kept, values, strict=False))
+        given = dict(zip(self.extra, values[len(self.kept):], strict=True))
+        return tuple(given[k] if k in given else substitute(key, known)
+                     for k, key in enumerate(self.stage.sort.keys))
+
+    def given(self, at: dict[Var, Expr], position: Expr) -> tuple[Expr, ...]:
+        """The record of the element at a position of a row."""
+        point = {**at, self.element: position}
+        terms = {v: substitute(e, point) for v, e in
+                 zip(self.stage.accumulators, self.stage.terms, strict=True)}
+        return (*(terms[v] for v in self.kept),
+                *(substitute(self.stage.sort.keys[k], terms) for k in self.extra))
+
+    def results(self, at: dict[Var, Expr], place: Expr, values: Sequence[Expr]) -> Body:
+        """The record that takes a place of a row is stored there."""
+        point = {**at, self.stage.sort.place: place,
+                 **dict(zip(self.kept, values, strict=False))}
+        return tuple(Store(a.buffer, tuple(substitute(i, point) for i in a.indices),
+                           substitute(a.value, point)) for a in self.stage.assigns)
+
+    def fill(self, into: Records, place: Place, at: dict[Var, Expr], first: Expr, count: int
+             ) -> Body:
+        """The records of `count` elements from the one at `first` on."""
+        return across("fill", count, self.width, lambda i: tuple(
+            Store(b, place(i), value) for b, value in
+            zip(into, self.given(at, index.add(first, i)), strict=True)), LoopKind.SERIAL)
+
+    def hand_out(self, records: Records, place: Place, at: dict[Var, Expr]) -> Body:
+        """The results of a row, from its first records."""
+        return across("out", self.stage.sort.place.extent, self.width, lambda i: self.results(
+            at, i, read(records, place(i))), LoopKind.SERIAL)
+
+
+def read(records: Records, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """A record."""
+    return tuple(load(b, at) for b in records)
+
+
+def comes_first(one: Sequence[Expr], other: Sequence[Expr], tied: Expr = FALSE) -> Expr:
+    """Whether keys come before others; `tied` where they are the same."""
+    for mine, theirs in reversed(tuple(zip(one, other, strict=True))):
+        equal = apply("and", apply("eq", mine, theirs), tied)
+        tied = apply("or", apply("lt", mine, theirs), equal)
+    return tied
+
+
+def length(run: Expr, size: int, n: int) -> Expr:
+    """Elements of a run, of which the last may be shorter."""
+    return index.minimum(index.constant(size), index.maximum(index.subtract(
+        index.constant(n), index.multiply(run, index.constant(size))), index.constant(0)))
+
+
+def alone(i: Expr) -> tuple[Expr, ...]:
+    return (i,)
+
+
+def in_row(row: Expr, i: Expr) -> tuple[Expr, ...]:
+    return (row, i)
+
+
+def exist(buffers: Sequence[Buffer], body: Body) -> Body:
+    """`body`, in which the buffers exist."""
+    for buffer in reversed(buffers):
+        body = (Allocate(buffer, body),)
+    return body
+
+
+def moved(front: Records, source: tuple[Expr, ...], back: Records, place: Place, to: Expr,
+          most: int) -> Body:
+    """One record to the place that a counter says; whether that is inside is asked, so that nobody
+    need believe the counters."""
+    there = as_index(to)
+    inside = index.compare("lt", there, index.constant(most))
+    return tuple(Store(b, place(there), value, inside)
+                 for b, value in zip(back, read(front, source), strict=True))

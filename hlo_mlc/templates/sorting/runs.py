@@ -1,0 +1,165 @@
+"""Few long rows: each is cut into runs that are sorted in tasks of their own; then runs are merged,
+in tasks that find out by bisection where their share of the result begins."""
+
+from __future__ import annotations
+
+import functools
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import BOOL, U32
+from hlo_mlc.loops.core import If, LoopKind, Store, While
+from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.templates.base import decoded, parallel_tasks
+from hlo_mlc.templates.sorting.digits import Digits
+from hlo_mlc.templates.sorting.records import (
+    Body,
+    Records,
+    Sorting,
+    alone,
+    comes_first,
+    exist,
+    in_row,
+    length,
+    read,
+)
+
+# Parts of a share that are merged side by side.
+CHAINS = 4
+
+
+def by_runs(sorting: Sorting, runs: int) -> Body:
+    """Runs in order, then pairs of them merged until there is one."""
+    n = sorting.element.extent
+    size = -(-n // (runs * sorting.width)) * sorting.width
+    front, back = (sorting.records(name, (sorting.rows * runs, size), "scratch")
+                   for name in ("front", "back"))
+
+    def sort(number: Expr) -> Body:
+        run = index.floormod(number, runs)
+        at = decoded(sorting.outer, index.floordiv(number, runs))
+        place = functools.partial(in_row, number)
+        first = index.multiply(run, index.constant(size))
+        last = n - (runs - 1) * size
+        whole = index.compare("lt", run, index.constant(runs - 1))
+        return (If(whole, sorting.fill(front, place, at, first, size),
+                   sorting.fill(front, place, at, index.constant((runs - 1) * size), last)),
+                *Digits(sorting, front, back, place, size).sorted(length(run, size, n)))
+
+    body = parallel_tasks(f"{sorting.stage.name}_run", sorting.rows * runs, 1, sort)
+    source = Digits(sorting, front, back, alone, size).ordered
+    while runs > 1:
+        merged = None if runs == 2 else sorting.records(
+            f"merged{runs}_", (sorting.rows * runs // 2, 2 * size), "scratch")
+        body += _merge(sorting, source, merged, runs, size)
+        source, runs, size = merged, runs // 2, 2 * size
+    return body
+
+
+def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, size: int) -> Body:
+    """Pairs of runs of `size` records merged, the last pair of a row into its results.
+
+    A task writes a share of a pair's records in parts of equal length side by side: each is a
+    chain of records that wait for one another.
+    """
+    n, shares = sorting.element.extent, runs
+    part = -(-2 * size // (shares * CHAINS))
+    share = part * CHAINS
+
+    def task(number: Expr) -> Body:
+        begin = index.multiply(index.floormod(number, shares), index.constant(share))
+        pair = index.floordiv(number, shares)
+        merge = _Merge(sorting, source, into, pair, runs, size)
+        taken, ours = (tuple(Buffer(f"{sorting.stage.name}_{name}{q}", dtype, (), "register")
+                             for q in range(CHAINS))
+                       for name, dtype in (("taken", U32), ("ours", BOOL)))
+        at = [index.add(begin, index.constant(q * part)) for q in range(CHAINS)]
+        whole = length(merge.within, 2 * size, n)
+        end = index.add(begin, index.constant(share))
+
+        def left(q: int) -> Expr:
+            rest = index.maximum(index.subtract(whole, at[q]), index.constant(0))
+            return index.minimum(index.constant(part), rest)
+
+        def step(q: int, o: Var) -> Body:
+            return merge.step(taken[q], ours[q], index.add(at[q], o))
+
+        return exist((*taken, *ours), (
+            *(s for q in range(CHAINS) for s in merge.share(taken[q], at[q])),
+            If(index.compare("le", end, whole),
+               (loop("merged", part, LoopKind.SERIAL, lambda o: tuple(
+                   s for q in range(CHAINS) for s in step(q, o))),),
+               tuple(loop(f"merged{q}", left(q), LoopKind.SERIAL, functools.partial(step, q))
+                     for q in range(CHAINS)))))
+
+    return parallel_tasks(f"{sorting.stage.name}_merge", sorting.rows * runs // 2 * shares, 1,
+                          task)
+
+
+class _Merge:
+    """Two neighbouring runs of a row, `pair` counted over all rows, and where they are merged."""
+
+    def __init__(self, sorting: Sorting, source: Records, into: Records | None, pair: Expr,
+                 runs: int, size: int) -> None:
+        self.sorting, self.source, self.into = sorting, source, into
+        self.pair, self.size = pair, size
+        self.within, self.row = index.floormod(pair, runs // 2), index.floordiv(pair, runs // 2)
+        two = index.constant(2)
+        self.runs = [index.add(index.multiply(pair, two), index.constant(k)) for k in range(2)]
+        first = index.multiply(self.within, two)
+        self.have = [length(index.add(first, index.constant(k)), size, sorting.element.extent)
+                     for k in range(2)]
+
+    def _record(self, side: int, position: Expr) -> tuple[Expr, ...]:
+        """A record of one run; any, where there is none."""
+        inside = index.maximum(index.minimum(position, index.constant(self.size - 1)),
+                               index.constant(0))
+        return read(self.source, (self.runs[side], inside))
+
+    def _second_first(self, i: Expr, j: Expr) -> Expr:
+        """Whether record j of the second run comes before record i of the first."""
+        one, other = (self.sorting.keys(self._record(*at)) for at in ((1, j), (0, i)))
+        return comes_first(one, other)
+
+    def step(self, taken: Buffer, ours: Buffer, place: Expr) -> Body:
+        """The record that takes a place, and whether it came from the first run, of which so many
+        were taken before."""
+        i = as_index(load(taken, ()))
+        j = index.subtract(place, i)
+        first = apply("and", apply("lt", i, self.have[0]), apply(
+            "or", apply("ge", j, self.have[1]), apply("not", self._second_first(i, j))))
+        chosen = tuple(apply("select", load(ours, ()), x, y) for x, y in
+                       zip(self._record(0, i), self._record(1, j), strict=True))
+        if self.into is None:
+            s = self.sorting
+            stores = s.results(decoded(s.outer, self.row), place, chosen)
+        else:
+            stores = tuple(Store(b, (self.pair, place), value)
+                           for b, value in zip(self.into, chosen, strict=True))
+        return (Store(ours, (), first), *stores, Store(taken, (), apply(
+            "add", load(taken, ()), apply("convert", load(ours, ()), dtype=U32))))
+
+    def share(self, taken: Buffer, begin: Expr) -> Body:
+        """How many of the first run come before the record that takes place `begin`, found by
+        bisection."""
+        low = taken
+        high, middle, more = (Buffer(f"{taken.name}_{name}", dtype, (), "register")
+                              for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL)))
+
+        def number(e: Expr) -> Expr:
+            return apply("convert", e, dtype=U32)
+
+        i = as_index(load(middle, ()))
+        j = index.subtract(index.subtract(begin, i), index.constant(1))
+        half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
+        behind = apply("add", load(middle, ()), const(1, U32))
+        bisect = While(apply("lt", load(low, ()), load(high, ())), (
+            Store(middle, (), half),
+            Store(more, (), apply("not", self._second_first(i, j))),
+            Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
+            Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ())))))
+        return (Store(low, (), number(index.maximum(index.subtract(begin, self.have[1]),
+                                                    index.constant(0)))),
+                *exist((high, middle, more), (
+                    Store(high, (), number(index.minimum(begin, self.have[0]))), bisect)))

@@ -1,0 +1,213 @@
+"""Sorts of every kind of key, in every way: ranks, digits, runs, candidates."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc import compile_stablehlo
+from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.prove import prove
+from hlo_mlc.target.cpu import named
+from hlo_mlc.target.levels import runnable
+from hlo_mlc.templates.program import schedule_program
+
+LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
+DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int16", "int32", "int64", "uint8",
+          "uint16", "uint32", "uint64", "bool")
+WAYS = tuple({"ranked": ranked, "digit": digit, "runs": runs, "candidates": candidates}
+             for ranked, (digit, runs), candidates in itertools.product(
+                 (0, 1024), ((8, 1), (8, 4), (11, 2)), (0, 1)))
+
+
+def values(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Bits of all kinds: NaNs with payloads and signs, zeros of both signs, many ties; but no
+    subnormal numbers, which XLA takes for zeros."""
+    rng = np.random.default_rng([seed, *dtype.encode(), *shape])
+    kind = jnp.dtype(dtype)
+    if kind == np.bool_:
+        return rng.random(shape) < 0.5
+    bits = rng.integers(0, 256, (*shape, kind.itemsize), np.uint8)
+    raw = bits.view(kind).reshape(shape)
+    near = np.asarray(rng.integers(0, 5, shape), kind)
+    mixed = np.where(rng.random(shape) < 0.6, raw, near)
+    if jnp.issubdtype(kind, jnp.floating):
+        special = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan], np.float64).astype(kind)
+        mixed = np.where(rng.random(shape) < 0.2, rng.choice(special, shape), mixed).astype(kind)
+        mixed = np.where(np.abs(mixed) < jnp.finfo(kind).tiny, np.asarray(0, kind), mixed)
+    return mixed.astype(kind)
+
+
+def same_bits(actual: object, expected: object) -> None:
+    for one, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        one, other = np.asarray(one), np.asarray(other)
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.tobytes() == other.tobytes()
+
+
+def agrees(function, *args) -> None:
+    """Bit by bit as XLA has it, and wholly in our kernels."""
+    ours = mlc_jit(function, choose="ours")
+    same_bits(ours(*args), jax.jit(function)(*args))
+    assert ours.report().coverage == 1, ours.explain()
+
+
+def in_order(x: np.ndarray, axis: int = -1) -> np.ndarray:
+    """The positions of a stable sort, by another way: NumPy's, NaNs last and zeros equal."""
+    return np.argsort(x.astype(np.float64) if x.dtype.kind in "fV" else x, axis, kind="stable")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 2), (7, 5), (3, 40), (2, 300), (9000,)])
+def test_every_type(dtype, shape):
+    with jax.enable_x64(True):
+        x = values(dtype, shape)
+        if x.dtype == jnp.bfloat16:
+            x = np.where(np.isnan(x.astype(np.float32)), np.nan, x).astype(x.dtype)
+        agrees(lambda x: (jnp.sort(x), jnp.argsort(x), jnp.sort(x, descending=True)), x)
+        np.testing.assert_array_equal(mlc_jit(jnp.argsort, choose="ours")(x), in_order(x))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_every_axis(arrays, axis):
+    x, = arrays("float32", (9, 70, 12))
+    agrees(lambda x: (jnp.sort(x, axis), jnp.argsort(x.transpose(2, 0, 1), axis)), x)
+
+
+@pytest.mark.parametrize("count", [50, 6000])
+def test_several_keys(count):
+    """The first that differ decide; the rest goes along."""
+    a, b, c = (values(t, (count,), 3) for t in ("int8", "float32", "uint16"))
+    agrees(lambda a, b, c: lax.sort((a, b, c), num_keys=3), a, b, c)
+    agrees(lambda a, b, c: lax.sort((c, a, b), num_keys=2), a, b, c)
+    agrees(lambda a, b, c: jnp.lexsort((a, b, c)), a, b, c)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_every_way_is_the_same(take_apart, machine_code, way):
+    """Whatever is chosen, on any number of threads, next to memory that cannot be touched."""
+    x, y = values("float32", (2, 777), 1), values("int16", (2, 777), 2)
+
+    def function(x, y):
+        return (jnp.sort(x), lax.sort((y, x), num_keys=1), lax.sort((y, x), num_keys=2),
+                lax.top_k(y, 3), lax.top_k(x, 90))
+
+    parts = take_apart(function, x, y)
+    expected = jax.tree.leaves(jax.jit(function)(x, y))
+    for number, level in enumerate(LEVELS):
+        execute = machine_code.executing(tuned={0: ("sort", way)}, target=named(level),
+                                         threads=1 + number, fence_at=("end", "start")[number % 2])
+        same_bits(parts.run([x, y], execute), expected)
+
+
+@pytest.mark.parametrize("runs", [1, 2, 4, 8])
+@pytest.mark.parametrize("count", [8 << 14, (8 << 14) + 1, (9 << 14) - 3])
+def test_runs_that_are_merged(take_apart, machine_code, runs, count):
+    """Shares that end in the middle of a part, and runs that are shorter than others."""
+    x = values("int32", (count,), 7)
+    parts = take_apart(jnp.argsort, x)
+    tuned = {0: ("sort", {"ranked": 0, "digit": 8, "runs": runs, "candidates": 0})}
+    positions, = parts.run([x], machine_code.executing(tuned=tuned, threads=2))
+    np.testing.assert_array_equal(positions, in_order(x))
+
+
+@pytest.mark.parametrize("order", ["as they come", "sorted", "reversed", "equal", "two values",
+                                   "one apart", "nan"])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_orders_that_are_there_already(order, dtype):
+    with jax.enable_x64(True):
+        x = np.random.default_rng(5).integers(-1 << 30, 1 << 30, 70_000).astype(dtype)
+        if order == "nan" and dtype == "float32":
+            x[::2] = np.nan
+        x = {"sorted": np.sort(x), "reversed": np.sort(x)[::-1], "equal": np.full_like(x, 3),
+             "two values": x % 2, "one apart": np.where(np.arange(len(x)) == 40_000, -1, 5)
+             }.get(order, x).astype(dtype)
+        agrees(lambda x: (jnp.sort(x), jnp.argsort(x), lax.top_k(x, 5)), x)
+
+
+@pytest.mark.parametrize("count,kept", [(2, 1), (9, 9), (40, 3), (2048, 1), (5000, 700),
+                                        (66_000, 17)])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8", "float16"])
+def test_the_first_few(count, kept, dtype):
+    """Of equal ones the first; many candidates, since each is better than all before it."""
+    x = values(dtype, (3, count), 4)
+    if x.dtype.kind == "f":
+        x = np.nan_to_num(x)  # in which order NaNs come is a matter of their bits
+    agrees(lambda x: lax.top_k(x, kept), x)
+    agrees(lambda x: lax.top_k(x, kept), np.sort(x))
+    where = np.asarray(mlc_jit(lambda x: lax.top_k(x, kept)[1], choose="ours")(np.abs(x)))
+    flipped = -np.abs(x).astype(np.float64)
+    np.testing.assert_array_equal(where, in_order(flipped)[:, :kept])
+
+
+def test_what_surrounds_a_sort_is_computed_in_it(take_apart, arrays):
+    x, y = arrays("float32", (40, 70), (40, 70))
+
+    def function(x, y):
+        first, second = lax.sort((jnp.exp(x), y * 2), num_keys=1)
+        return first, second + 1, (first > 1) & (second > 0)
+
+    (program,) = take_apart(function, x, y).programs
+    assert len(program.steps) == 1
+    (stage,) = program.steps[0].stages
+    assert stage.sort is not None
+    assert len(stage.assigns) == 3
+    agrees(lambda x, y: (lax.sort((x * 2, y * 2), num_keys=1)[1] + 1, jnp.sort(x)[:, ::3]), x, y)
+
+
+def test_in_loops_and_what_reads_it_elsewhere(arrays):
+    x, = arrays("float32", (12, 33))
+
+    def function(x):
+        def body(_, c):
+            return jnp.sort(c[::-1] * -1, 1) + 1
+
+        ordered = jnp.sort(x, 0)
+        return lax.fori_loop(0, 4, body, x), ordered[::-1] - ordered[:1], ordered.sum(0)
+
+    agrees(lambda x: function(jnp.round(x * 8)), x)
+
+
+def test_other_comparators_stay_with_xla():
+    """Which elements come first is not a matter of keys."""
+    x = np.arange(8, dtype=np.float32)
+    text = """
+func.func @main(%a: tensor<8xf32>) -> tensor<8xf32> {
+  %s = "stablehlo.sort"(%a) ({
+  ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+    %z = stablehlo.subtract %x, %y : tensor<f32>
+    %c = stablehlo.constant dense<0.5> : tensor<f32>
+    %r = stablehlo.compare LT, %z, %c, FLOAT : (tensor<f32>, tensor<f32>) -> tensor<i1>
+    stablehlo.return %r : tensor<i1>
+  }) {dimension = 0 : i64, is_stable = true} : (tensor<8xf32>) -> tensor<8xf32>
+  return %s : tensor<8xf32>
+}"""
+    compiled = compile_stablehlo(text, choose="ours")
+    assert np.asarray(compiled(x)[0]).shape == (8,)
+    assert "comparator" in compiled.explain(x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_loops_are_proved_and_mean_the_same(take_apart, machine_code, seed):
+    """Machine code, the interpreter and NumPy, with parameters that were drawn."""
+    rng = np.random.default_rng(seed)
+    x = values("int8", (2, int(rng.integers(2, 40))), seed)
+    way = {key: int(rng.choice(kept)) for key, kept in {
+        "ranked": (0, 64), "digit": (8, 11), "runs": (1,), "candidates": (0, 1)}.items()}
+    parts = take_apart(lambda x: (jnp.argsort(x), lax.top_k(x, 2)), x)
+
+    def interpreted(program, operands):
+        loops, _ = schedule_program(program, machine_code.target, {0: ("sort", way)})
+        loops, proof = prove(loops)
+        assert not proof.guarded
+        return interpret(loops, operands, seed=seed)
+
+    same_bits(parts.run([x], interpreted),
+              parts.run([x], machine_code.executing(tuned={0: ("sort", way)})))
+    np.testing.assert_array_equal(parts.run([x], interpreted)[0], in_order(x))
