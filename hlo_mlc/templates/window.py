@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, load, substitute
 from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
@@ -34,6 +35,7 @@ from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
 from hlo_mlc.templates.window_roles import (
     even,
+    first_lane,
     in_groups,
     lane_of,
     product_roles,
@@ -154,14 +156,15 @@ def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
 
     Of a matrix product, the right factor is brought into the order of the loops first.
     """
-    width, scratch, before = lanes((stage,), target), (), ()
+    width, scratch, before, panel = lanes((stage,), target), (), (), None
     product = product_roles(stage, width)
     if parameters["pack"] and product is not None:
-        move, stage, packed = _packed(stage, product, parameters["vectors"] * width)
+        panel = Var(f"{product.columns[-1].name}_number", INDEX)
+        move, stage, packed = _packed(stage, product, parameters["vectors"], width, panel)
         template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
         before = template.apply(nest, target, template.default(nest, target)).body
         scratch = (packed,)
-    builder = WindowLoops.of(stage, target, parameters, work(Nest((stage,), 0)))
+    builder = WindowLoops.of(stage, target, parameters, work(Nest((stage,), 0)), panel)
     return Scheduled((*before, *in_runs(builder.build(), RUN)), scratch)
 
 
@@ -190,19 +193,22 @@ def _divisor(extent: int, least: int) -> int:
     return next((n for n in range(max(1, least), extent) if extent % n == 0), extent)
 
 
-def _packed(stage: Stage, roles: Contraction, width: int) -> tuple[Stage, Stage, Buffer]:
-    """What copies the right factor into panels of `width` columns; the stage that reads them."""
+def _packed(stage: Stage, roles: Contraction, vectors: int, lanes: int, number: Var
+            ) -> tuple[Stage, Stage, Buffer]:
+    """What copies the right factor into panels of so many vectors; the stage that reads them, in
+    which `number` is that of the panel."""
     lane, rhs = roles.columns[-1], roles.rhs
-    width = min(width, lane.extent)
+    width = min(vectors * lanes, lane.extent)
     panel = Var(f"{lane.name}_panel", lane.dtype, -(-lane.extent // width))
     column = Var(f"{lane.name}_column", lane.dtype, width)
     others = tuple(v for v in (*stage.axes, *stage.reduce_axes) if v in rhs.free and v is not lane)
     packed = Buffer(f"{stage.name}_filters", rhs.dtype,
                     (panel.extent, *(v.extent for v in others), width))
-    source = index.add(index.multiply(panel, index.constant(width)), column)
+    source = index.add(first_lane(panel, lane.extent, width, lanes), column)
     exists = index.compare("lt", source, index.constant(lane.extent))
     move = Stage(f"{stage.name}_pack", (panel, *others, column), (Assign(
         packed, (panel, *others, column), substitute(rhs, {lane: source}),
         None if exists is TRUE else exists),))
-    place = (index.floordiv(lane, width), *others, index.floormod(lane, width))
+    place = (number, *others,
+             index.subtract(lane, first_lane(number, lane.extent, width, lanes)))
     return move, replace(stage, terms=(apply("mul", roles.lhs, load(packed, place)),)), packed

@@ -13,7 +13,15 @@ from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, St
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, lanes, shared_out
-from hlo_mlc.templates.window_roles import Order, Panel, Roles, order_of, roles_of
+from hlo_mlc.templates.window_roles import (
+    Order,
+    Panel,
+    Roles,
+    begins_early,
+    first_lane,
+    order_of,
+    roles_of,
+)
 from hlo_mlc.tensor.core import Stage
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
 
@@ -49,10 +57,13 @@ class WindowLoops:
     asked: tuple[Expr, ...]
     checked_terms: tuple[Expr, ...]
     free_terms: tuple[Expr, ...]
+    number: Var | None
 
     @staticmethod
-    def of(stage: Stage, target: CpuTarget, parameters: Parameters, total: int) -> WindowLoops:
-        """The builder for given parameters; one task where `total` is not worth more."""
+    def of(stage: Stage, target: CpuTarget, parameters: Parameters, total: int,
+           number: Var | None = None) -> WindowLoops:
+        """The builder for given parameters; one task where `total` is not worth more.  `number`
+        is what terms call the number of their panel of lanes."""
         width = lanes((stage,), target)
         roles = roles_of(stage, width, parameters["tile"])
         unroll = parameters["unroll"]
@@ -67,7 +78,7 @@ class WindowLoops:
         order = order_of(stage, roles, panels, target.cores)
         return WindowLoops(stage, target, roles, order, width, parameters["vectors"], unroll, total,
                            asked, tuple(where_true(t, set(asked)) for t in stage.terms),
-                           tuple(where_true(t, conditions.keys()) for t in stage.terms))
+                           tuple(where_true(t, conditions.keys()) for t in stage.terms), number)
 
     @property
     def edges_are_rare(self) -> bool:
@@ -88,11 +99,12 @@ class WindowLoops:
 
         def task(t: Expr) -> tuple[Stmt, ...]:
             panel, base = self.order.at(t)
+            if self.number is not None:
+                base = {**base, self.number: panel}
             if self._reduces_lanes:
                 return self._row(base, Panel(index.constant(0), width))
-            start = index.multiply(panel, index.constant(width))
-            if rest and whole and rest > width - self.lanes:  # as many vectors
-                start = index.minimum(start, index.constant(lane.extent - width))
+            start = first_lane(panel, lane.extent, width, self.lanes)
+            if begins_early(lane.extent, width, self.lanes):
                 return self._row(base, Panel(start, width, panel))
             short = self._row(base, Panel(index.constant(whole * width), rest)) if rest else ()
             if not whole:

@@ -81,6 +81,19 @@ class Panel:
     number: Expr | None = None
 
 
+def begins_early(extent: int, width: int, lanes: int) -> bool:
+    """Whether the last panel of lanes takes as many vectors as the others, and so is as wide."""
+    whole, rest = divmod(extent, width)
+    return bool(whole) and rest > width - lanes
+
+
+def first_lane(panel: Expr, extent: int, width: int, lanes: int) -> Expr:
+    """Where the lanes of a panel begin."""
+    start = index.multiply(panel, index.constant(width))
+    return index.minimum(start, index.constant(extent - width)) \
+        if begins_early(extent, width, lanes) else start
+
+
 def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:
     """The reduced axes of windows that slide along `axis`, or of short ones side by side."""
     return sliding(stage, axis) or tuple(r for r in stage.reduce_axes if r.extent <= SIDE_BY_SIDE
