@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -20,6 +21,7 @@ from hlo_mlc.templates.window_roles import (
     begins_early,
     first_lane,
     order_of,
+    product_roles,
     roles_of,
 )
 from hlo_mlc.tensor.core import Stage
@@ -58,6 +60,7 @@ class WindowLoops:
     checked_terms: tuple[Expr, ...]
     free_terms: tuple[Expr, ...]
     number: Var | None
+    is_product: bool
 
     @staticmethod
     def of(stage: Stage, target: CpuTarget, parameters: Parameters, total: int,
@@ -78,7 +81,8 @@ class WindowLoops:
         order = order_of(stage, roles, panels, target.cores)
         return WindowLoops(stage, target, roles, order, width, parameters["vectors"], unroll, total,
                            asked, tuple(where_true(t, set(asked)) for t in stage.terms),
-                           tuple(where_true(t, conditions.keys()) for t in stage.terms), number)
+                           tuple(where_true(t, conditions.keys()) for t in stage.terms), number,
+                           product_roles(stage, width) is not None)
 
     @property
     def edges_are_rare(self) -> bool:
@@ -327,15 +331,18 @@ class WindowLoops:
 
     def _add(self, sums: tuple[Buffer, ...], points: Sequence[Point], width: int,
              terms: tuple[Expr, ...]) -> tuple[Stmt, ...]:
-        """Fold the terms at some points, vector by vector."""
+        """Fold the terms at some points, vector by vector; or point by point where each has a
+        factor for all vectors, of which few registers hold one at a time."""
         lane = self.roles.lane
 
-        def at_lanes(c: Expr) -> tuple[Stmt, ...]:
+        def at_lanes(points: Sequence[Point], c: Expr) -> tuple[Stmt, ...]:
             there = [(at, {**where, lane: index.add(where[lane], c)}) for at, where in points]
             return tuple(Accumulate(sums, (*at, c), self.stage.combiner, values)
                          for (at, _), values in zip(there, _at_each(terms, there), strict=True))
 
-        body = across(f"{lane.name}_f", width, self.lanes, at_lanes)
+        together = [[point] for point in points] if self.is_product else [points]
+        body = tuple(stmt for group in together for stmt in across(
+            f"{lane.name}_f", width, self.lanes, functools.partial(at_lanes, group)))
         for axis in reversed(self.roles.inner):
             body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
         return body
