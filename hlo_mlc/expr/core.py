@@ -205,20 +205,26 @@ def walk(*roots: Expr, into: Callable[[Expr], bool] | None = None) -> Iterator[E
 def loads(node: Expr) -> tuple[Load, ...]:
     """The distinct loads in `node`, those inside indices included, in order of evaluation."""
     if node._loads is None:
-        node._loads = tuple(_find_loads(node))
+        node._loads = tuple(loads_in(node))
     return node._loads
 
 
-def _find_loads(root: Expr) -> Iterator[Load]:
-    """As `walk` would come to them, but past all that is known to hold none."""
+def loads_in(*roots: Expr) -> Iterator[Load]:
+    """The same of several expressions, each once: as `walk` would come to them, but past all whose
+    loads are known."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False)]
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
     while stack:
         node, expanded = stack.pop()
         if expanded:
             yield node
         elif node not in seen:
             seen.add(node)
+            if node._loads is not None:
+                known = [load for load in node._loads if load is node or load not in seen]
+                seen.update(known)
+                yield from known
+                continue
             if isinstance(node, Load):
                 stack.append((node, True))
             stack.extend([(c, False) for c in reversed(children(node)) if c._loads != ()])
@@ -226,13 +232,13 @@ def _find_loads(root: Expr) -> Iterator[Load]:
 
 # In one line of text a shared expression of more nodes than this is written once and named:
 # written at each use, thirty operations that use their operand twice would take gigabytes.
-_LONG = 32
+LONG = 32
 
 
 def text(node: Expr) -> str:
     """One-line infix text; equal for equal expressions, so it serves as a canonical key."""
     if node._text is None:
-        lets, (body,) = spell_shared((node,), _LONG, _LONG)
+        lets, (body,) = spell_shared((node,), LONG, LONG)
         node._text = f"let {'; '.join(lets)} in {body}" if lets else body
     return node._text
 

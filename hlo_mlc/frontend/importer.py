@@ -13,9 +13,10 @@ from hlo_mlc.frontend.captures import captured_uses
 from hlo_mlc.frontend.locations import LocationReader
 from hlo_mlc.frontend.types import read_literal, read_type
 from hlo_mlc.graph.core import Attribute, Graph, Node, Origin, Value
+from hlo_mlc.ops.library_calls import DIALECT, library_op
 from hlo_mlc.support.errors import FrontendError
 
-_DIALECTS = ("stablehlo", "chlo")
+_DIALECTS = ("stablehlo", "chlo", DIALECT)
 # On a parameter: the number of the result that may have its memory.  JAX's spelling.
 DONATED = "tf.aliasing_output"
 # Attributes of a function that say nothing about how its body is to be compiled.
@@ -163,6 +164,8 @@ class _Importer:
             attributes = read_attributes(operation, self._attributes)
         except NotModelled as error:
             opaque = str(error)
+        if op == "stablehlo.custom_call" and not opaque:
+            op = library_op(attributes) or op
         regions: tuple[Graph, ...] = ()
         inlined = self._inlined
         if len(operation.regions):
@@ -173,7 +176,7 @@ class _Importer:
             else:
                 regions = tuple(read)
         results = tuple([self._define(result) for result in operation.results])
-        opaque = _reason_opaque(operation, attributes, operands, results) or opaque
+        opaque = _reason_opaque(op, operation, attributes, operands, results) or opaque
         literal: np.ndarray | None = None
         if op == "stablehlo.constant" and not opaque:
             try:
@@ -213,12 +216,13 @@ def _one_block(region: ir.Region) -> list[ir.Operation] | None:
 
 
 def _reason_opaque(
+    op: str,
     operation: ir.Operation,
     attributes: Mapping[str, Attribute],
     operands: tuple[Value, ...],
     results: tuple[Value, ...],
 ) -> str:
-    dialect, _, name = operation.name.partition(".")
+    dialect, _, name = op.partition(".")
     if dialect not in _DIALECTS:
         return f"dialect {dialect} is not modelled"
     if name == "custom_call":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hlo_mlc.graph.core import Graph, Node
 
-_DIALECTS = ("stablehlo", "chlo", "hlo_mlc")
+_DIALECTS = ("stablehlo", "chlo", "hlo_mlc", "lapack")
 # They talk to other devices, which wait for them, or stand for a call of unknown contents.
 # (What talks to the host has a token among its types, so it is opaque.)
 _EFFECTFUL = frozenset(

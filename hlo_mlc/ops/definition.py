@@ -97,7 +97,16 @@ class Staged:
     then: Callable[[Read], Fold]
 
 
-Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged
+@dataclass(frozen=True, slots=True)
+class Unrolled:
+    """At every point of `extents` some elements of each result, written out: `elements(point)[k]`
+    are places in result k and what stands there.  All points together give every element once."""
+
+    extents: tuple[int, ...]
+    elements: Callable[[Indices], tuple[tuple[tuple[Indices, Expr], ...], ...]]
+
+
+Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,23 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.ops import contraction, elementwise, indexing, reduction, selection, shape, sorting
+from hlo_mlc.ops import (
+    contraction,
+    elementwise,
+    indexing,
+    linear_algebra,
+    reduction,
+    selection,
+    shape,
+    sorting,
+)
 from hlo_mlc.ops.definition import OpDef
 from hlo_mlc.support.errors import UnsupportedOpError
 
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
-    for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting)
+    for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting,
+                   linear_algebra)
     for definition in family.DEFINITIONS
 }
 
@@ -39,8 +49,6 @@ _LEFT_TO_XLA: Mapping[str, str] = {
                      "stablehlo.collective_broadcast", "stablehlo.collective_permute",
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",
                      "stablehlo.replica_id"), _COLLECTIVE),
-    **dict.fromkeys(("stablehlo.cholesky", "stablehlo.triangular_solve"),
-                    "matrix factorisations and solves stay with XLA's libraries"),
     **dict.fromkeys(("stablehlo.rng", "stablehlo.rng_bit_generator"),
                     "XLA defines the state and the bits of its own generators"),
     **dict.fromkeys(("stablehlo.if", "stablehlo.case"),

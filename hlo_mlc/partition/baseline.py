@@ -28,6 +28,7 @@ from hlo_mlc.tensor.classify import (
     is_injective,
     is_map,
     is_plain,
+    is_written_out,
     slides,
     stride,
 )
@@ -85,6 +86,9 @@ _CONVOLUTION, _DEPTHWISE_NS = 1.5, 2.5
 # Windows: nanoseconds of XLA per element of the window, where they overlap (pooling of 3 x 3, in
 # both layouts: 0.5 to 0.75) and where they lie side by side, and then at most per result.
 _OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
+# Small matrices: nanoseconds of LAPACK for each call, and for each simple operation of ours.  On
+# Zen 5, 10,000 Cholesky and triangular factors, LUs and QRs of 2 to 8 square took 72 to 1,500 each.
+_MATRIX_NS, _MATRIX_OPERATION_NS = 60, 0.7
 # Scans: nanoseconds of XLA per result and operation of the combiner, at least.  It took 5 to 15 for
 # sums and maxima of any layout, 480 for cumulative logsumexp; twice as long where each is widened.
 _SCAN_NS, _SCAN_NARROW_NS = 5.0, 10.0
@@ -118,6 +122,9 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
     work, memory = ours.computing_us, rates.pass_us(ours.work.moved_bytes)
+    if is_written_out(stage):
+        each = _MATRIX_NS + _MATRIX_OPERATION_NS * cost(*stage.expressions)
+        return "small matrices", max(points(stage) * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = (_SCAN_NARROW_NS if narrow else _SCAN_NS) * max(1, cost(*stage.combiner.results))

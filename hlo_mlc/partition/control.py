@@ -16,6 +16,7 @@ from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.carrying import Carried, Segment, alternating, take_turns, write_back
 from hlo_mlc.partition.lowering import Item, StageLowering
 from hlo_mlc.partition.nodes import uses_among
+from hlo_mlc.partition.short_loops import write_out
 from hlo_mlc.partition.units import Fuser, finished, in_order, readers, step_reads
 from hlo_mlc.tensor.core import Loop, Nest, Step
 
@@ -34,8 +35,11 @@ def refusal(node: Node, left: Mapping[str, str]) -> str:
     return ""
 
 
-def lower_while(node: Node, outer: StageLowering) -> list[Step]:
-    """The steps of a while loop; its results get buffers in `outer`."""
+def lower_while(node: Node, outer: StageLowering) -> list[Step] | None:
+    """The steps of a while loop; its results get buffers in `outer`.  None for a short one, which
+    has become a stage among the others of `outer`."""
+    if write_out(node, outer, lambda value: _literal(value, outer)):
+        return None
     loop = _WhileLoop(node, outer)
     steps = loop.initialized()
     if loop.trip_count == 0:
@@ -153,9 +157,11 @@ def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Exp
         if node.results and (number := known.get(node.results[0])) is not None:
             lowering.compute(node, node.results[0], lambda _, e=number: e)
         elif node.op == "stablehlo.while":
+            before = list(lowering.items)
             steps = lower_while(node, lowering)
-            segments += [list(lowering.items), *steps]
-            lowering.items.clear()
+            if steps is not None:
+                segments += [before, *steps]
+                lowering.items.clear()
         else:
             lowering.add(node, uses)
     segments.append(list(lowering.items))

@@ -24,7 +24,7 @@ from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, is_written_out
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Stage, Step, TensorProgram
 
 # Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
@@ -115,7 +115,7 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
     memory = rates.pass_us(sum(size for b, size in work.moved.items() if b not in near))
     if not in_loop:
         xla += rates.thunk_us
-    elif points(stage) > 1:  # for scalars XLA has no thunks there
+    elif points(stage) > 1 or is_written_out(stage):  # for scalars XLA has no thunks there
         xla += rates.loop_thunk_us
     return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
                  trips * contraction_flops(stage))

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.partition.nodes import moves
 from hlo_mlc.partition.plan import CONTROL_FLOW
 
@@ -31,7 +32,8 @@ def _counted(node: Node) -> int:
     if node.op in CONTROL_FLOW:
         return sum(counted_operations(region.nodes) for region in node.regions)
     values = (*node.operands, *node.results)
-    if node.op in _UNCOUNTED or moves(node) or any(value.type is None for value in values):
+    if node.op in _UNCOUNTED or node.op.startswith(DIALECT) or moves(node) \
+            or any(value.type is None for value in values):
         return 0
     if node.op == "stablehlo.dot_general":
         left = node.operands[0].type.shape

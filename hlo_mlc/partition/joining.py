@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
+from hlo_mlc.partition.written_out import with_written_out
 from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
@@ -76,6 +77,11 @@ def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str
     `row_limit`: elements of a row that the target keeps between passes.
     """
     stage = _follow(nest, stage)
+    if len(nest.stages) == 1:
+        one = with_written_out(nest.stages[0], stage)
+        if one is not None:
+            handed = nest.handed | set(stage.inputs) - set(one.inputs)
+            return Joined((one,), len(one.axes), handed)
     both = _side_by_side(nest, stage)
     if both is not None:
         return Joined((both,), len(both.axes), nest.handed)

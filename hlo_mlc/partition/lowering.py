@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -26,6 +26,7 @@ from hlo_mlc.ops.definition import (
     Scan,
     Sorted,
     Staged,
+    Unrolled,
     Update,
 )
 from hlo_mlc.ops.reduction import scanned_axis
@@ -216,6 +217,8 @@ class StageLowering:
             self._sorted(node, lowered)
         elif isinstance(lowered, Staged):
             self._staged(node, lowered)
+        elif isinstance(lowered, Unrolled):
+            self.unrolled(node, lowered, node.results)
         else:
             self._update(node, lowered)
 
@@ -364,6 +367,16 @@ class StageLowering:
         between = tuple(Buffer(self.fresh("b"), dtype, staged.shape) for dtype in dtypes)
         self._fold_into(node, staged.first, between, inner=True)
         self._fold(node, staged.then(lambda indices: load(between[0], indices)))
+
+    def unrolled(self, node: Node, unrolled: Unrolled, results: Sequence[Value]) -> None:
+        """One stage that stores every element of `results`, which are written out."""
+        axes, point = self._axes(unrolled.extents)
+        found = unrolled.elements(point)
+        buffers = [self.define(value) for value in results]
+        assigns = tuple(Assign(buffer, place, element)
+                        for buffer, elements in zip(buffers, found, strict=True)
+                        for place, element in elements)
+        self._emit(node, Stage(self.fresh("s"), axes, assigns))
 
     def _scan(self, node: Node, scan: Scan) -> None:
         axes, indices = self._axes(node.results[0].type.shape)

@@ -258,7 +258,8 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
             fuser.add_outside(node, before, {known[v] for v in node.results if v in known})
         elif node.op == "stablehlo.while":
             steps = lower_while(node, lowering)
-            fuser.add_steps(node, steps, before)
+            if steps is not None:
+                fuser.add_steps(node, steps, before)
         else:
             lowering.add(node, uses)
         if lowering.items and any(item.update or item.inner for item in lowering.items):

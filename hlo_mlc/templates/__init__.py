@@ -11,12 +11,13 @@ from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.scan import ScanTemplate
 from hlo_mlc.templates.sorting import SortTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
+from hlo_mlc.templates.unrolled import UnrolledTemplate
 from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
     SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(), ContractionTemplate(),
-    ScanTemplate(), ColumnsTemplate(), ReductionTemplate(), TransposeTemplate(),
+    ScanTemplate(), ColumnsTemplate(), ReductionTemplate(), UnrolledTemplate(), TransposeTemplate(),
     ElementwiseTemplate(), UpdateTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

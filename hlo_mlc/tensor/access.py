@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, as_index, const, load, transform
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, loads
-from hlo_mlc.expr.dtypes import BOOL, U64
+from hlo_mlc.expr.dtypes import BOOL, INDEX, U64
 
 
 def conjunction(*conditions: Expr | None) -> Expr:
@@ -79,6 +79,29 @@ def clamped_index(value: Expr, limit: int) -> Expr:
     if value.dtype is U64:  # beyond the range of an index
         value = apply("min", value, const(limit, U64))
     return index.maximum(index.minimum(as_index(value), index.constant(limit)), index.constant(0))
+
+
+def picked(elements: Sequence[Expr], place: Expr) -> Expr:
+    """The one of `elements` at `place`, an index that is not beyond their ends, by selections."""
+    if isinstance(place, Const):
+        return elements[place.value]
+    last = len(elements) - 1
+    # Where it was clamped to the ends, comparisons with what is before the last come out the same.
+    while isinstance(place, Apply) and place.op in ("min", "max") \
+            and isinstance(place.args[1], Const) \
+            and place.args[1].value == (last if place.op == "min" else 0):
+        place = place.args[0]
+    place = as_integer(place)
+    result = elements[last]
+    for i in reversed(range(last)):
+        result = apply("select", apply("le", place, const(i, place.dtype)), elements[i], result)
+    return result
+
+
+def as_integer(place: Expr) -> Expr:
+    """What an index was converted from, if it was: vectors hold more of such integers."""
+    is_converted = isinstance(place, Apply) and place.op == "convert" and place.dtype is INDEX
+    return place.args[0] if is_converted else place
 
 
 def linearize(indices: Sequence[Expr], shape: Sequence[int]) -> Expr:

@@ -63,6 +63,12 @@ def is_map(stage: Stage) -> bool:
     return stage.combiner is None and stage.sort is None
 
 
+@derived
+def is_written_out(stage: Stage) -> bool:
+    """A map that stores several elements of one buffer at every point."""
+    return is_map(stage) and len({a.buffer for a in stage.assigns}) < len(stage.assigns)
+
+
 def crosses(stage: Stage) -> bool:
     """A map that reads many elements along another axis than the one that it writes along."""
     if not stage.axes or math.prod(v.extent for v in stage.axes) < CROSSING_LEAST:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads_in
 
 Fact = TypeVar("Fact")
 UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
@@ -121,7 +121,7 @@ class Stage:
     def loads_by_buffer(self) -> dict[Buffer, tuple[Load, ...]]:
         """The distinct loads of each buffer, in order of first use."""
         found: dict[Buffer, dict[Load, None]] = {}
-        for load in {load: None for e in self.expressions for load in loads(e)}:
+        for load in loads_in(*self.expressions):
             found.setdefault(load.source, {})[load] = None
         return {buffer: tuple(group) for buffer, group in found.items()}
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import text
+from hlo_mlc.expr.core import LONG, spell_shared, text
 from hlo_mlc.tensor.core import Assign, Loop, Stage, Step, TensorProgram
+
+# From so many assignments on, what they share is written once for all of them.
+MANY_ASSIGNS = 8
 
 
 def program_text(program: TensorProgram) -> str:
@@ -54,14 +57,24 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
         for accumulator, term in zip(stage.accumulators, stage.terms, strict=True):
             lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = sorted over {over} "
                          f"at {stage.sort.place.name} by {keys} of {text(term)}")
-    lines += [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
-    return lines
+    if len(stage.assigns) < MANY_ASSIGNS:
+        return lines + [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
+    lets, values = spell_shared(tuple(a.value for a in stage.assigns), LONG, LONG)
+    lines += [f"{indent}  {let}" for let in lets]
+    return lines + [f"{indent}  {_place_text(a)} = {value}{_guard_text(a)}"
+                    for a, value in zip(stage.assigns, values, strict=True)]
 
 
 def _assign_text(assign: Assign) -> str:
-    place = f"{assign.buffer.name}[{', '.join(map(text, assign.indices))}]"
-    guard = f" if {text(assign.guard)}" if assign.guard is not None else ""
-    return f"{place} = {text(assign.value)}{guard}"
+    return f"{_place_text(assign)} = {text(assign.value)}{_guard_text(assign)}"
+
+
+def _place_text(assign: Assign) -> str:
+    return f"{assign.buffer.name}[{', '.join(map(text, assign.indices))}]"
+
+
+def _guard_text(assign: Assign) -> str:
+    return f" if {text(assign.guard)}" if assign.guard is not None else ""
 
 
 def combiner_text(combiner: Combiner) -> str:

@@ -32,7 +32,8 @@ def _rebuilt(graph: Graph, anew: bool) -> Graph:
             for graph in regions
             for value in (*graph.parameters, *graph.results)
         )
-        origin = None if anew and fully_modelled else node.origin
+        is_call = node.op.startswith("lapack.")  # layouts and all, it is written back as it came
+        origin = None if anew and fully_modelled and not is_call else node.origin
         nodes.append(dataclasses.replace(node, regions=regions, origin=origin))
     return Graph(graph.parameters, tuple(nodes), graph.results)
 

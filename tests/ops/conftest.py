@@ -6,6 +6,7 @@ import itertools
 import zlib
 from collections.abc import Callable, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.interpreters import mlir
@@ -19,7 +20,16 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop.compat import compile_for_cpu
-from hlo_mlc.ops.definition import Fold, Indices, Pointwise, Read, Sorted, Staged, Update
+from hlo_mlc.ops.definition import (
+    Fold,
+    Indices,
+    Pointwise,
+    Read,
+    Sorted,
+    Staged,
+    Unrolled,
+    Update,
+)
 from hlo_mlc.ops.registry import DEFINITIONS
 
 SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 100.0, np.inf, -np.inf, np.nan)
@@ -92,6 +102,8 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
             return _run_sorted(node, lowered, Memory(memory))
         case Update():
             return (_run_update(lowered, arrays, Memory(memory)),)
+        case Unrolled():
+            return _run_unrolled(node, lowered, Memory(memory))
         case Staged():
             first = [e.dtype for e in lowered.first.finish(lowered.first.initial)]
             between, = _run_fold([TensorType(lowered.shape, t) for t in first], lowered.first,
@@ -160,6 +172,25 @@ def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray
                  for v in values[:len(terms)])
 
 
+def _run_unrolled(node: Node, lowered: Unrolled, memory: Memory) -> tuple[np.ndarray, ...]:
+    point, env = axes_of(lowered.extents, "i")
+    extents = tuple(lowered.extents)
+    results = []
+    for value, elements in zip(node.results, lowered.elements(point), strict=True):
+        result = np.zeros(value.type.shape, value.type.dtype.numpy)
+        stored = np.zeros(value.type.shape, int)
+        for place, element in elements:
+            assert element.dtype is value.type.dtype
+            if 0 in extents:
+                continue
+            at = tuple(np.broadcast_to(evaluate(i, env, memory), extents) for i in place)
+            result[at] = evaluate(element, env, memory)
+            stored[at] += 1
+        assert np.all(stored == 1)
+        results.append(result)
+    return tuple(results)
+
+
 def _run_update(lowered: Update, arrays: Sequence[np.ndarray], memory: Memory) -> np.ndarray:
     result = arrays[lowered.target].copy()
     point, env = axes_of(lowered.extents, "p")
@@ -204,6 +235,7 @@ class Examples:
     def __init__(self) -> None:
         self._context = mlir.make_ir_context()
         stablehlo.register_stablehlo_passes()
+        jnp.linalg.cholesky(jnp.eye(2))  # jaxlib looks up LAPACK's functions when JAX needs one
 
     def graph(self, text: str) -> Graph:
         return import_function(parse_module(text, self._context))

@@ -17,7 +17,8 @@ from hlo_mlc.ops.registry import DEFINITIONS, evaluate_graph
 from hlo_mlc.target import cuda
 
 TEXTS = {f"{name}-{k}": text for name, definition in DEFINITIONS.items()
-         for k, text in enumerate(definition.examples)}
+         for k, text in enumerate(definition.examples)
+         if not name.startswith("lapack.")}  # programs for GPUs have no calls of it
 PARTS = 4
 # Roundings that nothing prescribes: of functions, of sums in another order.
 ULPS = 64
@@ -58,7 +59,7 @@ def test_examples(part: int, take_module_apart, examples, emulator, cuda_source)
         parts = take_module_apart(parse_module(text), LIMITS)
         prepared[name] = parts, {p: cuda_source(p) for p in parts.programs}, arrays, graph
     without = [name for name, (parts, *_) in prepared.items() if not parts.programs]
-    assert len(without) <= WITHOUT_KERNELS // PARTS + 2, without
+    assert len(without) <= WITHOUT_KERNELS // PARTS + 3, without
     emulator.prepare([s for _, sources, *_ in prepared.values() for s in sources.values()],
                      run_once=True)
     wrong = {}

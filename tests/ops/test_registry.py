@@ -22,7 +22,8 @@ def unary(op: str, operand: str, result: str = "") -> str:
     (unary("chlo.bessel_i1e", "3xf32"), "Bessel functions"),
     (unary("stablehlo.bitcast_convert", "3xf32", "3x4xui8"), "splits or joins elements"),
     (unary("stablehlo.sine", "3xf8E4M3FN"), "not modelled"),
-    (unary("stablehlo.cholesky", "3x3xf32"), "factorisations"),
+    (unary("stablehlo.cholesky", "3x3xbf16"), "factorizations and solves of bf16"),
+    (unary("stablehlo.cholesky", "17x17xf32"), "larger than 16 x 16"),
     (unary("stablehlo.custom_call", "3xf32").replace(
         "(%a) :", "(%a) {call_target_name = \"f\"} :"), "custom call to f"),
 ])

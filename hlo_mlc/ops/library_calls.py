@@ -1,0 +1,67 @@
+"""Custom calls whose meaning is known: functions of LAPACK and BLAS, by the names of their targets.
+
+A call becomes a node of an op of ours, `lapack.potrf` for instance, that is written back as the
+call it came from.  The layouts that a call asks for are XLA's business: values are what they are,
+however they lie in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from hlo_mlc.graph.core import Attribute, Node
+
+# Of f32 and f64; JAX's targets for complex types differ in their third part.
+_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr")
+_TARGETS: Mapping[str, str] = {f"lapack_{letter}{function}_ffi": f"lapack.{function}"
+                               for letter in "sd" for function in _FUNCTIONS}
+# What a call may say of itself besides its options, which JAX keeps where the version of the
+# interface is not asked for.
+_KNOWN = frozenset(("call_target_name", "api_version", "backend_config", "called_computations",
+                    "has_side_effect", "operand_layouts", "result_layouts",
+                    "output_operand_aliases"))
+_OPTION = re.compile(r"(\w+) = (\d+) : ui8")
+DIALECT = "lapack"
+
+
+def library_op(attributes: Mapping[str, Attribute]) -> str:
+    """The op that a custom call with these attributes is; "" where it is none that is known."""
+    named = {name for name in attributes if "." not in name}
+    if not named <= _KNOWN or attributes.get("has_side_effect") \
+            or attributes.get("backend_config") or attributes.get("called_computations"):
+        return ""
+    return _TARGETS.get(attributes.get("call_target_name", ""), "")
+
+
+def options(node: Node) -> dict[str, str]:
+    """The letters that a call hands to the library, by the names of its parameters."""
+    config = node.attributes.get("mhlo.backend_config", "")
+    return {name: chr(int(code)) for name, code in _OPTION.findall(config)}
+
+
+def is_lower(node: Node) -> bool:
+    """Whether a Cholesky factorization is about lower triangles."""
+    if node.op == "lapack.potrf":
+        return options(node)["uplo"] == "L"
+    return node.attributes.get("lower", False)
+
+
+class TriangularSolve:
+    """op(A) X = B or X op(A) = B, as BLAS and StableHLO spell it."""
+
+    def __init__(self, node: Node) -> None:
+        if node.op == "lapack.trsm":
+            given = options(node)
+            self.is_left, self.is_unit = given["side"] == "L", given["diag"] == "U"
+            self.is_lower, self.is_transposed = given["uplo"] == "L", given["trans_x"] != "N"
+        else:
+            given = node.attributes
+            self.is_left = given.get("left_side", False)
+            self.is_lower = given.get("lower", False)
+            self.is_unit = given.get("unit_diagonal", False)
+            self.is_transposed = given["transpose_a"] != "NO_TRANSPOSE"
+
+    def columns(self, node: Node) -> int:
+        """How many vectors are solved for with each matrix."""
+        return node.operands[1].type.shape[-1 if self.is_left else -2]

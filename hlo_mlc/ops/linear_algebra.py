@@ -1,0 +1,241 @@
+"""Factorizations and solves of small matrices, a batch of them at a time.
+
+Each matrix is one point: what is computed of it stands side by side with what is computed of the
+others, in the lanes of vectors.  That pays up to a certain size; larger ones stay with LAPACK,
+which works in blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import F32, F64
+from hlo_mlc.graph.core import Node
+from hlo_mlc.ops import lapack_reference as reference
+from hlo_mlc.ops import small_matrices
+from hlo_mlc.ops.definition import Indices, OpDef, Read, Unrolled
+from hlo_mlc.ops.library_calls import TriangularSolve, is_lower
+from hlo_mlc.ops.small_matrices import Matrix, transposed
+
+# Rows and columns of the largest matrices that are written out.
+_LARGEST: Mapping[str, int] = {
+    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8, "geqrf": 8,
+    "orgqr": 8,
+}
+# Right-hand sides that are written out with the matrix where there are several matrices; more are
+# points of their own.
+_MOST_COLUMNS = 16
+
+
+def _supports(node: Node) -> str:
+    name = node.op.partition(".")[2]
+    matrix = node.operands[0].type
+    if matrix.dtype not in (F32, F64):
+        return f"factorizations and solves of {matrix.dtype.name} stay with XLA"
+    if any(value.type.shape[:-2] != matrix.shape[:-2] for value in _matrices(node)):
+        return "its operands have different batches"
+    rows, columns = matrix.shape[-2:]
+    if max(rows, columns) > _LARGEST[name]:
+        return f"matrices larger than {_LARGEST[name]} x {_LARGEST[name]} stay with LAPACK"
+    if not min(rows, columns):
+        return "matrices without elements stay with LAPACK"
+    return ""
+
+
+def _matrices(node: Node) -> tuple:
+    rank = len(node.operands[0].type.shape)
+    return tuple(v for v in (*node.operands, *node.results) if len(v.type.shape) == rank)
+
+
+# What is computed of a matrix, given by its elements
+
+
+def _matrix(read: Read, point: Indices, shape: Sequence[int]) -> Matrix:
+    """The elements of the matrix at a point of the batch."""
+    return [[read((*point, index.constant(i), index.constant(j))) for j in range(shape[-1])]
+            for i in range(shape[-2])]
+
+
+def _vector(read: Read, point: Indices, length: int) -> list[Expr]:
+    return [read((*point, index.constant(i))) for i in range(length)]
+
+
+def _each_matrix(node: Node, compute: Callable[[Indices], Sequence[Matrix | list | Expr]]
+                 ) -> Unrolled:
+    """Results that are matrices, vectors or numbers for each matrix of the batch."""
+    batch = node.operands[0].type.shape[:-2]
+
+    def elements(point: Indices) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
+        found = []
+        for value, result in zip(node.results, compute(point), strict=True):
+            inner = value.type.shape[len(batch):]
+            placed = []
+            for at in product(*map(range, inner)):
+                element = result
+                for i in at:
+                    element = element[i]
+                placed.append(((*point, *map(index.constant, at)), element))
+            found.append(tuple(placed))
+        return tuple(found)
+
+    return Unrolled(batch, elements)
+
+
+def _potrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+    shape, reads_lower = node.operands[0].type.shape, is_lower(node)
+
+    def compute(point: Indices) -> tuple:
+        a = _matrix(reads[0], point, shape)
+        factor, info = small_matrices.cholesky(a if reads_lower else transposed(a))
+        factor = factor if reads_lower else transposed(factor)
+        return (factor, info)[:len(node.results)]
+
+    return _each_matrix(node, compute)
+
+
+def _getrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+    shape = node.operands[0].type.shape
+    return _each_matrix(node, lambda point: small_matrices.lu(_matrix(reads[0], point, shape)))
+
+
+def _geqrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+    shape = node.operands[0].type.shape
+    return _each_matrix(node, lambda point: small_matrices.qr(_matrix(reads[0], point, shape)))
+
+
+def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled:
+    shape, count = (v.type.shape for v in node.operands)
+
+    def compute(point: Indices) -> tuple[Matrix]:
+        factors = _vector(reads[1], point, count[-1])
+        return (small_matrices.q_of(_matrix(reads[0], point, shape), factors),)
+
+    return _each_matrix(node, compute)
+
+
+def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
+    solve, shape = TriangularSolve(node), node.operands[0].type.shape
+    batch, size, columns = shape[:-2], shape[-1], solve.columns(node)
+    # X A = B is A^T X^T = B^T
+    turned = solve.is_transposed == solve.is_left
+    is_lower = solve.is_lower != turned
+
+    def at(column: Expr, row: Expr) -> Indices:
+        return (row, column) if solve.is_left else (column, row)
+
+    def solved(point: Indices, numbers: Sequence[Expr]) -> tuple[tuple[Indices, Expr], ...]:
+        a = _matrix(reads[0], point, shape)
+        rows = [index.constant(i) for i in range(size)]
+        b = [[reads[1]((*point, *at(j, i))) for j in numbers] for i in rows]
+        x = small_matrices.solve_triangular(transposed(a) if turned else a, b, lower=is_lower,
+                                            unit=solve.is_unit)
+        return tuple(((*point, *at(j, i)), x[k][n])
+                     for k, i in enumerate(rows) for n, j in enumerate(numbers))
+
+    if columns > _MOST_COLUMNS or math.prod(batch) == 1:
+        return Unrolled((*batch, columns), lambda point: (solved(point[:-1], point[-1:]),))
+    every = [index.constant(j) for j in range(columns)]
+    return Unrolled(batch, lambda point: (solved(point, every),))
+
+
+# Examples
+
+def _call(function: str, given: str, found: str, config: str = "") -> str:
+    """A call of LAPACK; types are separated by ", "."""
+    operands = [f"tensor<{t}>" for t in given.split(", ")]
+    results = [f"tensor<{t}>" for t in found.split(", ")]
+    letter = "s" if "f32" in given else "d"
+    matrix = given.split(", ")[0].count("x")
+    options = ", ".join(f"{name} = {ord(letter)} : ui8" for name, letter in
+                        (pair.split("=") for pair in config.split()))
+    values = [f"%r#{k}" for k in range(len(results))] if len(results) > 1 else ["%r"]
+    several = f":{len(results)}" if len(results) > 1 else ""
+    parameters = [f"%a{k}: {t}" for k, t in enumerate(operands)]
+    return (f"func.func @main({', '.join(parameters)}) -> ({', '.join(results)}) {{\n"
+            f"  %r{several} = stablehlo.custom_call @lapack_{letter}{function}_ffi("
+            f"{', '.join(p.partition(':')[0] for p in parameters)}) "
+            f"{{backend_config = \"\", mhlo.backend_config = {{{options}}}, "
+            f"operand_layouts = [{_layouts(given, matrix)}], "
+            f"result_layouts = [{_layouts(found, matrix)}]}} : "
+            f"({', '.join(operands)}) -> ({', '.join(results)})\n"
+            f"  return {', '.join(values)} : {', '.join(results)}\n}}\n")
+
+
+def _layouts(types: str, matrix: int) -> str:
+    """Those that LAPACK wants: the columns of what has rank `matrix` one behind the other."""
+    found = []
+    for text in types.split(", "):
+        rank = text.count("x")
+        order = [*range(rank)][::-1]
+        if rank == matrix:
+            order[:2] = order[1::-1]
+        found.append(f"dense<{order if rank else '[]'}> : tensor<{rank}xindex>")
+    return ", ".join(found)
+
+
+def _in_stablehlo(op: str, given: str, found: str, attributes: str) -> str:
+    operands = [f"tensor<{t}>" for t in given.split(", ")]
+    names = [f"%a{k}" for k in range(len(operands))]
+    parameters = ", ".join(f"{n}: {t}" for n, t in zip(names, operands, strict=True))
+    return (f"func.func @main({parameters}) -> tensor<{found}> {{\n"
+            f"  %r = \"stablehlo.{op}\"({', '.join(names)}) {{{attributes}}} : "
+            f"({', '.join(operands)}) -> tensor<{found}>\n"
+            f"  return %r : tensor<{found}>\n}}\n")
+
+
+def _numbers(matrix: str, length: str = "") -> str:
+    """The type of an integer, or of so many, for each matrix of a batch."""
+    return "x".join((*matrix.split("x")[:-3], *filter(None, (length,)), "i32"))
+
+
+def _factors(matrix: str, length: str) -> str:
+    return "x".join((*matrix.split("x")[:-3], length, matrix.split("x")[-1]))
+
+
+_SQUARE = ("7x3x3xf32", "2x2x8x8xf64", "1x1xf32", "0x4x4xf32")
+
+
+def _solve_examples() -> tuple[str, ...]:
+    sides = (f"side={s} uplo={u} trans_x={t} diag={d}"
+             for s in "LR" for u in "LU" for t in "NT" for d in "NU")
+    shapes = ("5x3x3xf32, 5x3x2xf32", "5x3x3xf32, 5x2x3xf32")
+    return (*(_call("trsm", shapes[side.startswith("side=R")],
+                    shapes[side.startswith("side=R")].split(", ")[1], side) for side in sides),
+            _call("trsm", "4x4xf64, 4x40xf64", "4x40xf64", "side=L uplo=L trans_x=N diag=N"))
+
+
+DEFINITIONS: tuple[OpDef, ...] = (
+    OpDef("lapack.potrf", reference.potrf, _potrf, _supports, tuple(
+        _call("potrf", t, f"{t}, {_numbers(t)}", f"uplo={uplo}")
+        for t in _SQUARE for uplo in "LU"), "potrf, LAPACK"),
+    OpDef("lapack.getrf", reference.getrf, _getrf, _supports, tuple(
+        _call("getrf", t, f"{t}, {_numbers(t, steps)}, {_numbers(t)}")
+        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))),
+        "getrf, LAPACK"),
+    OpDef("lapack.trsm", reference.trsm, _trsm, _supports, _solve_examples(), "trsm, BLAS"),
+    OpDef("lapack.geqrf", reference.geqrf, _geqrf, _supports, tuple(
+        _call("geqrf", t, f"{t}, {_factors(t, steps)}")
+        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))),
+        "geqrf, LAPACK"),
+    OpDef("lapack.orgqr", reference.orgqr, _orgqr, _supports, (
+        _call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
+        _call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
+        _call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
+    ), "orgqr, LAPACK"),
+    OpDef("stablehlo.cholesky", reference.potrf, _potrf, _supports, (
+        _in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
+        _in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
+    ), "cholesky, StableHLO specification"),
+    OpDef("stablehlo.triangular_solve", reference.trsm, _trsm, _supports, tuple(
+        _in_stablehlo("triangular_solve", "4x3x3xf32, 4x3x3xf32", "4x3x3xf32",
+                      f"left_side = {left}, lower = {lower}, unit_diagonal = {unit}, "
+                      f"transpose_a = #stablehlo<transpose {transpose}>")
+        for left, lower, unit, transpose in (
+            ("true", "true", "false", "NO_TRANSPOSE"), ("false", "true", "true", "TRANSPOSE"),
+            ("true", "false", "false", "ADJOINT"), ("false", "false", "true", "NO_TRANSPOSE"))),
+        "triangular_solve, StableHLO specification"),
+)

@@ -1,0 +1,228 @@
+"""Factorizations and solves of small matrices, written out: every element of the results as an
+expression of the operands' elements.
+
+Expressions are shared, so an element costs what it adds to those before it.  Nothing branches: a
+row is exchanged by selecting, for each element, which of two rows it comes from.  What is defined
+for a whole matrix by the first step that fails (`info`) is selected the same way.
+
+Source: the unblocked algorithms of LAPACK (potf2, getf2, geqr2, org2r), whose results these are
+but for rounding, and for what NaNs make of comparisons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import I32, DType
+
+Matrix = list[list[Expr]]  # rows
+
+
+def cholesky(a: Matrix) -> tuple[Matrix, Expr]:
+    """The lower triangle of `a` as L, where a = L L^T; above the diagonal `a` as it was.
+
+    Reads the lower triangle only.  `info` is the number (from 1) of the first step whose pivot is
+    not positive, else 0.
+    """
+    size, lower, failed = len(a), [list(row) for row in a], []
+    zero = _zero(a)
+    for j in range(size):
+        pivot = _less_products(a[j][j], [(lower[j][k], lower[j][k]) for k in range(j)])
+        failed.append(apply("le", pivot, zero))
+        lower[j][j] = apply("sqrt", pivot)
+        for i in range(j + 1, size):
+            rest = _less_products(a[i][j], [(lower[i][k], lower[j][k]) for k in range(j)])
+            lower[i][j] = apply("div", rest, lower[j][j])
+    return lower, _first(failed)
+
+
+def solve_triangular(a: Matrix, b: Matrix, *, lower: bool, unit: bool) -> Matrix:
+    """x in a x = b; reads one triangle of `a`, and no diagonal where that is `unit`."""
+    size = len(a)
+    x: list[list[Expr]] = [[] for _ in range(size)]
+    for i in range(size) if lower else reversed(range(size)):
+        known = range(i) if lower else reversed(range(i + 1, size))
+        for column, start in enumerate(b[i]):
+            rest = _less_products(start, [(a[i][k], x[k][column]) for k in known])
+            x[i].append(rest if unit else apply("div", rest, a[i][i]))
+            known = range(i) if lower else reversed(range(i + 1, size))
+    return x
+
+
+def lu(a: Matrix) -> tuple[Matrix, list[Expr], Expr]:
+    """L and U in one matrix, the row (from 1) that each step exchanged its own with, and `info`:
+    the number (from 1) of the first step without a pivot, else 0."""
+    rows, columns = len(a), len(a[0])
+    a, pivots, failed = [list(row) for row in a], [], []
+    dtype, zero = a[0][0].dtype, _zero(a)
+    smallest = const(float(np.finfo(dtype.numpy).tiny), dtype)
+    for k in range(min(rows, columns)):
+        largest, chosen = apply("abs", a[k][k]), _number(k)
+        for i in range(k + 1, rows):
+            size = apply("abs", a[i][k])
+            is_larger = apply("gt", size, largest)
+            largest = apply("select", is_larger, size, largest)
+            chosen = apply("select", is_larger, _number(i), chosen)
+        pivots.append(apply("add", chosen, _number(1)))
+        is_chosen = {i: apply("eq", chosen, _number(i)) for i in range(k + 1, rows)}
+        _exchange(a, k, is_chosen)
+        failed.append(apply("eq", a[k][k], zero))
+        # Nothing is divided by what is no pivot: where all are zero, zeros stay.
+        usable = apply("ge", apply("abs", a[k][k]), smallest)
+        divisor = apply("select", usable, a[k][k], const(1, dtype))
+        for i in range(k + 1, rows):
+            a[i][k] = apply("div", a[i][k], divisor)
+            for j in range(k + 1, columns):
+                a[i][j] = _less_products(a[i][j], [(a[i][k], a[k][j])])
+    return a, pivots, _first(failed)
+
+
+def permutation(pivots: Sequence[Expr], start: Sequence[Expr]) -> list[Expr]:
+    """`start` after its element k was exchanged with element pivots[k] (from 0), for k in order.
+
+    As indices are elsewhere: negative ones count from the end, those out of range read the nearest
+    element and write none.
+    """
+    elements, last = list(start), _number(len(start) - 1)
+    for k, pivot in enumerate(pivots):
+        count = _number(len(start))
+        place = apply("select", apply("lt", pivot, _number(0)), apply("add", pivot, count), pivot)
+        read = apply("min", apply("max", place, _number(0)), last)
+        mine, other = elements[k], elements[0]
+        for i in range(1, len(elements)):
+            other = apply("select", apply("eq", read, _number(i)), elements[i], other)
+        elements[k] = other
+        for i, element in enumerate(elements):
+            elements[i] = apply("select", apply("eq", place, _number(i)), mine, element)
+    return elements
+
+
+def qr(a: Matrix) -> tuple[Matrix, list[Expr]]:
+    """R on and above the diagonal, below it the vectors of the reflections, whose first element is
+    1 and left out, and their factors: Q is the product of 1 - tau v v^T."""
+    rows, columns = len(a), len(a[0])
+    a, factors = [list(row) for row in a], []
+    for k in range(min(rows, columns)):
+        a_k, tail = a[k][k], [a[i][k] for i in range(k + 1, rows)]
+        a[k][k], vector, tau = _reflection(a_k, tail)
+        factors.append(tau)
+        for i, element in enumerate(vector, k + 1):
+            a[i][k] = element
+        for j in range(k + 1, columns):
+            _reflect(a, k, j, vector, tau)
+    return a, factors
+
+
+def q_of(a: Matrix, factors: Sequence[Expr]) -> Matrix:
+    """The first columns of the product of reflections that `qr` leaves behind, as many as `a` has.
+    """
+    rows, columns, dtype = len(a), len(a[0]), a[0][0].dtype
+    zero, one = const(0, dtype), const(1, dtype)
+    q = [[one if i == j else zero for j in range(columns)] for i in range(rows)]
+    for k in reversed(range(len(factors))):
+        vector, tau = [a[i][k] for i in range(k + 1, rows)], factors[k]
+        for j in range(k + 1, columns):
+            _reflect(q, k, j, vector, tau)
+        q[k][k] = apply("sub", one, tau)
+        for i, element in enumerate(vector, k + 1):
+            q[i][k] = apply("neg", apply("mul", tau, element))
+    return q
+
+
+def _reflection(first: Expr, tail: Sequence[Expr]) -> tuple[Expr, list[Expr], Expr]:
+    """(beta, v, tau) such that (1 - tau (1, v) (1, v)^T) (first, tail) = (beta, 0).
+
+    Norms are taken of what is scaled by the largest element, so that no square overflows.
+    """
+    dtype = first.dtype
+    zero, one = const(0, dtype), const(1, dtype)
+    if not tail:
+        return first, [], zero
+    largest = _largest(tail)
+    is_done = apply("eq", largest, zero)
+    scale = apply("max", largest, apply("abs", first))
+    divisor = apply("select", is_done, one, scale)
+    squares = zero
+    for element in (first, *tail):
+        scaled = apply("div", element, divisor)
+        squares = apply("add", apply("mul", scaled, scaled), squares)
+    norm = apply("mul", divisor, apply("sqrt", squares))
+    beta = apply("select", apply("lt", first, zero), norm, apply("neg", norm))
+    tau = apply("div", apply("sub", beta, first), beta)
+    rest = apply("select", is_done, one, apply("sub", first, beta))
+    vector = [apply("div", element, rest) for element in tail]
+    return (apply("select", is_done, first, beta), vector,
+            apply("select", is_done, zero, tau))
+
+
+def _reflect(a: Matrix, k: int, j: int, vector: Sequence[Expr], tau: Expr) -> None:
+    """Column j from row k on becomes (1 - tau (1, v) (1, v)^T) times itself."""
+    zero = const(0, tau.dtype)
+    total = a[k][j]
+    for i, element in enumerate(vector, k + 1):
+        total = _plus(total, element, a[i][j], zero)
+    total = apply("mul", tau, total)
+    a[k][j] = apply("sub", a[k][j], total) if a[k][j] is not zero else apply("neg", total)
+    for i, element in enumerate(vector, k + 1):
+        product = apply("mul", element, total)
+        a[i][j] = apply("sub", a[i][j], product) if a[i][j] is not zero else apply("neg", product)
+
+
+def _plus(total: Expr, x: Expr, y: Expr, zero: Expr) -> Expr:
+    """total + x * y, where either may be the constant 0."""
+    if y is zero:
+        return total
+    product = apply("mul", x, y)
+    return product if total is zero else apply("add", product, total)
+
+
+def _largest(elements: Sequence[Expr]) -> Expr:
+    largest = apply("abs", elements[0])
+    for element in elements[1:]:
+        largest = apply("max", largest, apply("abs", element))
+    return largest
+
+
+def _exchange(a: Matrix, k: int, is_chosen: dict[int, Expr]) -> None:
+    """Row k changes places with the row that is chosen, if any is."""
+    for j, old in enumerate(a[k]):
+        new = old
+        for i, chosen in is_chosen.items():
+            new = apply("select", chosen, a[i][j], new)
+            a[i][j] = apply("select", chosen, old, a[i][j])
+        a[k][j] = new
+
+
+def _less_products(start: Expr, pairs: Sequence[tuple[Expr, Expr]]) -> Expr:
+    for x, y in pairs:
+        start = apply("sub", start, apply("mul", x, y))
+    return start
+
+
+def _first(failed: Sequence[Expr]) -> Expr:
+    """The number (from 1) of the first that is true, 0 if none is."""
+    info = _number(0)
+    for k in reversed(range(len(failed))):
+        info = apply("select", failed[k], _number(k + 1), info)
+    return info
+
+
+def _zero(a: Matrix) -> Expr:
+    return const(0, a[0][0].dtype)
+
+
+def _number(value: int) -> Expr:
+    return const(value, I32)
+
+
+def transposed(a: Matrix) -> Matrix:
+    return [list(column) for column in zip(*a, strict=True)]
+
+
+def identity(size: int, dtype: DType) -> Matrix:
+    """Ones on the diagonal."""
+    return [[const(int(i == j), dtype) for j in range(size)] for i in range(size)]

@@ -1,0 +1,247 @@
+"""Factorizations and solves of small matrices: as stable as LAPACK's, and wrong in the same way
+where there is no right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.scipy import linalg
+
+from hlo_mlc import mlc_jit
+
+SIZES = range(1, 17)
+BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
+WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
+DTYPES = ["float32", "float64"]
+LARGEST_LU = LARGEST_QR = 8
+
+
+def batch_for(size: int) -> tuple[int, ...]:
+    return BATCHES[size % len(BATCHES)]
+
+
+def matrices(batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
+             ) -> np.ndarray:
+    rng = np.random.default_rng([seed, rows, columns, *batch])
+    scaled = 10.0 ** rng.uniform(-6, 6, (*batch, 1, 1))
+    return (rng.standard_normal((*batch, rows, columns)) * scaled).astype(dtype)
+
+
+def positive(batch: tuple[int, ...], size: int, dtype: str) -> np.ndarray:
+    a = np.random.default_rng(size).standard_normal((*batch, size, size))
+    return (a @ a.swapaxes(-1, -2) + 1e-3 * np.eye(size)).astype(dtype)
+
+
+def both(function: Callable, *args: np.ndarray, coverage: float = 1
+         ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Our results and LAPACK's, in f64; at least so much of the function is to be ours."""
+    ours = mlc_jit(function, choose="ours")
+    found = [jax.tree.leaves(f(*args)) for f in (ours, jax.jit(function))]
+    report = ours.report(*args)
+    assert report.coverage >= coverage, ours.explain(*args)
+    for mine, theirs in zip(*found, strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+    return tuple([np.asarray(r).astype(np.float64) for r in one] for one in found)
+
+
+def norm(a: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(a, axis=(-2, -1))
+
+
+def assert_stable(ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, size: int, dtype: str
+                  ) -> None:
+    """`ours` and `theirs` are residuals, which a stable algorithm keeps near to eps * scale."""
+    unit = np.finfo(dtype).eps * scale
+    assert np.all(norm(ours) <= WORSE * np.maximum(norm(theirs), size * unit))
+
+
+def transposed(a: np.ndarray) -> np.ndarray:
+    return a.swapaxes(-1, -2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_cholesky(size: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        a = positive(batch_for(size), size, dtype)
+        for function in (jnp.linalg.cholesky, lambda a: transposed(jnp.linalg.cholesky(
+                a, upper=True))):
+            (mine,), (theirs,) = both(function, a)
+            assert_stable(mine @ transposed(mine) - a, theirs @ transposed(theirs) - a, norm(a),
+                          size, dtype)
+            assert np.all(np.triu(mine, 1) == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("columns", [1, 3, 20])
+def test_solve_triangular(size: int, columns: int, dtype: str) -> None:
+    batch = batch_for(size)
+    with jax.enable_x64(dtype == "float64"):
+        a, b = (matrices(batch, size, n, dtype, n) for n in (size, columns))
+        a += 10 * np.abs(a).max(initial=0) * np.eye(size, dtype=dtype)
+        for lower, transpose, unit in ((True, 0, False), (False, 1, False), (False, 0, True)):
+            def function(a, b, lower=lower, transpose=transpose, unit=unit):
+                return linalg.solve_triangular(a, b, lower=lower, trans=transpose,
+                                               unit_diagonal=unit)
+
+            if unit:
+                a = (a / np.abs(a).max(initial=1)).astype(dtype)
+            (mine,), (theirs,) = both(function, a, b)
+            factor = np.tril(a) if lower else np.triu(a)
+            if unit:
+                factor = factor - np.triu(np.tril(factor)) + np.eye(size)
+            factor = (transposed(factor) if transpose else factor).astype(np.float64)
+            assert_stable(factor @ mine - b, factor @ theirs - b, norm(factor) * norm(theirs),
+                          size, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_solve(size: int, dtype: str) -> None:
+    batch = batch_for(size)
+    with jax.enable_x64(dtype == "float64"):
+        a, b = matrices(batch, size, size, dtype), matrices(batch, size, 2, dtype, 1)
+        covered = size <= LARGEST_LU
+        (mine,), (theirs,) = both(jnp.linalg.solve, a, b, coverage=covered)
+        assert_stable(a @ mine - b, a @ theirs - b, norm(a) * norm(theirs), size, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (16, 16)])
+def test_lu(rows: int, columns: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        a = matrices(batch_for(rows), rows, columns, dtype)
+        covered = max(rows, columns) <= LARGEST_LU
+        mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
+        residuals = []
+        for lu, pivots, permutation in (mine, theirs):
+            steps = min(rows, columns)
+            lower = np.tril(lu[..., :steps], -1) + np.eye(rows, steps)
+            order = permutation.astype(int)[..., None]
+            residuals.append(lower @ np.triu(lu[..., :steps, :]) - np.take_along_axis(a, order, -2))
+            assert pivots.shape[-1] == steps
+        for k in (1, 2):
+            np.testing.assert_array_equal(mine[k], theirs[k])
+        assert_stable(*residuals, norm(a), max(rows, columns), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["reduced", "complete"])
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (16, 16)])
+def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        a = matrices(batch_for(rows), rows, columns, dtype)
+        covered = max(rows, columns) <= LARGEST_QR
+        mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
+        wrong, skew = zip(*((q @ r - a, transposed(q) @ q - np.eye(q.shape[-1]))
+                            for q, r in (mine, theirs)), strict=True)
+        size = max(rows, columns)
+        assert_stable(*wrong, norm(a), size, dtype)
+        assert_stable(*skew, np.sqrt(size) * np.ones(a.shape[:-2]), size, dtype)
+        np.testing.assert_array_equal(np.sign(np.einsum("...ii->...i", mine[1][..., :columns, :]))
+                                      if rows >= columns else 0,
+                                      np.sign(np.einsum("...ii->...i", theirs[1][..., :columns, :]))
+                                      if rows >= columns else 0)
+
+
+def test_norms_do_not_overflow() -> None:
+    for scale in (1e30, 1e-30):
+        a = (np.random.default_rng(0).standard_normal((5, 4, 4)) * scale).astype(np.float32)
+        mine, theirs = both(jnp.linalg.qr, a)
+        for ours, lapacks in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(ours, lapacks, rtol=1e-3, atol=1e-5 * np.abs(lapacks).max())
+
+
+def special(*shape: int, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng(3).standard_normal(shape).astype(dtype)
+
+
+def assert_same_kinds(mine: list[np.ndarray], theirs: list[np.ndarray]) -> None:
+    """NaNs, infinities and zeros at the same places."""
+    for ours, lapacks in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(np.isnan(ours), np.isnan(lapacks))
+        infinite = np.isinf(lapacks)
+        np.testing.assert_array_equal(np.isinf(ours), infinite)
+        np.testing.assert_array_equal(ours[infinite], lapacks[infinite])
+
+
+def test_what_is_not_positive_definite_has_no_factor() -> None:
+    a = positive((6,), 4, "float32")
+    a[1, 0, 0], a[2, 3, 3], a[3] = -1, -1, 0
+    a[4, 2, 2] = np.nan
+    (mine,), (theirs,) = both(jnp.linalg.cholesky, a)
+    assert_same_kinds([mine], [theirs])
+    assert np.isnan(np.tril(mine[1:4])).any((-2, -1)).all()
+
+
+@pytest.mark.parametrize("function", [
+    jnp.linalg.inv, jnp.linalg.slogdet, jnp.linalg.det,
+    lambda a: jnp.linalg.solve(a, jnp.ones((3, 1), a.dtype)), lambda a: lax.linalg.lu(a)[0]])
+def test_singular_matrices(function: Callable) -> None:
+    a = np.stack([np.array([[1, 2, 3], [2, 4, 6], [1, 1, 1]]), np.zeros((3, 3)),
+                  np.diag([1, 0, 2]), np.ones((3, 3)), np.eye(3)]).astype(np.float32)
+    assert_same_kinds(*both(function, a))
+    for one in a:  # there is a branch in the determinant of a single matrix
+        assert_same_kinds(*both(function, one, coverage=0.9))
+
+
+@pytest.mark.parametrize("place", [(0, 0), (1, 0), (2, 2), (0, 1)])
+def test_solve_hands_on_nan_as_lapack_does(place: tuple[int, int]) -> None:
+    a = np.eye(3, dtype=np.float32) * 2
+    a[place] = np.nan
+    assert_same_kinds(*both(lambda a: jnp.linalg.solve(a, jnp.ones((3, 1), a.dtype)), a))
+
+
+def weighted(function: Callable) -> Callable:
+    """A number that depends on every element of the results."""
+    def total(*args: jax.Array) -> jax.Array:
+        return sum(jnp.sum(r * jnp.cos(jnp.arange(r.size, dtype=r.dtype).reshape(r.shape)))
+                   for r in jax.tree.leaves(function(*args)))
+
+    return total
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet"])
+def test_gradients(name: str, size: int) -> None:
+    a = positive((5,), size, "float32") + 2 * np.eye(size, dtype=np.float32)
+    function = getattr(jnp.linalg, name)
+    if name == "solve":
+        def function(a: jax.Array) -> jax.Array:
+            return jnp.linalg.solve(a, jnp.ones((5, size, 2), a.dtype))
+    # That of a solve sorts a permutation to invert it.
+    (mine,), (theirs,) = both(jax.grad(weighted(function)), a, coverage=0.9)
+    np.testing.assert_allclose(mine, theirs, rtol=2e-3, atol=2e-4 * np.abs(theirs).max())
+
+
+def test_in_the_body_of_a_loop() -> None:
+    a = positive((), 3, "float32")
+
+    def function(x: jax.Array) -> jax.Array:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.linalg.solve(a + jnp.outer(x, x), x) + 1, None
+
+        return lax.scan(step, x, None, length=20)[0]
+
+    (mine,), (theirs,) = both(function, np.ones(3, np.float32))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-4)
+
+
+def test_larger_ones_stay_with_lapack() -> None:
+    report = mlc_jit(jnp.linalg.solve, choose="ours").report(
+        special(4, 17, 17), special(4, 17, 1))
+    assert any("17" in reason or "larger than" in reason for reason in map(str, report.left))
+
+
+def test_complex_ones_stay_with_lapack() -> None:
+    a = special(4, 3, 3).astype(np.complex64)
+    report = mlc_jit(jnp.linalg.inv, choose="ours").report(a)
+    assert report.coverage < 1
