@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.library_calls import TriangularSolve, is_lower
+from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower
 
 Arrays = Sequence[np.ndarray]
 Results = tuple[np.ndarray, ...]
@@ -76,6 +76,17 @@ def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
         vector = np.append(np.append(np.zeros(k), 1), a[k + 1:, k])
         q -= factors[k] * np.outer(vector, vector @ q)
     return (q,)
+
+
+@_widely
+def ormqr(node: Node, a: np.ndarray, factors: np.ndarray, c: np.ndarray) -> Results:
+    q = np.eye(len(a))
+    for k in reversed(range(len(factors))):
+        vector = np.append(np.append(np.zeros(k), 1), a[k + 1:, k])
+        q -= factors[k] * np.outer(vector, vector @ q)
+    given = flags(node)
+    q = q.T if given.get("transpose", False) else q
+    return (q @ c if given.get("left", False) else c @ q,)
 
 
 @_widely

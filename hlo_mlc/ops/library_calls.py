@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hlo_mlc.graph.core import Attribute, Node
 
 # Of f32 and f64; JAX's targets for complex types differ in their third part.
-_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr")
+_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr", "ormqr")
 _TARGETS: Mapping[str, str] = {f"lapack_{letter}{function}_ffi": f"lapack.{function}"
                                for letter in "sd" for function in _FUNCTIONS}
 # What a call may say of itself besides its options, which JAX keeps where the version of the
@@ -22,6 +22,7 @@ _KNOWN = frozenset(("call_target_name", "api_version", "backend_config", "called
                     "has_side_effect", "operand_layouts", "result_layouts",
                     "output_operand_aliases"))
 _OPTION = re.compile(r"(\w+) = (\d+) : ui8")
+_FLAG = re.compile(r"(\w+) = (true|false)")
 DIALECT = "lapack"
 
 
@@ -38,6 +39,12 @@ def options(node: Node) -> dict[str, str]:
     """The letters that a call hands to the library, by the names of its parameters."""
     config = node.attributes.get("mhlo.backend_config", "")
     return {name: chr(int(code)) for name, code in _OPTION.findall(config)}
+
+
+def flags(node: Node) -> dict[str, bool]:
+    """What a call is told to do or not, by the names of its parameters."""
+    config = node.attributes.get("mhlo.backend_config", "")
+    return {name: given == "true" for name, given in _FLAG.findall(config)}
 
 
 def is_lower(node: Node) -> bool:

@@ -18,14 +18,15 @@ from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import lapack_reference as reference
 from hlo_mlc.ops import small_matrices
 from hlo_mlc.ops.definition import Indices, OpDef, Read, Unrolled
-from hlo_mlc.ops.library_calls import TriangularSolve, is_lower
+from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower
 from hlo_mlc.ops.small_matrices import Matrix, transposed
 
 # Rows and columns of the largest matrices that are written out.
 _LARGEST: Mapping[str, int] = {
-    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8, "geqrf": 8,
-    "orgqr": 8,
+    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8,
 }
+# Columns of those whose columns are reflected, and their elements: they may be tall.
+_MOST_REFLECTIONS, _MOST_REFLECTED = 8, 160
 # Right-hand sides that are written out with the matrix where there are several matrices; more are
 # points of their own.
 _MOST_COLUMNS = 16
@@ -39,7 +40,12 @@ def _supports(node: Node) -> str:
     if any(value.type.shape[:-2] != matrix.shape[:-2] for value in _matrices(node)):
         return "its operands have different batches"
     rows, columns = matrix.shape[-2:]
-    if max(rows, columns) > _LARGEST[name]:
+    if name not in _LARGEST:
+        if min(rows, columns) > _MOST_REFLECTIONS or any(
+                math.prod(value.type.shape[-2:]) > _MOST_REFLECTED for value in _matrices(node)):
+            return f"matrices of more than {_MOST_REFLECTIONS} columns, or of more than " \
+                f"{_MOST_REFLECTED} elements, stay with LAPACK"
+    elif max(rows, columns) > _LARGEST[name]:
         return f"matrices larger than {_LARGEST[name]} x {_LARGEST[name]} stay with LAPACK"
     if not min(rows, columns):
         return "matrices without elements stay with LAPACK"
@@ -117,6 +123,23 @@ def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled:
     return _each_matrix(node, compute)
 
 
+def _ormqr(node: Node, reads: Sequence[Read]) -> Unrolled:
+    shape, count, product = (v.type.shape for v in node.operands)
+    given = flags(node)
+    is_left, transpose = given.get("left", False), given.get("transpose", False)
+
+    def compute(point: Indices) -> tuple[Matrix]:
+        a, c = _matrix(reads[0], point, shape), _matrix(reads[2], point, product)
+        factors = _vector(reads[1], point, count[-1])
+        if is_left:
+            return (small_matrices.times_q(a, factors, c, transpose=transpose),)
+        # c Q is (Q^T c^T)^T
+        turned = small_matrices.times_q(a, factors, transposed(c), transpose=not transpose)
+        return (transposed(turned),)
+
+    return _each_matrix(node, compute)
+
+
 def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
     solve, shape = TriangularSolve(node), node.operands[0].type.shape
     batch, size, columns = shape[:-2], shape[-1], solve.columns(node)
@@ -145,13 +168,13 @@ def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
 # Examples
 
 def _call(function: str, given: str, found: str, config: str = "") -> str:
-    """A call of LAPACK; types are separated by ", "."""
+    """A call of LAPACK; types are separated by ", ", options are `name=letter` or `name=true`."""
     operands = [f"tensor<{t}>" for t in given.split(", ")]
     results = [f"tensor<{t}>" for t in found.split(", ")]
     letter = "s" if "f32" in given else "d"
     matrix = given.split(", ")[0].count("x")
-    options = ", ".join(f"{name} = {ord(letter)} : ui8" for name, letter in
-                        (pair.split("=") for pair in config.split()))
+    options = ", ".join(f"{name} = " + (f"{ord(value)} : ui8" if len(value) == 1 else value)
+                        for name, value in (pair.split("=") for pair in config.split()))
     values = [f"%r#{k}" for k in range(len(results))] if len(results) > 1 else ["%r"]
     several = f":{len(results)}" if len(results) > 1 else ""
     parameters = [f"%a{k}: {t}" for k, t in enumerate(operands)]
@@ -226,6 +249,14 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
         _call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
     ), "orgqr, LAPACK"),
+    OpDef("lapack.ormqr", reference.ormqr, _ormqr, _supports, (
+        *(_call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",
+                f"left=true transpose={t}") for t in ("true", "false")),
+        *(_call("ormqr", "4x5x3xf64, 4x3xf64, 4x2x5xf64", "4x2x5xf64",
+                f"left=false transpose={t}") for t in ("true", "false")),
+        _call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32",
+              "left=true transpose=true"),
+    ), "ormqr, LAPACK"),
     OpDef("stablehlo.cholesky", reference.potrf, _potrf, _supports, (
         _in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
         _in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),

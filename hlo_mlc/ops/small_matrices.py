@@ -133,6 +133,17 @@ def q_of(a: Matrix, factors: Sequence[Expr]) -> Matrix:
     return q
 
 
+def times_q(a: Matrix, factors: Sequence[Expr], c: Matrix, *, transpose: bool) -> Matrix:
+    """Q c, or Q^T c, of the Q that `qr` leaves behind in `a`."""
+    c = [list(row) for row in c]
+    steps = range(len(factors))
+    for k in steps if transpose else reversed(steps):
+        vector = [a[i][k] for i in range(k + 1, len(a))]
+        for j in range(len(c[0])):
+            _reflect(c, k, j, vector, factors[k])
+    return c
+
+
 def _reflection(first: Expr, tail: Sequence[Expr]) -> tuple[Expr, list[Expr], Expr]:
     """(beta, v, tau) such that (1 - tau (1, v) (1, v)^T) (first, tail) = (beta, 0).
 
