@@ -68,7 +68,7 @@ def test_names_are_unique_and_the_demo_is_in_the_registry() -> None:
     assert len(BY_NAME) == sum(1 + len(case.neighbours) for case in CASES)
     assert set(DEMO) <= set(BY_NAME)
     assert GROUPS == ("models", "attention", "elementwise", "rows", "contractions",
-                      "convolutions", "loops",
+                      "convolutions", "loops", "linear algebra",
                       "math", "random", "movement", "sorting", "overhead")
 
 

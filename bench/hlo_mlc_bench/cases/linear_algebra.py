@@ -1,0 +1,61 @@
+"""Factorizations and solves of many small matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from hlo_mlc_bench.case import Case, Inputs, Workload
+
+
+def _well_conditioned(inputs: Inputs, matrices: int, size: int) -> jax.Array:
+    """Positive definite matrices, so that no more digits are lost than are added up."""
+    a = inputs.normal(matrices, size, size)
+    return a @ a.swapaxes(-1, -2) / size + jnp.eye(size, dtype=a.dtype)
+
+
+def of_matrices(function: Callable) -> Callable[..., Workload]:
+    """What builds `function` of a batch of positive definite matrices."""
+
+    def build(inputs: Inputs, *, matrices: int, size: int) -> Workload:
+        return lambda a: function(a), (_well_conditioned(inputs, matrices, size),)
+
+    return build
+
+
+def solve(inputs: Inputs, *, matrices: int, size: int) -> Workload:
+    def function(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jnp.linalg.solve(a, b[..., None])[..., 0]
+
+    return function, (_well_conditioned(inputs, matrices, size), inputs.normal(matrices, size))
+
+
+def triangular(inputs: Inputs, *, matrices: int, size: int) -> Workload:
+    def function(a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.scipy.linalg.solve_triangular(a, b[..., None], lower=True)[..., 0]
+
+    return function, (_well_conditioned(inputs, matrices, size), inputs.normal(matrices, size))
+
+
+def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
+          matrices: int = 10_000) -> Case:
+    case = Case(f"{name}_{size}x{size}", build, {"matrices": matrices, "size": size},
+                group="linear algebra", tiny={"matrices": 7, "size": min(size, 4)}, tolerance=64,
+                figure=figure)
+    return case.with_neighbours(odd={"matrices": matrices + 1 - matrices % 2}, dtype="float64",
+                                view="strided")
+
+
+CASES = (
+    _case("solve", solve, 3, 8.0, 86_000),
+    _case("solve", solve, 8, 5.0),
+    _case("cholesky", of_matrices(jnp.linalg.cholesky), 4, 5.0),
+    _case("cholesky", of_matrices(jnp.linalg.cholesky), 8, 5.0),
+    _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 4, 5.0),
+    _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 8, 5.0),
+    _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
+    _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
+    _case("solve_triangular", triangular, 8, 3.0),
+)
