@@ -32,12 +32,12 @@ CASES = (
     .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0)
     .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=6.0),
+    _case("sort_integers", integers, _MILLION, tiny=_TINY),
     _case("sort_rows", of_normals(functools.partial(jnp.sort, axis=-1)),
           {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
     .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
     _case("sort_several_keys", several_keys, {"kinds": 100, "size": 1 << 18},
-          tiny={"kinds": 3, "size": 37}, figure=5.0),
+          tiny={"kinds": 3, "size": 37}),
     _case("top_k", of_normals(functools.partial(jax.lax.top_k, k=32)),
           {"rows": 256, "columns": 50_000}, tiny={"rows": 2, "columns": 70}, figure=2.0)
     .with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
