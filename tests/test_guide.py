@@ -36,6 +36,6 @@ def test_it_quotes_what_explain_says() -> None:
     ours = mlc_jit(lambda x: jnp.tanh(x).sum(-1), choose="ours").report(jnp.ones((64, 256)))
     for phrase in ("read and written", "simple operations", "predicted ", "XLA ", "reduction("):
         assert phrase in quoted and phrase in ours.explain()
-    left = mlc_jit(lambda x: jnp.sort(jnp.fft.fft(x).real * 2)).report(jnp.ones(8)).explain()
-    for reason in ("predicted no faster than by XLA", "complex arithmetic ", "sorting "):
+    left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(8)).explain()
+    for reason in ("predicted no faster than by XLA", "complex arithmetic "):
         assert reason in guide and reason in left

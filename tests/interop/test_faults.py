@@ -29,6 +29,12 @@ from hlo_mlc.support.errors import CodegenError, MlcError, VerifyError
 from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 X = jnp.asarray(np.cos(np.arange(64 * 64, dtype=np.float32)).reshape(64, 64))
 W = np.sin(np.arange(64 * 64, dtype=np.float32)).reshape(64, 64)
 
@@ -73,7 +79,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Two kernels or more, with a constant that the function closes over."""
-    return jax.nn.softmax(x @ W), jnp.sort(x, 1)
+    return jax.nn.softmax(x @ W), by_xla(x)
 
 
 STEP_LINE = step.__code__.co_firstlineno
@@ -215,7 +221,7 @@ def test_a_fault_in_one_kernel_costs_only_that(monkeypatch: pytest.MonkeyPatch) 
     replay = building.replay
 
     def faulty(program: Any, *rest: Any) -> Any:
-        if any("sort" in str(stage) or len(program.operands) == 1 for stage in program.steps):
+        if len(program.operands) == 1:
             raise CodegenError("no code for this one")
         return replay(program, *rest)
 

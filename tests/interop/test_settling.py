@@ -24,6 +24,12 @@ from hlo_mlc.interop import settling
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
 
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 X = jnp.linspace(-2.0, 2.0, 40_000).reshape(200, 200)
 LIMIT_S = 60.0
 
@@ -228,7 +234,7 @@ def test_one_call_ends_it_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch,
     function = mlc_jit(Traced())
     function(X)
     assert not isinstance(function.func, Settling) and kernels(function, X) > 0
-    xlas = mlc_jit(lambda x: jnp.sort(x, 0))
+    xlas = mlc_jit(lambda x: by_xla(x))
     xlas(X)
     assert not isinstance(xlas.func, Settling)
 

@@ -28,6 +28,12 @@ from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.storage import journal_path
 
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 X = np.linspace(-1, 1, 64 * 96, dtype=np.float32).reshape(64, 96)
 SCHEDULES = {0: ("contraction", {"rows": 4, "vectors": 1})}
 
@@ -69,7 +75,7 @@ def test_a_folder_with_our_name_is_not_run_instead(tmp_path: Path, monkeypatch) 
 
 
 def test_a_function_is_tuned() -> None:
-    f = mlc_jit(lambda x: (jax.nn.softmax(x @ x.T), jnp.sort(x)), choose="ours")
+    f = mlc_jit(lambda x: (jax.nn.softmax(x @ x.T), by_xla(x)), choose="ours")
     before = f(X)
     report = f.tune(X, trials=3)
     assert len(report.kernels) == 2
@@ -153,7 +159,7 @@ def test_recorded_choices(choice: str, ratio: float, kernels: int) -> None:
 
 def test_recorded_choices_are_made_kernel_by_kernel() -> None:
     def function(x: jax.Array) -> tuple[jax.Array, ...]:
-        y = jnp.sort(jnp.sin(x), 1)
+        y = by_xla(jnp.sin(x))
         return y, jnp.cumsum(y, 1)
 
     module = jax.jit(function).lower(X).compiler_ir()
@@ -265,12 +271,12 @@ def test_the_arrays_of_the_call_are_used(monkeypatch: pytest.MonkeyPatch) -> Non
     table = np.arange(96, dtype=np.float32)
 
     def function(x: jax.Array, scale: float, unused: jax.Array) -> jax.Array:
-        return jnp.cumsum(jnp.sort(x * scale, 1), 1) + table
+        return jnp.cumsum(by_xla(x * scale), 1) + table
 
     report = mlc_jit(function, choose="ours").tune(X, 2.0, X, trials=1)
     assert len(tasks) == 2 and all(kernel.given for kernel in report.kernels)
     inputs = {array.tobytes() for task in tasks for array in task.operands}
-    assert {X.tobytes(), np.sort(X * 2, 1).tobytes()} <= inputs
+    assert {X.tobytes(), (X * 2).tobytes()} <= inputs
     assert "made-up" not in str(report)
     tasks.clear()
     types = jax.ShapeDtypeStruct(X.shape, X.dtype)
@@ -290,7 +296,7 @@ def test_results_that_are_scalars_are_tuned() -> None:
 
 
 def test_time_is_left_for_every_kernel() -> None:
-    report = mlc_jit(lambda x: jnp.cumsum(jnp.sort(jnp.sin(x), 1), 1), choose="ours").tune(
+    report = mlc_jit(lambda x: jnp.cumsum(by_xla(jnp.sin(x)), 1), choose="ours").tune(
         X, minutes=0.15)
     assert [kernel.reason for kernel in report.kernels] == ["", ""]
 
@@ -311,14 +317,14 @@ def test_donated_arguments() -> None:
 
 
 def test_nothing_to_tune() -> None:
-    assert "nothing to tune" in str(mlc_jit(jnp.sort).tune(X, trials=1))
+    assert "nothing to tune" in str(mlc_jit(by_xla).tune(X, trials=1))
     with pytest.raises(UsageError, match="at least one trial"):
         mlc_jit(product).tune(X, trials=0)
 
 
 def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
     def function(x: jax.Array) -> tuple[jax.Array, ...]:
-        y = jnp.sort(jnp.exp(x), 1)
+        y = by_xla(jnp.exp(x))
         return jnp.argmax(y, 1), y.at[3:5].set(y[:2]) @ x.T, jnp.cumsum(y, 1)
 
     module = jax.jit(function).lower(X).compiler_ir()

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 from hlo_mlc.tensor.core import Loop
+
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
 
 
 @pytest.fixture
@@ -180,6 +186,6 @@ def test_updates_that_read_what_they_overwrite(check, arrays, body):
 
 def test_a_loop_that_stays_with_xla_has_a_reason(check, arrays):
     x, = arrays("float32", (4,))
-    report = check(lambda x: lax.fori_loop(0, 3, lambda i, c: jnp.sort(c) * 0.5, x), x, coverage=0,
+    report = check(lambda x: lax.fori_loop(0, 3, lambda i, c: by_xla(c) * 0.5, x), x, coverage=0,
                    kernels=None)
-    assert any("sort" in item.reason or "sort" in item.op for item in report.left)
+    assert any("complex" in item.reason for item in report.left)

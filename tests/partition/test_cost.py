@@ -33,6 +33,12 @@ from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.tensor.core import Loop
 
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 TARGET = named("x86-64-v4")
 MILLION = 1 << 20
 
@@ -117,10 +123,10 @@ def test_a_border_can_tip_the_balance() -> None:
 
 
 def test_the_border_is_what_passes_to_and_from_other_nodes() -> None:
-    def around_a_sort(x: jax.Array) -> jax.Array:
-        return jnp.tanh(jnp.sort(jnp.sin(x)))
+    def around_one_of_xla(x: jax.Array) -> jax.Array:
+        return jnp.tanh(by_xla(jnp.sin(x)))
 
-    plan = plan_of(around_a_sort, (1 << 16,))
+    plan = plan_of(around_one_of_xla, (1 << 16,))
     clusters = [c for c, _ in (*plan.taken, *plan.rejected)]
     assert [c.border_bytes for c in clusters] == [4 << 16] * 2
     assert not any(c.is_whole for c in clusters)
@@ -258,10 +264,10 @@ def test_rates_decide() -> None:
 
 
 def test_the_prediction_for_a_program() -> None:
-    def around_a_sort(x: jax.Array) -> jax.Array:
-        return jnp.tanh(jnp.sort(jnp.sin(x)))
+    def around_one_of_xla(x: jax.Array) -> jax.Array:
+        return jnp.tanh(by_xla(jnp.sin(x)))
 
-    assert predict(plan_of(around_a_sort, (1 << 16,)), TARGET) is None
+    assert predict(plan_of(around_one_of_xla, (1 << 16,)), TARGET) is None
     plan = plan_of(lambda x: jnp.sin(x), (1 << 16,))
     ((_, verdict),) = plan.taken
     predicted = predict(plan, TARGET)
@@ -279,7 +285,7 @@ def test_scalars_in_loops_of_xla_stay_there() -> None:
             at, sum_, left = state
             found = memory[at % 32] * 3
             sum_ = lax.switch(at % 3, [lambda: sum_ + found, lambda: sum_ ^ found,
-                                       lambda: lax.sort(memory)[found % 32]])
+                                       lambda: by_xla(memory * 0.5).astype(int)[found % 32]])
             return (at + jnp.where(sum_ & 1, 1, 3)) % 64, sum_, left - 1
 
         return lax.while_loop(lambda state: state[2] > 0, step, (0, jnp.int32(1), 300))[1]
@@ -330,7 +336,7 @@ def test_the_rest_is_taken_where_nothing_else_is_left() -> None:
     assert not completion(tuned, TARGET, ())
     assert not completion(many, TARGET, ())
     assert not completion(least, TARGET, ()), "XLA runs so little at once"
-    sorts = planned(1 << 10, lambda x, y, i: (*function(x, y, i), jnp.sort(y)))
+    sorts = planned(1 << 10, lambda x, y, i: (*function(x, y, i), by_xla(y)))
     assert not completion(sorts, TARGET, ())
     arguments = jnp.ones(1 << 16), jnp.ones(1 << 10), jnp.ones(1 << 10, jnp.int32)
     assert mlc_jit(function, choose="auto").report(*arguments).coverage == 1
@@ -362,7 +368,7 @@ def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None
         return estimate(kernel, target, in_loop)
 
     monkeypatch.setattr(cost, "estimate", counting)
-    report = mlc_jit(lambda x: jnp.sort(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))
+    report = mlc_jit(lambda x: by_xla(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))
     assert report.kernels
     assert len(estimated) == len(set(estimated)) >= 2
 
@@ -371,8 +377,8 @@ def test_what_saves_about_the_same_stays_in_the_order_of_the_program() -> None:
     """What is left is one piece then; what saves much more comes first wherever it is."""
     def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         for n in range(3):
-            x = jnp.sort(sum((x * k for k in range(n)), jnp.sin(x)))
-        return x, jnp.sort(jnp.sin(y))
+            x = by_xla(sum((x * k for k in range(n)), jnp.sin(x)))
+        return x, by_xla(jnp.sin(y))
 
     args = [jax.ShapeDtypeStruct((n,), jnp.float32) for n in (10_000, 1_000_000)]
     graph, _ = simplify(import_function(jax.jit(function).trace(*args).lower().compiler_ir()),

@@ -24,6 +24,12 @@ from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cuda import CudaTarget
 
+
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 TARGET = cuda.named("sm_90")
 
 
@@ -118,7 +124,7 @@ def test_values_that_pass_between_kernels_count() -> None:
         return lax.cummax(x, 1)
 
     def scan_amid(x: jax.Array) -> jax.Array:
-        return jnp.sort(lax.cummax(jnp.sort(x, 1), 1), 1)
+        return by_xla(lax.cummax(by_xla(x), 1))
 
     alone, amid = plan_of(scan_of, (2048, 1024)), plan_of(scan_amid, (2048, 1024))
     (_, one), = alone.taken

@@ -12,6 +12,11 @@ from hlo_mlc.partition.joining import ROW_LIMIT
 from hlo_mlc.tensor.classify import is_map
 
 
+def by_xla(x: jax.Array) -> jax.Array:
+    """x, by way of complex numbers, which stay with XLA."""
+    return jax.lax.real(jax.lax.complex(x, x))
+
+
 def nests(parts) -> list:
     program, = parts.programs
     return list(program.steps)
@@ -134,7 +139,7 @@ def test_chains_that_stay_apart_say_why(check, arrays, function, shapes, reason)
 def test_an_operation_of_xla_between_two_products(check, arrays):
     def function(q, k, v):
         scores = q @ k.T
-        return (jnp.exp(scores) * jnp.sort(scores, 1)) @ v
+        return (jnp.exp(scores) * by_xla(scores)) @ v
 
     report = check(function, *arrays("float32", (20, 8), (30, 8), (30, 5)), coverage=0.5)
     assert "another operation runs between the two products" in {r.reason for r in report.apart}
@@ -145,7 +150,7 @@ def test_chains_after_each_other_keep_their_order(check, arrays):
     q, k, v = arrays("float32", (20, 8), (30, 8), (30, 8))
 
     def function(q, k, v):
-        beside = jnp.sort(q, 0)
+        beside = by_xla(q)
         first = attention(q, k, v) + beside
         second = attention(first, v, k)
         return second, jnp.cumsum(first, 0), attention(second * beside, k, jnp.tanh(v)).sum(1)
@@ -179,11 +184,11 @@ def test_an_operation_of_xla_stays_between(check, arrays):
 
     def function(x):
         before = jnp.exp(x)
-        middle = jnp.sort(before, 1)
+        middle = by_xla(before)
         after = before + middle
-        return after, jnp.cumsum(jnp.sort(after, 0), 0) * before, before.sum()
+        return after, jnp.cumsum(by_xla(after), 0) * before, before.sum()
 
-    check(function, x, coverage=0.6)
+    check(function, x, coverage=0.5)
 
 
 def test_a_guarded_value_is_not_forwarded_unguarded(check, arrays):
@@ -207,7 +212,7 @@ def test_many_small_operations_in_any_order(check, arrays, seed):
                 case 1:
                     values.append(jnp.maximum(a, a.T) if a.shape[0] == a.shape[-1] else a + 1)
                 case 2:
-                    values.append(jnp.sort(jnp.clip(a, -3, 3), 0))
+                    values.append(by_xla(jnp.clip(a, -3, 3)))
                 case 3:
                     values.append(jnp.clip(a - b if a.shape == b.shape else a, -2, 2))
                 case 4:
