@@ -101,3 +101,9 @@ def trsm(node: Node, a: np.ndarray, b: np.ndarray) -> Results:
     for i in steps if solve.is_lower != (solve.is_transposed == solve.is_left) else reversed(steps):
         x[i] = (b[i] - a[i] @ x) / a[i, i]
     return (x if solve.is_left else x.T,)
+
+
+@_widely
+def syevd(node: Node, a: np.ndarray) -> Results:
+    values, vectors = np.linalg.eigh(a, "L" if is_lower(node) else "U")
+    return vectors, values, 0

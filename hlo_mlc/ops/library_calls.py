@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hlo_mlc.graph.core import Attribute, Node
 
 # Of f32 and f64; JAX's targets for complex types differ in their third part.
-_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr", "ormqr")
+_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr", "ormqr", "syevd")
 _TARGETS: Mapping[str, str] = {f"lapack_{letter}{function}_ffi": f"lapack.{function}"
                                for letter in "sd" for function in _FUNCTIONS}
 # What a call may say of itself besides its options, which JAX keeps where the version of the
@@ -48,8 +48,8 @@ def flags(node: Node) -> dict[str, bool]:
 
 
 def is_lower(node: Node) -> bool:
-    """Whether a Cholesky factorization is about lower triangles."""
-    if node.op == "lapack.potrf":
+    """Whether lower triangles of matrices are read, and written where there are factors."""
+    if node.op in ("lapack.potrf", "lapack.syevd"):
         return options(node)["uplo"] == "L"
     return node.attributes.get("lower", False)
 

@@ -19,6 +19,7 @@ BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
 WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
 DTYPES = ["float32", "float64"]
 LARGEST_LU = LARGEST_QR = 8
+LARGEST_EIGH = 4
 
 
 def batch_for(size: int) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ def both(function: Callable, *args: np.ndarray, coverage: float = 1
 
 
 def norm(a: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(a, axis=(-2, -1))
+    return np.linalg.norm(a.astype(np.float64), axis=(-2, -1))
 
 
 def assert_stable(ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, size: int, dtype: str
@@ -152,6 +153,33 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
                                       if rows >= columns else 0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_eigh(size: int, kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(size)
+    a = rng.standard_normal((37, size, size))
+    q = np.linalg.qr(a)[0]
+    if kind == "graded":
+        a = q * 10.0 ** rng.uniform(-8, 3, (37, 1, size)) @ transposed(q)
+    elif kind == "clustered":
+        a = q * (1 + 1e-5 * (np.arange(size) % 2)) @ transposed(q) * 1e25
+    elif kind == "constant":
+        a = np.ones(a.shape) + 1e-3 * a
+    elif kind == "diagonal":
+        a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
+    with jax.enable_x64(dtype == "float64"):
+        a = (a + transposed(a)).astype(dtype)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST_EIGH)
+        wrong, skew = zip(*((a @ v - v * w[..., None, :], transposed(v) @ v - np.eye(size))
+                            for w, v in (mine, theirs)), strict=True)
+        assert_stable(*wrong, norm(a), size, dtype)
+        assert_stable(*skew, np.sqrt(size) * np.ones(len(a)), size, dtype)
+        assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
+                      dtype)
+        assert np.all(np.diff(mine[0]) >= 0)
+
+
 def test_norms_do_not_overflow() -> None:
     for scale in (1e30, 1e-30):
         a = (np.random.default_rng(0).standard_normal((5, 4, 4)) * scale).astype(np.float32)
@@ -210,7 +238,8 @@ def weighted(function: Callable) -> Callable:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet"])
+@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet",
+                                  "eigvalsh"])
 def test_gradients(name: str, size: int) -> None:
     a = positive((5,), size, "float32") + 2 * np.eye(size, dtype=np.float32)
     function = getattr(jnp.linalg, name)

@@ -26,7 +26,7 @@ ROUNDED = (
 ABSOLUTE = ("lgamma", "digamma")
 # Factorizations and solves: they round differently in every order of sums.
 MATRICES = ("lapack.potrf", "lapack.getrf", "lapack.trsm", "lapack.geqrf", "lapack.orgqr",
-            "lapack.ormqr", "stablehlo.cholesky", "stablehlo.triangular_solve")
+            "lapack.ormqr", "lapack.syevd", "stablehlo.cholesky", "stablehlo.triangular_solve")
 ULPS = 32  # XLA's own atanh of f64 is 18 away from NumPy's
 
 
@@ -57,6 +57,8 @@ def _tame_matrix(array: np.ndarray, operand: int) -> np.ndarray:
 
 def _said(op: str, text: str, result: np.ndarray) -> np.ndarray:
     """What the specification says of a result: nothing of the other triangle of a factor."""
+    if op == "lapack.syevd" and result.ndim and result.shape[-1:] == result.shape[-2:-1]:
+        return np.abs(result)  # an eigenvector may point either way
     if op != "stablehlo.cholesky":
         return result
     return np.tril(result) if "lower = true" in text else np.triu(result)

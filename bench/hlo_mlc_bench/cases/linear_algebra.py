@@ -55,6 +55,7 @@ CASES = (
     _case("cholesky", of_matrices(jnp.linalg.cholesky), 8, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 4, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 8, 5.0),
+    _case("eigvalsh", of_matrices(jnp.linalg.eigvalsh), 4, 5.0),
     _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
     _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
     _case("solve_triangular", triangular, 8, 3.0),
