@@ -1,8 +1,7 @@
 """From clusters to callable kernels: scheduled, printed, assembled, or fetched from the cache.
 
-Scheduling and printing are Python's work, assembling is LLVM's: while one kernel is assembled on a
-second thread, the next one is printed.  A third would have nothing to do: llvmlite lets one thread
-at a time into LLVM.
+Scheduling and printing are Python's work, assembling is LLVM's: while some kernels are assembled on
+threads of their own, the next one is printed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,9 @@ from hlo_mlc.tuning.replay import replay
 
 # What turns a kernel's meaning into code: a change in any of these makes other objects.
 _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
-# Seconds after which the printing thread lets the assembling one go on, which asks for the
+# Threads that assemble: LLVM takes up to twice as long for a kernel as scheduling and printing it.
+_ASSEMBLERS = 2
+# Seconds after which the printing thread lets an assembling one go on, which asks for the
 # interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain.
 _SWITCH_INTERVAL = 1e-4
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
@@ -246,8 +247,9 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
     remaining = most_lines
     variants.release_unused()
     with _building, _eager_switching(), _counted(options) as tally, \
-            ThreadPoolExecutor(1, "hlo_mlc") as assembler:
+            ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
+        announce = functools.cache(lambda: assembler.submit(warm_up, target))  # once
         for kernel in wanted.values():
             known = _built.get((kernel.fingerprint, target, options.check))
             if len(too_long) >= _MISFITS:
@@ -262,7 +264,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
             with _noted(failed, kernel, options):
                 try:
                     begun = _begin(kernel, options, target, cache, record, tally, remaining,
-                                   lambda: assembler.submit(warm_up, target))
+                                   announce)
                 except CodeLimitError:
                     too_long[kernel.fingerprint] = _too_long(most_lines)
                     continue

@@ -1,4 +1,4 @@
-"""Locks of the whole process, which a forked child finds open."""
+"""Locks of the whole process, which a forked child finds open, and what forks wait for."""
 
 from __future__ import annotations
 
@@ -23,3 +23,27 @@ def let_forks_wait(lock: AbstractContextManager) -> None:
         lock.__exit__(None, None, None)
 
     os.register_at_fork(before=lock.__enter__, after_in_parent=release, after_in_child=release)
+
+
+class AwaitedByForks:
+    """What any number of threads may be doing at once, as long as no fork is on its way: forks wait
+    until it is done, so that children find what it works on whole."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        release = self._changed.release
+        os.register_at_fork(before=self._stop, after_in_parent=release, after_in_child=release)
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def _stop(self) -> None:
+        self._changed.acquire()
+        self._changed.wait_for(lambda: not self._inside)

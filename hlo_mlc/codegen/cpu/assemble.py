@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 
 import llvmlite.binding as llvm
 
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.support.locks import let_forks_wait
+from hlo_mlc.support.locks import AwaitedByForks, let_forks_wait, process_lock
 from hlo_mlc.target.cpu import CpuTarget
 
 let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
+
+# Selecting instructions, nine tenths of LLVM's work, is done past that lock, which is for threads
+# that share a context or a machine: here each object has a context, and who makes it a machine.
+# Source: llvmlite's change 318; "Threads and LLVM" in LLVM's Programmer's Manual.
+_select = llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory._cfn
+_selecting = AwaitedByForks()
+_AS_OBJECT = 1
 
 # Vectors and loops are as we want them; LLVM only keeps arrays in registers, removes what that
 # leaves over, and selects instructions.
@@ -47,8 +57,8 @@ def compile_ir(ir: str, target: CpuTarget, *, static: Iterable[str] = ()) -> byt
 
     Raises: CodegenError for text that is no valid module, with the line that LLVM rejects.
     """
-    machine = _machine(target)
-    return machine.emit_object(_optimized(ir, machine, static))
+    with _machine(target) as machine:
+        return _object(machine, _optimized(ir, machine, static))
 
 
 @functools.cache
@@ -66,8 +76,8 @@ def assembly(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    machine = _machine(target)
-    return machine.emit_assembly(_optimized(ir, machine))
+    with _machine(target) as machine:
+        return machine.emit_assembly(_optimized(ir, machine))
 
 
 def optimized_ir(ir: str, target: CpuTarget) -> str:
@@ -75,7 +85,8 @@ def optimized_ir(ir: str, target: CpuTarget) -> str:
 
     Raises: CodegenError for text that is no valid module.
     """
-    return str(_optimized(ir, _machine(target)))
+    with _machine(target) as machine:
+        return str(_optimized(ir, machine))
 
 
 def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()
@@ -112,13 +123,43 @@ def _offending_line(ir: str, message: str) -> str | None:
     return lines[int(found[1]) - 1].strip()
 
 
-@functools.cache
-def _machine(target: CpuTarget) -> llvm.TargetMachine:
-    """The machine that all threads use for a target, one at a time: llvmlite holds a lock during
-    every call.  Making one takes about 2 ms.
+def _object(machine: llvm.TargetMachine, module: llvm.ModuleRef) -> bytes:
+    """What `machine.emit_object` gives, while other threads do the same."""
+    library = llvm.ffi.lib
+    with llvm.ffi.OutputString() as error:
+        with _selecting:
+            buffer = _select(machine, module, _AS_OBJECT, error)
+        if not buffer:
+            raise CodegenError(f"LLVM makes no object of the generated code: {error}")
+    try:
+        return ctypes.string_at(library.LLVMPY_GetBufferStart(buffer),
+                                library.LLVMPY_GetBufferSize(buffer))
+    finally:
+        library.LLVMPY_DisposeMemoryBuffer(buffer)
+
+
+_idle: defaultdict[CpuTarget, list[llvm.TargetMachine]] = defaultdict(list)
+_making = process_lock()
+
+
+@contextlib.contextmanager
+def _machine(target: CpuTarget) -> Iterator[llvm.TargetMachine]:
+    """A machine for a target that no other thread uses.  Making one takes about 2 ms.
 
     Raises: CodegenError for a target that LLVM was built without.
     """
+    try:
+        machine = _idle[target].pop()
+    except IndexError:
+        with _making:
+            machine = _made(target)
+    try:
+        yield machine
+    finally:
+        _idle[target].append(machine)
+
+
+def _made(target: CpuTarget) -> llvm.TargetMachine:
     _initialize()
     try:
         made = llvm.Target.from_triple(target.triple)
