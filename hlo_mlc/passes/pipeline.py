@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,14 +49,18 @@ class PassRecord:
 
 
 def run_passes(
-    graph: Graph, passes: Sequence[Pass], *, verify: bool = False
+    graph: Graph, passes: Sequence[Pass], *, rounds: int = 1, verify: bool = False
 ) -> tuple[Graph, tuple[PassRecord, ...]]:
-    """Runs `passes` in order; with `verify`, checks the graph and the promises around each.
+    """Runs `passes` in order, in so many rounds at most: none runs again on a graph that all of
+    them have left as it is.  With `verify`, checks the graph and the promises around each.
 
     Raises: PassError for a promise that is not kept, VerifyError for a malformed graph.
     """
     records = []
-    for step in passes:
+    unchanged = 0  # passes in a row that changed nothing
+    for step in itertools.chain.from_iterable(itertools.repeat(passes, rounds)):
+        if unchanged == len(passes):
+            break
         if verify:
             _check(graph, step.requires, f"{step.name} requires")
         start = time.perf_counter()
@@ -65,6 +70,7 @@ def run_passes(
             verify_graph(result)
             _check(result, step.ensures, f"{step.name} ensures")
         records.append(PassRecord(step.name, time_ms, result is not graph, len(result.nodes)))
+        unchanged = unchanged + 1 if result is graph else 0
         graph = result
     return graph, tuple(records)
 

@@ -90,12 +90,4 @@ def simplify(
     It is the very graph that was given where nothing applied.
     Raises: PassError, VerifyError if `verify` finds a pass at fault.
     """
-    passes = simplification(references)
-    records: list[PassRecord] = []
-    for _ in range(_MAX_ROUNDS):
-        before = graph
-        graph, done = run_passes(graph, passes, verify=verify)
-        records += done
-        if graph is before:
-            break
-    return graph, tuple(records)
+    return run_passes(graph, simplification(references), rounds=_MAX_ROUNDS, verify=verify)
