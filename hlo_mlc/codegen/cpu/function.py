@@ -97,9 +97,12 @@ class Function(Names):
     @property
     def length(self) -> int:
         """Lines so far: those of the blocks that scopes are open in, and before them."""
-        return len(self.prologue) + sum(
-            len(scope.block.lines) for depth, scope in enumerate(self.scopes)
-            if not depth or scope.block is not self.scopes[depth - 1].block)
+        length, last = len(self.prologue), None
+        for scope in self.scopes:
+            if scope.block is not last:
+                last = scope.block
+                length += len(last.lines)
+        return length
 
     # Blocks
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 # Copies of fewer lines lie within what a processor looks ahead.
 SHORTEST = 12
@@ -57,21 +58,36 @@ def _in_turns(copies: Sequence[list[str]]) -> list[str]:
     missing = {_defined(line) for copy in copies for line in copy}
     missing.discard(None)
     positions = [0] * len(copies)
+    following = [_Following.of(copy[0]) for copy in copies]
     merged: list[str] = []
     total = sum(map(len, copies))
     while len(merged) < total:
         earlier_done = True  # all lines of the copies before
         for number, copy in enumerate(copies):
-            position = positions[number]
-            if position == len(copy):
+            line = following[number]
+            if line is None:
                 continue
-            line = copy[position]
-            if (earlier_done or not _is_ordered(line)) and missing.isdisjoint(_used(line)):
-                merged.append(line)
-                missing.discard(_defined(line))
-                positions[number] = position + 1
-            earlier_done = earlier_done and positions[number] == len(copy)
+            if (earlier_done or not line.is_ordered) and missing.isdisjoint(line.used):
+                merged.append(line.text)
+                missing.discard(line.defined)
+                position = positions[number] = positions[number] + 1
+                line = following[number] = None if position == len(copy) \
+                    else _Following.of(copy[position])
+            earlier_done = earlier_done and line is None
     return merged
+
+
+class _Following(NamedTuple):
+    """The line of a copy that comes next, and what is asked about it in each turn until then."""
+
+    text: str
+    defined: str | None
+    used: list[str]
+    is_ordered: bool
+
+    @classmethod
+    def of(cls, line: str) -> _Following:
+        return cls(line, _defined(line), _used(line), _is_ordered(line))
 
 
 def _defined(line: str) -> str | None:
