@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.metadata
 import json
 import os
 import struct
@@ -38,6 +37,7 @@ from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.templates.program import Decision, decisions_text
 from hlo_mlc.tensor.core import Nest
@@ -389,7 +389,7 @@ def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules, checked:
 def _generators() -> str:
     """The hash of the sources that make code."""
     package = str(Path(__file__).parent)
-    digest = hashlib.sha256(importlib.metadata.version("llvmlite").encode())
+    digest = hashlib.sha256(version("llvmlite").encode())
     # Without Path, which takes twice as long for each of 160 files as reading them.
     for folder in _GENERATORS:
         for where, folders, names in os.walk(os.path.join(package, folder)):

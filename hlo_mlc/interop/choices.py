@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.records import open_records, target_key
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 
 CANDIDATES = ("ours", "auto")
 """What is tried against XLA's own: all that we can compile, and what is predicted to be faster."""
@@ -37,7 +37,7 @@ class Choice:
 
 def choice_path(original: str, options: Options, platform: str = "cpu") -> Path:
     """Where the choice for a program is remembered: by its text, for this machine and versions."""
-    versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
+    versions = [version(name) for name in ("hlo-mlc", "jaxlib")]
     device = devices.first_gpu() if platform == devices.CUDA else None
     machine = target_of(options) if device is None else device.device_kind
     identity = f"{machine}\n{versions}\n{original}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import io
 import platform
 import shutil
@@ -17,6 +16,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.runtime.files import write_whole
 from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.target import cpu
 
 FOLDER = "faults"
@@ -73,7 +73,7 @@ def _description(fault: Fault, options: Options) -> str:
         *([f"at: {fault.location}"] if fault.location else ()),
         "", "To see it again: hlo_mlc.compile_stablehlo(<the module here>, choose=\"ours\")",
         "", f"Python {platform.python_version()}, {platform.platform()}",
-        *(f"{package} {importlib.metadata.version(package)}" for package in _PACKAGES),
+        *(f"{package} {version(package)}" for package in _PACKAGES),
         f"CPU: {cpu.host()}",
         *(f"{name} = {value}" for name, value in settings),
         "", "".join(traceback.format_exception(fault.error)),

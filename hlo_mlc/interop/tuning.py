@@ -11,7 +11,6 @@ given; else, and in the bodies of loops that stay with XLA, operands are made up
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -51,6 +50,7 @@ from hlo_mlc.runtime.records import (
 )
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
@@ -342,7 +342,7 @@ class _Session:
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
-        versions = {name: importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")}
+        versions = {name: version(name) for name in ("hlo-mlc", "jaxlib")}
         record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
                         winner.measured, made=today(versions))
         kept = self._records.put(record, replaces=known)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import importlib.metadata
 from pathlib import Path
 
 from hlo_mlc.runtime.busyness import SHARE, share_in
 from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.target.cpu import CpuTarget, model_name
 from hlo_mlc.target.rates import Rates
 
@@ -52,5 +52,5 @@ def rates_path(cache_dir: Path, target: CpuTarget) -> Path:
 @functools.cache
 def _identity(target: CpuTarget) -> str:
     """What the rates depend on: the machine, the cores that may be used, XLA's code and ours."""
-    versions = [importlib.metadata.version(name) for name in ("hlo-mlc", "jaxlib")]
+    versions = [version(name) for name in ("hlo-mlc", "jaxlib")]
     return hashlib.sha256(f"{model_name()}\n{target}\n{versions}".encode()).hexdigest()[:12]
