@@ -23,6 +23,8 @@ from hlo_mlc.tensor.combine import combiner_variables
 
 Arrays = Sequence[np.ndarray]
 _UNSIGNED = {8: U8, 16: U16, 32: U32, 64: U64}
+_LONGEST = (1 << 31) - 1  # elements of a row: positions have 32 bits
+_TOO_LONG = f"rows of more than {_LONGEST} elements stay with XLA"
 _OTHER = "its comparator is not `lt` or `gt` of one key after the other"
 
 
@@ -124,8 +126,11 @@ def _keys(node: Node) -> tuple[tuple[Var, ...], tuple[Expr, ...] | None]:
 def _supports(node: Node) -> str:
     if reason := supports_scalar_graph(node.regions[0]):
         return reason
-    if not node.operands[0].type.shape:
+    shape = node.operands[0].type.shape
+    if not shape:
         return "a scalar needs no sorting"
+    if shape[_axis(node)] > _LONGEST:
+        return _TOO_LONG
     return "" if _keys(node)[1] is not None else _OTHER
 
 
@@ -160,7 +165,7 @@ def _supports_top_k(node: Node) -> str:
         return f"elements of type {dtype} have no order"
     if node.results[1].type.dtype is not I32 or not node.attributes.get("largest", True):
         return "it is not the largest elements and their positions in 32 bits that are asked for"
-    return ""
+    return _TOO_LONG if node.operands[0].type.shape[-1] > _LONGEST else ""
 
 
 def _largest_first(x: Expr) -> Expr:
