@@ -269,7 +269,7 @@ def objects():
     gc.collect()
     return [len(building._built), len(variants._published), len(variants._leases),
             len(variants._ended), len(core._interned), len(of_functions._reports_on),
-            len(gc.get_objects()) // COUNT]
+            len(gc.get_objects())]
 
 COUNT = 250
 make(0, 40)
@@ -296,7 +296,7 @@ def test_functions_cost_little_more_than_those_of_jax() -> None:
     built, published, leases, ended, interned, reports, objects = ours[2:]
     assert built <= 0 and published <= 0 and leases <= 0 and ended <= 0 and reports <= 0
     assert interned <= 100  # small constants
-    assert objects <= theirs[-1]
+    assert objects < theirs[-1] + 250
 
 
 _MANY = """
