@@ -53,7 +53,7 @@ def write_out(node: Node, outer: StageLowering, literal: Callable[[Value], int |
             or len({shape[:-1] for shape in shapes}) > 1:
         return False
     batch = next(iter(shapes))[:-1]
-    loop = _ShortLoop(node, outer, counters, vectors, found.trips)
+    loop = _ShortLoop(node, outer, counters, vectors, found.trips, batch)
     try:
         outer.unrolled(node, Unrolled(batch, loop.elements), [node.results[k] for k in vectors])
     except _Refused:
@@ -75,6 +75,7 @@ class _ShortLoop:
     counters: Mapping[int, Progression]
     vectors: list[int]
     trips: int
+    batch: tuple[int, ...]
 
     def elements(self, point: Indices) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
         """The vectors after the last trip, with their places.
@@ -111,6 +112,10 @@ class _ShortLoop:
             elif isinstance(lowered, Update) and lowered.combiner is None:
                 target = node.operands[lowered.target]
                 old = _elements(reads[lowered.target], point, target)
+                extents = lowered.extents
+                if extents[:len(point)] != self.batch[:len(extents)] \
+                        or any(n != 1 for n in extents[len(point):]):
+                    raise _Refused
                 known[node.results[0]] = _selected(_updated(lowered, old, point), point)
             else:
                 raise _Refused
@@ -153,8 +158,6 @@ def _updated(update: Update, old: list[Expr], point: Indices) -> list[Expr]:
     """The vector in which the element at the update's place is another one."""
     where = point[:len(update.extents)]
     where += (index.constant(0),) * (len(update.extents) - len(where))
-    if any(n != 1 for n in update.extents[len(point):]):
-        raise _Refused
     *batch, place = update.place(where)
     if tuple(batch) != point:
         raise _Refused
