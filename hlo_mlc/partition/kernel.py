@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -30,4 +31,10 @@ def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequen
     """
     program = canonical("kernel", steps, inputs, outputs, aliases=aliases)
     digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]
-    return Kernel(replace(program, name=f"k_{digest}"), digest, tuple(inputs), tuple(outputs))
+    known = _programs.setdefault(digest, replace(program, name=f"k_{digest}"))
+    return Kernel(known, digest, tuple(inputs), tuple(outputs))
+
+
+_programs: weakref.WeakValueDictionary[str, TensorProgram] = weakref.WeakValueDictionary()
+"""Those of kernels that somebody has: what equal ones ask of their stages and nests is found once.
+"""

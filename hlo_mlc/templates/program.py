@@ -29,7 +29,7 @@ from hlo_mlc.templates.base import Parameters, Template
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
-from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram, derived
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
@@ -50,6 +50,7 @@ class Decision:
     schedule: Schedule | None = None
 
 
+@derived
 def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
                     ) -> tuple[Template, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it

@@ -8,7 +8,7 @@ reduction, a contraction or an update in place is derived from its expressions (
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,16 +19,17 @@ Fact = TypeVar("Fact")
 UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
 
 
-def derived(function: Callable[[Stage], Fact]) -> Callable[[Stage], Fact]:
-    """`function` of stages, computed once for each: whoever decides what is computed together asks
-    the same of a stage again and again."""
+def derived(function: Callable[..., Fact]) -> Callable[..., Fact]:
+    """`function` of stages or nests, and what else it is given, computed once for each: whoever
+    decides what is computed together asks the same of a stage again and again."""
 
     @functools.wraps(function)
-    def known(stage: Stage) -> Fact:
-        found = stage._derived
-        if function not in found:
-            found[function] = function(stage)
-        return found[function]
+    def known(of: Stage | Nest, *given: Hashable) -> Fact:
+        found = of._derived
+        key = (function, *given) if given else function
+        if key not in found:
+            found[key] = function(of, *given)
+        return found[key]
 
     return known
 
@@ -93,7 +94,7 @@ class Stage:
     scan: Scan | None = None
     sort: Sort | None = None
     overwrites: tuple[Buffer, ...] = ()
-    _derived: dict[Callable, object] = field(default_factory=dict, init=False, repr=False)
+    _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
     @property
     @derived
@@ -138,6 +139,7 @@ class Nest:
     stages: tuple[Stage, ...]
     shared: int
     private: tuple[Buffer, ...] = ()
+    _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,7 +166,7 @@ class Loop:
 Step = Nest | Loop
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class TensorProgram:
     """A kernel's meaning: buffers in calling order, temporaries, and steps in program order."""
 

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, walk
-from hlo_mlc.tensor.core import Stage
+from hlo_mlc.tensor.core import Nest, Stage
 
 
 def pack(content: object) -> bytes:
@@ -52,9 +52,9 @@ class _Packer(pickle.Pickler):
         return self._numbers[obj]
 
     def reducer_override(self, obj: object) -> Any:
-        """A stage is made anew: what was derived from it is derived there again."""
-        if isinstance(obj, Stage):
-            return Stage, tuple(getattr(obj, f.name) for f in fields(Stage) if f.init)
+        """Stages and nests are made anew: what was derived from them is derived there again."""
+        if isinstance(obj, Stage | Nest):
+            return type(obj), tuple(getattr(obj, f.name) for f in fields(obj) if f.init)
         return NotImplemented
 
     def _row(self, node: Expr) -> tuple:
