@@ -28,18 +28,19 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     Only where nothing else uses the inner values, and only in f32 and f64: narrower floats are
     rounded after every op.  `inner` are the variables of the innermost loops.
     """
+    order = list(walk(*roots))
     uses: dict[Expr, int] = {}
-    for node in walk(*roots):
+    for node in order:
         for part in children(node):
             uses[part] = uses.get(part, 0) + 1
     for root in roots:
         uses[root] = uses.get(root, 0) + 1
     new: dict[Expr, Expr] = {}
-    for node in walk(*roots):
+    for node in order:
         better = None
         if isinstance(node, Apply) and node.dtype.is_float and not node.dtype.is_narrow_float:
             better = _better(node, uses, new) or _with_common_divisor(node, inner, new)
-        new[node] = better or rebuild(node, tuple(new[part] for part in children(node)))
+        new[node] = better or rebuild(node, tuple([new[part] for part in children(node)]))
     return [new[root] for root in roots]
 
 

@@ -10,6 +10,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from hlo_mlc.expr.build import apply, load, variable
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.partition.kernel import make_kernel
+from hlo_mlc.target.cpu import host
+from hlo_mlc.templates.program import choose_template
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+
 
 def fingerprints(parts) -> list[str]:
     return sorted(parts.kernels)
@@ -64,6 +72,20 @@ g = mlc_jit(f, choose="ours")
 r = g(np.ones((9, 20), np.float32), np.ones((20, 30), np.float32))
 print(sorted(k.id for k in g.report().kernels))
 """
+
+
+def test_equal_kernels_are_one_program():
+    x, y = (Buffer(name, F32, (8,)) for name in "xy")
+
+    def kernel(name: str):
+        i = variable(name, 8)
+        stage = Stage("s", (i,), (Assign(y, (i,), apply("neg", load(x, (i,)))),))
+        return make_kernel([Nest((stage,), 1)], (x,), (y,))
+
+    first, second = kernel("i"), kernel("j")
+    assert first.program is second.program
+    (nest,) = first.program.steps
+    assert choose_template(nest, host()) is choose_template(nest, host())
 
 
 def test_names_are_the_same_in_every_process():

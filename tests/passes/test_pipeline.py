@@ -39,6 +39,15 @@ def test_records_say_what_changed() -> None:
     assert "nothing: unchanged" in str(records[0])
 
 
+def test_no_pass_runs_again_on_what_all_have_left_as_it_is() -> None:
+    once = iter([_without_nodes])
+    passes = [Pass("first", lambda g: g), Pass("once", lambda g: next(once, lambda g: g)(g)),
+              Pass("last", lambda g: g)]
+    _, records = run_passes(_sine(), passes, rounds=4)
+    assert [r.name for r in records] == ["first", "once", "last", "first", "once"]
+    assert len(run_passes(_sine(), passes[::2], rounds=4)[1]) == 2
+
+
 def test_a_broken_promise_is_found() -> None:
     with pytest.raises(PassError, match="empty ensures a graph with sines"):
         run_passes(_sine(), [Pass("empty", _without_nodes, ensures=(SINES,))], verify=True)
