@@ -85,6 +85,29 @@ def test_guarded_tails(dtype: DType, count: int, target: CpuTarget, machine, sam
         assert actual.tobytes() == values[::-1].tobytes()
 
 
+@pytest.mark.parametrize("alone", [0, 6, 15])
+@pytest.mark.parametrize("step", [1, -1])
+@pytest.mark.parametrize("wide, narrow", [(t.F32, t.BF16), (t.I32, t.I16), (t.I32, t.I8),
+                                          (t.I16, t.I8), (t.F32, t.F16)], ids=str)
+def test_one_lane_of_what_is_narrowed(wide: DType, narrow: DType, step: int, alone: int,
+                                      target: CpuTarget, machine) -> None:
+    """LLVM takes a masked store of a single lane for one as wide as what was narrowed."""
+    lane = variable("lane", 16)
+    x, y = Buffer("x", wide, (16,), "operand"), Buffer("y", narrow, (4,), "result")
+    only = index.compare("eq", lane, index.constant(alone))
+    for at in range(4):
+        stored = Store(y, (_times(step, lane, at - step * alone),),
+                       apply("convert", load(x, (lane,)), dtype=narrow), only)
+        program = LoopProgram("alone", (x,), (y,), (_vector(16, stored),))
+        values, before = ((np.arange(n) - 5).astype(d.numpy) for n, d in ((16, wide), (4, narrow)))
+        expected = before.copy()
+        expected[at] = values[alone]
+        for at_end in (True, False):
+            actual, = machine.run(program, [values], results=[before], target=target,
+                                  at_end=at_end)
+            np.testing.assert_array_equal(actual, expected)
+
+
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("default", ["constant", "computed"])
 def test_guarded_loads(dtype: DType, default: str, target: CpuTarget, machine, samples) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block, Names
 from hlo_mlc.codegen.cpu.registers import Registers, Slot
-from hlo_mlc.expr.core import Var
+from hlo_mlc.expr.core import Expr, Var
 
 NO_READS: frozenset[int] = frozenset()
 # Pointers that move along in one loop: half of the registers for addresses.
@@ -91,6 +91,7 @@ class Function(Names):
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
         self.lane: Lane | None = None
         self.mask: Value | None = None  # lanes in which a guarded statement is executed
+        self.guard: Expr | None = None  # what the mask is the value of
         self.memo: dict[object, Value] = {}  # values known so far
         self._dependents: dict[int, list[object]] = {}
 

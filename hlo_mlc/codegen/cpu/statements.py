@@ -331,11 +331,11 @@ def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]
         if condition.text == "true":
             write()
     elif condition.lanes:
-        outer_mask = function.mask
-        function.mask = condition
+        outer = function.mask, function.guard
+        function.mask, function.guard = condition, guard
         with function.scope():
             write()
-        function.mask = outer_mask
+        function.mask, function.guard = outer
     else:
         with function.scope(_block(writer), branch=True) as inner:
             start = inner.label
