@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "huge_pages.h"
 #include "mlc_abi.h"
 #include "thread_team.h"
 #include "variant_table.h"
@@ -58,6 +59,12 @@ ffi::ErrorOr<std::unique_ptr<KernelState>> Instantiate(std::string_view id,
   return state;
 }
 
+int64_t BytesOf(const XLA_FFI_Buffer& buffer) {
+  int64_t bytes = static_cast<int64_t>(ffi::ByteWidth(static_cast<ffi::DataType>(buffer.dtype)));
+  for (int64_t i = 0; i < buffer.rank; ++i) bytes *= buffer.dims[i];
+  return bytes;
+}
+
 // Operand and result addresses in one array, on the stack unless there are unusually many.
 class BufferList {
  public:
@@ -103,7 +110,9 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
     buffers.Add(static_cast<const XLA_FFI_Buffer*>(frame->args.args[i])->data);
   }
   for (int64_t i = 0; i < results; ++i) {
-    buffers.Add(static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[i])->data);
+    const auto* result = static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[i]);
+    PreferHugePages(result->data, BytesOf(*result));
+    buffers.Add(result->data);
   }
   ffi::ThreadPool pool =
       *ffi::CtxDecoding<ffi::ThreadPool>::Decode(frame->api, frame->ctx, diagnostic);

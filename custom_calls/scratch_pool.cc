@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <new>
 
+#include "huge_pages.h"
 #include "mlc_abi.h"
 
 namespace mlc {
@@ -13,7 +14,9 @@ namespace {
 constexpr std::align_val_t kAlignment{MLC_SCRATCH_ALIGNMENT};
 
 void* Allocate(int64_t bytes) {
-  return ::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow);
+  void* data = ::operator new(static_cast<size_t>(bytes), kAlignment, std::nothrow);
+  if (data != nullptr) PreferHugePages(data, bytes);
+  return data;
 }
 
 void Free(void* data) noexcept { ::operator delete(data, kAlignment, std::nothrow); }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -248,6 +250,32 @@ def test_scratch_that_cannot_be_had_is_an_error(call_kernel, scale_kernel, new_i
     program = jax.jit(lambda x: call_kernel(kernel_id, f32(2), x, dims=(2,)))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"RESOURCE_EXHAUSTED.*scratch"):
         program(np.ones(2, np.float32))
+
+
+def mapping_flags(address: int) -> list[str]:
+    """What the system says of the memory there (`VmFlags` in proc_pid_smaps(5))."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= address < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+                    reason="this system has no huge pages")
+def test_large_results_are_in_huge_pages(call_kernel, scale_kernel, new_id):
+    """One page fault for 2 MiB, not for 4 KiB."""
+    kernel_id = new_id()
+    variants.publish(kernel_id, scale_kernel(2.0))
+    count = 12 << 20
+    x = jnp.ones(count, np.float32)
+    ours = jax.jit(lambda x: call_kernel(kernel_id, f32(count), x, dims=(count,)))(x)
+    theirs = jax.jit(lambda x: x * 2)(x)
+    np.testing.assert_array_equal(ours, theirs)
+    middle = [array.unsafe_buffer_pointer() + array.nbytes // 2 for array in (ours, theirs)]
+    assert ["hg" in mapping_flags(address) for address in middle] == [True, False]
 
 
 def test_swap_while_executions_run(call_kernel, scale_kernel, new_id):
