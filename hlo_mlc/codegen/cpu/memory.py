@@ -22,7 +22,6 @@ from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.access import is_inside
 
-
 # LLVM 22.1 makes a store of one lane, if it is narrower than what was truncated to get it, as wide
 # as that (llvm-project issue 179489): bf16 at the end of a row, and two bytes behind it.
 _LEAST_MASKED_ALONE = 4
