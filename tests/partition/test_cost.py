@@ -315,6 +315,23 @@ def test_next_to_nothing_is_not_worth_it() -> None:
     assert worth_it(plan, TARGET) is plan
 
 
+def test_what_is_not_modelled_counts_with_its_arithmetic() -> None:
+    """A few tanh beside Fourier transforms, and beside one that takes no longer than they do."""
+
+    def transform(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.fft.rfft2(x), jnp.tanh(y)
+
+    def power(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.exp(lax.complex(x, x)), jnp.tanh(y)
+
+    for function in (transform, power):
+        plan = plan_of(function, (512, 512), (4096,))
+        assert plan.taken
+        assert not worth_it(plan, TARGET).taken
+        plan = plan_of(function, (8, 8), (MILLION,))
+        assert worth_it(plan, TARGET) is plan
+
+
 def test_the_rest_is_taken_where_nothing_else_is_left() -> None:
     """Few sums by number are no faster in a kernel, but alone they would make XLA start a thread.
     """
