@@ -118,7 +118,8 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
 
 def limits_of(target: CudaTarget) -> Limits:
     """What kernels compute where it is needed."""
-    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False, left=LEFT)
+    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
+                  folds_both_ways=False, left=LEFT)
 
 
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,

@@ -50,12 +50,14 @@ CHEAP = 2
 class Limits:
     """What a target computes where it is needed: rows of so many elements are kept between the
     passes over them, factors of products that take so many simple operations are computed whenever
-    a tile of them is read, and constant factors are laid out as tiles of registers read them.  The
-    ops in `left` stay with XLA there, for these reasons."""
+    a tile of them is read, constant factors are laid out as tiles of registers read them, and
+    matrices are read once that are folded both ways (both_ways.py).  The ops in `left` stay with
+    XLA there, for these reasons."""
 
     row_elements: int = ROW_LIMIT
     prologue: int = 0
     packs_constants: bool = True
+    folds_both_ways: bool = True
     left: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -151,10 +151,12 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     """What is to become of the nodes; `around` are the ops that `graph` is a region of."""
     reasons = {node: refusal(node, limits.left) for node in graph.nodes}
     plan = _planned_regions(graph, reasons, choose, small, around, limits)
-    fuser, values = _lower(graph, reasons, limits)
+    fuser, values, fresh = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     needed = frozenset(b for b, v in values.items() if v in results)
     fuser.join_chains(needed)
+    if limits.folds_both_ways:
+        fuser.join_both_ways(needed, fresh)
     fuser.join_siblings()
     fuser.join_updates(needed)
     fuser.settle()
@@ -223,7 +225,7 @@ CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 
 
 def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
-           ) -> tuple[Fuser, dict[Buffer, Value]]:
+           ) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str]]:
     counter = iter(range(1 << 62))
     uses = uses_among(graph.nodes)
     wanted = set(graph.results)
@@ -269,7 +271,7 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
             for item in lowering.items:
                 fuser.add_stage(item.node, item.stage, before)
         lowering.items.clear()
-    return fuser, {b: v for v, b in lowering.buffers.items()}
+    return fuser, {b: v for v, b in lowering.buffers.items()}, lowering.fresh
 
 
 def _is_table(node: Node) -> bool:

@@ -7,11 +7,12 @@ path leads from one to the other through a third.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.both_ways import both_ways, matrices
 from hlo_mlc.partition.joining import ROW_LIMIT, Joined, chained, finish, join
 from hlo_mlc.partition.siblings import factors, together_refusal
 from hlo_mlc.tensor.classify import contraction
@@ -62,6 +63,14 @@ class Unit:
         """The matrix product that this unit is."""
         alone = self.joined is not None and len(self.joined.stages) == 1
         return self.joined.stages[0] if alone and contraction(self.joined.stages[0]) else None
+
+    @property
+    def fold(self) -> Stage | None:
+        """The fold of a matrix that this unit is, to a vector."""
+        alone = self.joined is not None and len(self.joined.stages) == 1 and not self.beside
+        stage = self.joined.stages[0] if alone else None
+        return stage if stage is not None and len(stage.axes) == len(stage.reduce_axes) == 1 \
+            else None
 
     @property
     def is_outside(self) -> bool:
@@ -247,6 +256,42 @@ class Fuser:
                 break
             for factor in factors(product):
                 known.setdefault(factor, {})[leader.number] = leader
+
+    def join_both_ways(self, needed: frozenset[Buffer], fresh: Callable[[str], str]) -> None:
+        """Make one unit of what folds a matrix along its rows and what folds it along its columns,
+        where the rows do not wait for the columns.  `fresh` gives names."""
+        read_by = readers(u for u in self.units if u.number not in self._merged)
+        known: dict[Buffer, list[Unit]] = {}  # by the matrix
+        for unit in self.units:
+            fold = None if unit.number in self._merged else unit.fold
+            if fold is None:
+                continue
+            large = matrices(fold)
+            for other in itertools.chain.from_iterable(known.get(b, ()) for b in large):
+                if self._fold_both(other, unit, read_by, needed, fresh) \
+                        or self._fold_both(unit, other, read_by, needed, fresh):
+                    break
+            else:
+                for matrix in large:
+                    known.setdefault(matrix, []).append(unit)
+
+    def _fold_both(self, rows: Unit, columns: Unit, read_by: Mapping[Buffer, set[int]],
+                   needed: frozenset[Buffer], fresh: Callable[[str], str]) -> bool:
+        """Make one unit of the two, if that can be: says whether it is."""
+        waits = (p for unit, other in ((rows, columns), (columns, rows))
+                 for n in unit.parents if (p := self._at(n)) is not other
+                 and p.ancestors & other.members)
+        if rows.steps or columns.steps or rows.ancestors & columns.members or any(waits):
+            return False
+        own = {rows.number, columns.number}
+        wanted = frozenset(b for b in rows.writes if b in needed or not read_by.get(b, own) <= own)
+        nests = both_ways(rows.fold, columns.fold, wanted, fresh)
+        if nests is None:
+            return False
+        first, last = sorted((rows, columns), key=lambda u: u.number)
+        last.joined, last.steps = None, list(nests)
+        self._absorb(last, (first,))
+        return True
 
     def join_updates(self, needed: frozenset[Buffer]) -> None:
         """Make one unit of steps that begin with a copy of what other steps have made for nobody

@@ -29,11 +29,14 @@ def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
     box, used = [], set()
     for i in assign.indices:
         terms, offset = index.affine(i)
-        if any(not isinstance(v, Var) or v in used or v not in axes or factor != 1
-               for v, factor in terms.items()) or len(terms) > 1:
-            return None
-        used.update(terms)
-        box.append((offset, offset + sum(v.extent - 1 for v in terms)))
+        reach = 1
+        for v, factor in sorted(terms.items(), key=lambda term: term[1]):
+            if not isinstance(v, Var) or v in used or v not in axes \
+                    or (factor != reach and v.extent > 1):
+                return None
+            used.add(v)
+            reach *= v.extent
+        box.append((offset, offset + reach - 1))
     return tuple(box)
 
 

@@ -1,0 +1,144 @@
+"""A matrix that is folded along its rows and along its columns is read once.
+
+    t[i] = sum of a[i, j] * x[j] over j           for each block of rows:
+    y[j] = sum of a[i, j] * t[i] over i     ->      t[i] of its rows
+                                                    part[block, j] = the sum over its rows
+                                                  y[j] = sum of part[block, j] over the blocks
+
+Where it comes from memory, that is what takes the time: a block is still in the second level when
+its columns are folded.  What the folds along the rows give may be a part of the others' terms, as
+here (a product with the normal matrix), or not (BiCG).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import load, substitute, transform
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.tensor.classify import cost
+from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.rewrite import map_expressions
+
+# Bytes of a matrix from which on reading it once pays: caches that all cores share hold less.
+_FROM_MEMORY = 1 << 24
+# Bytes of a block of rows, which all second levels hold beside what it is multiplied by; and its
+# rows: with fewer, what passes between blocks and their sum is too much of the traffic.
+_BLOCK_BYTES = 384 * 1024
+_FEWEST, _MOST = 4, 16
+_MOST_OPERATIONS = 8  # of a column's terms, which are written out for all rows of a block
+
+
+def matrices(stage: Stage) -> list[Buffer]:
+    """What a stage may read of that comes from memory."""
+    return [b for b in stage.inputs if len(b.shape) == 2 and b.bytes >= _FROM_MEMORY]
+
+
+def both_ways(rows: Stage, columns: Stage, wanted: frozenset[Buffer],
+              fresh: Callable[[str], str]) -> list[Nest] | None:
+    """The nests that fold the rows, and then the columns, of the same matrix; None where there are
+    no such, or they would not pay.  Of what the rows give, only `wanted` buffers are stored."""
+    for stage in (rows, columns):
+        if len(stage.axes) != 1 or len(stage.reduce_axes) != 1 or stage.along or stage.overwrites \
+                or stage.scan is not None or stage.sort is not None:
+            return None
+    if len(columns.accumulators) != 1 or columns.combiner.identity is None \
+            or cost(*columns.terms) > _MOST_OPERATIONS:
+        return None
+    (row,), (column,) = rows.axes, rows.reduce_axes
+    turned = (*columns.reduce_axes, *columns.axes)
+    shared = [b for b in matrices(rows) if b.shape == (row.extent, column.extent)
+              and b in columns.inputs and _is_read_at(rows, b, (row, column))
+              and _is_read_at(columns, b, turned)]
+    if not shared:
+        return None
+    handed = tuple(a.buffer for a in rows.assigns if a.buffer in columns.inputs)
+    if any(a.guard is not None or a.indices != (row,) for a in rows.assigns) \
+            or not all(_is_read_at(columns, b, columns.reduce_axes) for b in handed):
+        return None
+    bytes_of_row = sum(b.bytes for b in shared) // row.extent
+    size = min(_MOST, _BLOCK_BYTES // bytes_of_row)
+    if size < _FEWEST:
+        return None
+    size = max((n for n in range(_FEWEST, size + 1) if row.extent % n == 0 and 2 * n > size),
+               default=size)
+    blocks, rest = divmod(row.extent, size)
+    part = Buffer(fresh("b"), columns.accumulators[0].dtype,
+                  (blocks + (rest > 0), column.extent))
+    folds = _Blocks(rows, columns, size, part, handed, wanted, fresh)
+    nests = [folds.nest(0, blocks, size)]
+    if rest:
+        nests.append(folds.nest(blocks, 1, rest))
+    number = Var(fresh("i"), INDEX, part.shape[0])
+    total = Stage(fresh("s"), columns.axes, columns.assigns, (number,),
+                  columns.combiner, (load(part, (number, *columns.axes)),), columns.initial,
+                  columns.accumulators)
+    return [*nests, Nest((total,), 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Blocks of `size` rows.
+
+    `part`: what the columns of each give; `handed`: what passes from rows to columns.
+    """
+
+    rows: Stage
+    columns: Stage
+    size: int
+    part: Buffer
+    handed: tuple[Buffer, ...]
+    wanted: frozenset[Buffer]
+    fresh: Callable[[str], str]
+
+    def nest(self, first: int, count: int, height: int) -> Nest:
+        """`count` blocks of `height` rows, from block `first` on."""
+        block, within = (Var(self.fresh("i"), INDEX, n) for n in (count, height))
+        number = index.add(block, index.constant(first))
+        start = index.multiply(number, index.constant(self.size))
+        handed = {b: Buffer(self.fresh("b"), b.dtype, (count, height)) for b in self.handed}
+        stages = (self._rows(block, within, index.add(start, within), handed),
+                  self._columns(block, number, start, height, handed))
+        return Nest(stages, 1, tuple(handed.values()))
+
+    def _rows(self, block: Var, within: Var, row: Expr, handed: Mapping[Buffer, Buffer]) -> Stage:
+        rows = self.rows
+        along = Var(self.fresh("i"), INDEX, rows.reduce_axes[0].extent)
+        folded = tuple(Var(self.fresh("i"), v.dtype) for v in rows.accumulators)
+        here = {rows.axes[0]: row, rows.reduce_axes[0]: along,
+                **dict(zip(rows.accumulators, folded, strict=True))}
+        stage = map_expressions(rows, lambda e: substitute(e, here))
+        kept = tuple(a for a in stage.assigns if a.buffer in self.wanted)
+        passed = tuple(Assign(handed[a.buffer], (block, within), a.value)
+                       for a in stage.assigns if a.buffer in handed)
+        return replace(stage, name=self.fresh("s"), axes=(block, within), assigns=(*kept, *passed),
+                       reduce_axes=(along,), accumulators=folded)
+
+    def _columns(self, block: Var, number: Expr, start: Expr, height: int,
+                 handed: Mapping[Buffer, Buffer]) -> Stage:
+        columns, combiner = self.columns, self.columns.combiner
+        (row,), (column,) = columns.reduce_axes, columns.axes
+        along = Var(self.fresh("i"), INDEX, column.extent)
+        terms = []
+        for n in map(index.constant, range(height)):
+            def passed(node: Expr, n: Expr = n) -> Expr | None:
+                if isinstance(node, Load) and node.source in handed:
+                    return load(handed[node.source], (block, n))
+                return None
+
+            terms.append(substitute(transform(columns.terms[0], passed, {}),
+                                    {row: index.add(start, n), column: along}))
+        value = terms[0]
+        for term in terms[1:]:
+            value = substitute(combiner.results[0], {combiner.lhs[0]: value,
+                                                     combiner.rhs[0]: term})
+        return Stage(self.fresh("s"), (block, along),
+                     (Assign(self.part, (number, along), value),))
+
+
+def _is_read_at(stage: Stage, buffer: Buffer, indices: tuple[Var, ...]) -> bool:
+    return all(read.indices == indices and read.guard is None
+               for read in stage.loads_by_buffer[buffer])
