@@ -55,12 +55,14 @@ def main(arguments: list[str]) -> None:
 
 
 def newest() -> Path:
-    """The result file with predictions that was measured last."""
-    paths = [path for path in (_ROOT / "bench" / "results").glob("*.json")
-             if points(load(path))[0]]
+    """The result file with predictions that was measured last with all instructions of a machine.
+    """
+    known = {path: load(path) for path in (_ROOT / "bench" / "results").glob("*.json")}
+    paths = [path for path, results in known.items()
+             if points(results)[0] and results.environment.get("target", "cpu") == "cpu"]
     if not paths:
         raise SystemExit("There are no results with predictions: run hlo-mlc bench --json first")
-    return max(paths, key=lambda path: load(path).environment["date"])
+    return max(paths, key=lambda path: known[path].environment["date"])
 
 
 def points(results: Results) -> tuple[list[Point], list[Point], list[Point]]:

@@ -41,14 +41,12 @@ def main(arguments: list[str]) -> None:
 
 
 def newest() -> Path:
-    """The result file that was measured last."""
-    paths = sorted(
-        (_ROOT / "bench" / "results").glob("*.json"),
-        key=lambda path: load(path).environment["date"],
-    )
+    """The result file that was measured last with all instructions of the machine."""
+    known = {path: load(path).environment for path in (_ROOT / "bench" / "results").glob("*.json")}
+    paths = [path for path, where in known.items() if where.get("target", "cpu") == "cpu"]
     if not paths:
         raise SystemExit("There is no file in bench/results/: run hlo-mlc bench --json first")
-    return paths[-1]
+    return max(paths, key=lambda path: known[path]["date"])
 
 
 def section(results: Results) -> str:
