@@ -152,9 +152,10 @@ def are_same(one: np.ndarray, other: np.ndarray) -> bool:
     if one.dtype.kind == "c":
         return are_same(one.real, other.real) and are_same(one.imag, other.imag)
     tiny = jax.numpy.finfo(one.dtype).tiny
-    one, other = (np.where(np.abs(v) < tiny, np.copysign(v.dtype.type(0), v), v)
-                  for v in (one, other))
-    is_same = (one == other) & (np.signbit(one) == np.signbit(other))
+    with np.errstate(invalid="ignore"):  # which ml_dtypes makes of comparing NaN
+        one, other = (np.where(np.abs(v) < tiny, np.copysign(v.dtype.type(0), v), v)
+                      for v in (one, other))
+        is_same = (one == other) & (np.signbit(one) == np.signbit(other))
     return bool((is_same | np.isnan(one) & np.isnan(other)).all())
 
 
