@@ -45,7 +45,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
-from hlo_mlc.tensor.core import Nest, Step
+from hlo_mlc.tensor.core import Branch, Nest, Step
 
 _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
@@ -284,7 +284,8 @@ def is_data_dependent(step: Step) -> bool:
     """Whether how long a step takes depends on the values that it computes with."""
     if isinstance(step, Nest):
         return False
-    return step.trip_count is None or any(map(is_data_dependent, step.body))
+    return isinstance(step, Branch) or step.trip_count is None \
+        or any(map(is_data_dependent, step.body))
 
 
 def _say(entry: str, report: Report, built: Mapping[str, BuiltKernel], options: Options,

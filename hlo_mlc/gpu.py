@@ -52,7 +52,10 @@ from hlo_mlc.tensor.text import program_text
 # Simple operations of a factor that each tile of a product does again: few beside the products of
 # its 64 rows or columns or more.  Not measured.
 PROLOGUE = 8
-LEFT = dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort")
+LEFT = {
+    **dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort"),
+    **dict.fromkeys(("stablehlo.case", "stablehlo.if"), "on GPUs XLA chooses between branches"),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -68,6 +68,13 @@ class Rewriter:
                          location=self._location))
         return self._replaced.get(result, result)
 
+    def splice(self, region: Graph) -> tuple[Value, ...]:
+        """The nodes of a region without parameters, in front of the node that is being rewritten,
+        which has to go: what it had inside is there once.  Returns the region's results."""
+        for node in region.nodes:
+            self._append(node)
+        return region.results
+
     def graph(self, graph: Graph) -> Graph:
         """`graph` rewritten; the same object where nothing changed."""
         outer, self._nodes = self._nodes, []

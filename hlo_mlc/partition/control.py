@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
-from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.ops.definition import Indices
@@ -18,7 +18,9 @@ from hlo_mlc.partition.lowering import Item, StageLowering
 from hlo_mlc.partition.nodes import uses_among
 from hlo_mlc.partition.short_loops import write_out
 from hlo_mlc.partition.units import Fuser, finished, in_order, readers, step_reads
-from hlo_mlc.tensor.core import Loop, Nest, Step
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
+
+BRANCHES = frozenset(("stablehlo.if", "stablehlo.case"))
 
 
 def refusal(node: Node, left: Mapping[str, str]) -> str:
@@ -26,13 +28,64 @@ def refusal(node: Node, left: Mapping[str, str]) -> str:
     target."""
     if node.op != "stablehlo.while":
         return left.get(node.op) or supports(node)
+    return _inner_refusal(node, left)
+
+
+def _inner_refusal(node: Node, left: Mapping[str, str]) -> str:
+    """Branches that are chosen in a loop are part of its kernel."""
     for region in node.regions:
         for inner in region.nodes:
-            if reason := refusal(inner, left):
-                return f"its body has {inner.op}: {reason}"
+            chooses = inner.op in BRANCHES and inner.op not in left
+            if reason := _inner_refusal(inner, left) if chooses else refusal(inner, left):
+                return reason if chooses else f"its body has {inner.op}: {reason}"
             if inner.op == "stablehlo.constant" and splat_value(inner.literal) is None:
                 return "its body has a constant table"
     return ""
+
+
+def lower_branch(node: Node, outer: StageLowering) -> list[Step]:
+    """The steps of a choice between branches; its results, and what they are chosen by, get buffers
+    in `outer`."""
+    choice = node.operands[0]
+    branches = node.regions[::-1] if node.op == "stablehlo.if" else node.regions
+    buffers: dict[int, Buffer] = {}
+    for k, result in enumerate(node.results):
+        same, *others = {branch.results[k] for branch in branches}
+        if others or any(same in n.results for n in branches[0].nodes):
+            buffers[k] = outer.define(result)
+        else:
+            outer.alias(node, result, same)
+    sides = [_branch_steps(node, branch, buffers, outer) for branch in branches]
+    steps = sides.pop()  # numbers that no branch has choose the last one
+    for number, side in reversed(list(enumerate(sides))):
+        chosen = outer.read(choice, ())
+        wanted = apply("not", chosen) if choice.type.dtype is BOOL \
+            else apply("eq", chosen, const(number, choice.type.dtype))
+        if loads(wanted):
+            verdict = Buffer(outer.fresh("b"), BOOL, ())
+            outer.store_into(node, verdict, lambda _, e=wanted: e)
+            wanted = load(verdict, ())
+        steps = [Branch(wanted, tuple(side), tuple(steps))]
+    return steps
+
+
+def _branch_steps(node: Node, branch: Graph, buffers: Mapping[int, Buffer], outer: StageLowering
+                  ) -> list[Step]:
+    """The steps of one branch, which fill the buffers of what is chosen, by position."""
+    results = {k: branch.results[k] for k in buffers}
+    lowering = StageLowering(branch, frozenset(results.values()), outer.read, outer.fresh,
+                             around=outer)
+    own = {value for inner in branch.nodes for value in inner.results}
+    for k, value in results.items():
+        if value in own:
+            lowering.given.setdefault(value, buffers[k])
+    segments = _lower_body(branch, lowering, {})
+    for k, value in results.items():
+        if lowering.buffers.get(value) != buffers[k]:
+            lowering.store_into(node, buffers[k], lowering.reader(value))
+    segments.append(list(lowering.items))
+    lowering.items.clear()
+    return _steps(segments, frozenset(buffers.values()))
 
 
 def lower_while(node: Node, outer: StageLowering) -> list[Step] | None:
@@ -156,11 +209,11 @@ def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Exp
     for node in graph.nodes:
         if node.results and (number := known.get(node.results[0])) is not None:
             lowering.compute(node, node.results[0], lambda _, e=number: e)
-        elif node.op == "stablehlo.while":
-            before = list(lowering.items)
-            steps = lower_while(node, lowering)
+        elif node.op == "stablehlo.while" or node.op in BRANCHES:
+            steps = lower_while(node, lowering) if node.op == "stablehlo.while" \
+                else lower_branch(node, lowering)
             if steps is not None:
-                segments += [before, *steps]
+                segments += [list(lowering.items), *steps]
                 lowering.items.clear()
         else:
             lowering.add(node, uses)
@@ -172,7 +225,7 @@ def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Exp
 def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
     """Nests for a straight run of stages; `needed` buffers are read after it."""
     fuser = Fuser()
-    for item in items:
+    for item in _live(items, needed):
         if item.update or item.closed:
             nest = Nest((item.stage,), len(item.stage.axes))
             fuser.add_steps(item.node, [nest], after_all=True)
@@ -182,6 +235,17 @@ def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
     fuser.settle()
     read_by = readers(fuser.units)
     return [step for unit in in_order(fuser.units) for step in finished(unit, read_by, needed)]
+
+
+def _live(items: Sequence[Item], needed: Iterable[Buffer]) -> list[Item]:
+    """The items without those whose buffers nobody reads: what is padded by less than nothing is
+    read nowhere."""
+    live, kept = set(needed), []
+    for item in reversed(items):
+        if not live.isdisjoint(item.stage.outputs):
+            live.update(item.stage.inputs)
+            kept.append(item)
+    return kept[::-1]
 
 
 def _steps(segments: list[Segment], needed: frozenset[Buffer]) -> list[Step]:

@@ -27,7 +27,7 @@ from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.tensor.classify import is_map, is_written_out
-from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Stage, Step, TensorProgram
 
 # Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
 # one on vectors, whose rate counts what really waits for memory and other operations.
@@ -78,12 +78,11 @@ class _Part:
 def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
            cached: Set[Buffer] = frozenset()) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before."""
-    if isinstance(step, Loop):
+    if not isinstance(step, Nest):
         inner = trips * step.likely_trips
-        in_blocks = pointwise(step, target)
+        in_blocks = pointwise(step, target) if isinstance(step, Loop) else None
         cached = frozenset() if in_blocks is None else in_blocks.kept
-        return [part for s in (*step.body, *step.test)
-                for part in _parts(s, target, inner, True, cached)]
+        return [part for s in step.inner for part in _parts(s, target, inner, True, cached)]
     template = choose_template(step, target)[0].name
     parts = []
     near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
@@ -134,8 +133,8 @@ def border_bytes(program: TensorProgram) -> int:
     touched = dict.fromkeys((*program.operands, *program.results), 0)
 
     def visit(step: Step, trips: int) -> None:
-        if isinstance(step, Loop):
-            for inner in (*step.body, *step.test):
+        if not isinstance(step, Nest):
+            for inner in step.inner:
                 visit(inner, trips * step.likely_trips)
             return
         for stage in step.stages:
@@ -282,7 +281,7 @@ def by_gain(plan: Plan) -> list[Kernel]:
 
 def is_small(step: Step, target: CpuTarget) -> bool:
     """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
-    if isinstance(step, Loop):
+    if not isinstance(step, Nest):
         return False
     return sum(_short_us(stage, target) for stage in step.stages) < SMALL_US
 

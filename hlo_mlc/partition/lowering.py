@@ -99,6 +99,7 @@ class StageLowering:
     `outside(value, indices)`: how to read a value that this graph does not define.
     `prologue`: operations of a factor that products compute whenever they read it.
     `around`: the lowering of the graph around this one.
+    `given`: the buffers that values are to be in, of which nobody here reads what they hold.
     """
 
     graph: Graph
@@ -108,6 +109,7 @@ class StageLowering:
     prologue: int = 0
     around: StageLowering | None = None
     buffers: dict[Value, Buffer] = field(default_factory=dict)
+    given: dict[Value, Buffer] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
     _producers: dict[Value, tuple[Node, int]] = field(default_factory=dict)
     _lowered: dict[Node, Lowered] = field(default_factory=dict)
@@ -173,7 +175,8 @@ class StageLowering:
 
     def define(self, value: Value, scope: str = "scratch") -> Buffer:
         """Give `value` a buffer of its own."""
-        buffer = Buffer(self.fresh("b"), value.type.dtype, value.type.shape, scope)
+        buffer = self.given.get(value) \
+            or Buffer(self.fresh("b"), value.type.dtype, value.type.shape, scope)
         self.buffers[value] = buffer
         return buffer
 

@@ -23,8 +23,8 @@ from hlo_mlc.expr.build import load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.partition.work import multiplies
 from hlo_mlc.tensor.classify import contraction, slides, stride
-from hlo_mlc.tensor.core import Loop, Nest, Stage, Step
-from hlo_mlc.tensor.rewrite import map_expressions, replace_loads
+from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.tensor.rewrite import map_expressions, replace_loads, with_parts
 
 # Columns of a panel, the first that divides the columns: what tiles of two to four vectors of any
 # width divide in turn.
@@ -80,9 +80,8 @@ def pack(steps: Sequence[Step], constants: Collection[Buffer]
                                Buffer(name, constant.dtype, shape, constant.scope))
 
     def in_step(step: Step) -> Step:
-        if isinstance(step, Loop):
-            return replace(step, body=tuple(map(in_step, step.body)),
-                           test=tuple(map(in_step, step.test)))
+        if not isinstance(step, Nest):
+            return with_parts(step, lambda steps: map(in_step, steps))
         read = _factor(step, constants)
         panels = read and _panels(read, step.stages[0])
         return _reading(step, read, panels, buffer(read.source, panels)) if panels else step

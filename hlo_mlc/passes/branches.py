@@ -28,8 +28,8 @@ _SIMPLE = frozenset(f"stablehlo.{name}" for name in (
     "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "select", "shift_left",
     "shift_right_arithmetic", "shift_right_logical", "sign", "subtract", "xor"))
 _MOVES = frozenset(f"stablehlo.{name}" for name in (
-    "broadcast_in_dim", "concatenate", "constant", "dynamic_slice", "iota", "pad", "reshape",
-    "reverse", "slice", "transpose"))
+    "broadcast_in_dim", "concatenate", "constant", "dynamic_slice", "gather", "iota", "pad",
+    "reshape", "reverse", "slice", "transpose"))
 _SCATTER = "stablehlo.scatter"
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", _SCATTER))
 _ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
@@ -49,7 +49,7 @@ def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if known is not None:
         number = int(known)
         chosen = branches[number] if 0 <= number < len(branches) else branches[-1]
-        return _inlined(chosen, context) if _is_simple(chosen) else None
+        return context.splice(chosen)
     if not node.results or sum(len(branch.nodes) for branch in branches) > MOST_NODES:
         return None
     updates = [_updates(branch) for branch in branches]
@@ -187,12 +187,6 @@ def _work(branch: Graph) -> int:
         elif inner.op not in _MOVES:
             total += inner.results[0].type.size * (1 if inner.op in _SIMPLE else _COSTLY)
     return total
-
-
-def _inlined(branch: Graph, context: Rewriter) -> tuple[Value, ...]:
-    """The results of a branch, computed where it is chosen."""
-    known = _computed(branch, {}, (), context)
-    return tuple([known.get(value, value) for value in branch.results])
 
 
 def _computed(branch: Graph, outside: Mapping[Value, Value], updates: Container[Value],

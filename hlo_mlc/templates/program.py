@@ -13,6 +13,7 @@ from hlo_mlc.loops.core import (
     Accumulate,
     Call,
     For,
+    If,
     LoopKind,
     LoopProgram,
     Stmt,
@@ -29,7 +30,7 @@ from hlo_mlc.templates.base import Parameters, Template
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
-from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram, derived
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
@@ -115,10 +116,17 @@ class _Assembler:
         if top:
             self.outermost = step
         try:
-            return self._loop(step) if isinstance(step, Loop) else self._nest(step)
+            if isinstance(step, Nest):
+                return self._nest(step)
+            return self._loop(step) if isinstance(step, Loop) else self._branch(step)
         finally:
             if top:
                 self.outermost = None
+
+    def _branch(self, step: Branch) -> tuple[Stmt, ...]:
+        then, otherwise = (tuple(stmt for inner in side for stmt in self.step(inner))
+                           for side in (step.then, step.otherwise))
+        return (If(step.condition, then, otherwise),)
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         body = tuple(stmt for inner in step.body for stmt in self.step(inner))
@@ -186,8 +194,8 @@ def _repeated(program: TensorProgram) -> frozenset[Nest]:
     pending = [(step, False) for step in program.steps]
     while pending:
         step, in_loop = pending.pop()
-        if isinstance(step, Loop):
-            pending += [(inner, True) for inner in (*step.test, *step.body)]
+        if not isinstance(step, Nest):
+            pending += [(inner, True) for inner in step.inner]
         elif in_loop and not any(s.axes or s.reduce_axes for s in step.stages):
             continue  # a call would take longer than a scalar does
         elif not _outer_variables(step) and aliased.isdisjoint(

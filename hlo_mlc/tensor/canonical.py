@@ -52,7 +52,7 @@ def written(steps: Sequence[Step]) -> tuple[Buffer, ...]:
 
 
 def stages(step: Step) -> tuple[Stage, ...]:
-    """All stages of a step, those of nested loops included."""
+    """All stages of a step, those of loops and branches included."""
     if isinstance(step, Nest):
         return step.stages
-    return tuple(s for inner in (*step.test, *step.body) for s in stages(inner))
+    return tuple(s for inner in step.inner for s in stages(inner))

@@ -1,8 +1,9 @@
 """Tensor expressions: what a cluster computes, as index -> scalar functions, without any order.
 
 A `Stage` fills parts of its output buffers from other buffers.  A `Loop` repeats stages over
-carried buffers.  A kernel's meaning is a sequence of these.  Whether a stage is elementwise, a
-reduction, a contraction or an update in place is derived from its expressions (classify.py).
+carried buffers, a `Branch` chooses between them.  A kernel's meaning is a sequence of these.
+Whether a stage is elementwise, a reduction, a contraction or an update in place is derived from
+its expressions (classify.py).
 """
 
 from __future__ import annotations
@@ -158,12 +159,37 @@ class Loop:
     condition: Expr | None = None
 
     @property
+    def inner(self) -> tuple[Step, ...]:
+        """What it repeats, in the order in which each runs first."""
+        return (*self.test, *self.body)
+
+    @property
     def likely_trips(self) -> int:
         """How often it is taken to run where costs are compared."""
         return UNKNOWN_TRIPS if self.trip_count is None else self.trip_count
 
 
-Step = Nest | Loop
+@dataclass(frozen=True, slots=True, eq=False)
+class Branch:
+    """`then` where `condition` holds, else `otherwise`; it is evaluated before either of them."""
+
+    condition: Expr
+    then: tuple[Step, ...]
+    otherwise: tuple[Step, ...]
+
+    @property
+    def inner(self) -> tuple[Step, ...]:
+        """What it chooses from."""
+        return (*self.then, *self.otherwise)
+
+    @property
+    def likely_trips(self) -> int:
+        """How often each side is taken to run where costs are compared: nobody knows which, and
+        XLA computes the same."""
+        return 1
+
+
+Step = Nest | Loop | Branch
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

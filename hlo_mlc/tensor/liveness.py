@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.tensor.core import Loop, Nest, Step
+from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
 from hlo_mlc.tensor.covering import left_over, stored_box, whole
 
 Buffers = frozenset[Buffer]
@@ -55,13 +55,22 @@ class _Liveness:
     def before(self, steps: Sequence[Step], live: Buffers) -> Buffers:
         """What is needed before the steps where `live` is after them."""
         for step in reversed(steps):
-            live = self._loop(step, live) if isinstance(step, Loop) else self._nest(step, live)
+            if isinstance(step, Nest):
+                live = self._nest(step, live)
+            elif isinstance(step, Loop):
+                live = self._loop(step, live)
+            else:
+                live = self._branch(step, live)
         return live
 
     def _nest(self, nest: Nest, live: Buffers) -> Buffers:
         self.after[nest] = self.after.get(nest, frozenset()) | live
         found = effects(nest)
         return live - found.fills | found.needs
+
+    def _branch(self, branch: Branch, live: Buffers) -> Buffers:
+        either = self.before(branch.then, live) | self.before(branch.otherwise, live)
+        return either | {access.source for access in loads(branch.condition)}
 
     def _loop(self, loop: Loop, live: Buffers) -> Buffers:
         """Until nothing is added: what one iteration needs, those before it keep."""

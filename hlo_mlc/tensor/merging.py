@@ -26,9 +26,9 @@ from hlo_mlc.expr.core import Buffer, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.access import masked
 from hlo_mlc.tensor.classify import is_apart, is_injective, is_map, is_plain, reads
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
+from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
 from hlo_mlc.tensor.liveness import effects, live_after
-from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers
+from hlo_mlc.tensor.rewrite import reading, rename_axes, replace_buffers, with_parts
 
 
 def merge_copies(steps: Sequence[Step], results: Iterable[Buffer], kept: Iterable[Buffer] = ()
@@ -55,10 +55,10 @@ def merge_copies(steps: Sequence[Step], results: Iterable[Buffer], kept: Iterabl
 def _nests(steps: Iterable[Step], trips: int) -> Iterator[tuple[Nest, int]]:
     """The nests, with how often they run."""
     for step in steps:
-        if isinstance(step, Loop):
-            yield from _nests((*step.test, *step.body), trips * step.likely_trips)
-        else:
+        if isinstance(step, Nest):
             yield step, trips
+        else:
+            yield from _nests(step.inner, trips * step.likely_trips)
 
 
 def _copied(assign: Assign, stage: Stage) -> Buffer | None:
@@ -157,12 +157,11 @@ class _Merger:
         """
         found: list[Step] = []
         for step in steps:
-            if isinstance(step, Loop):
+            if not isinstance(step, Nest):
                 inner = trips * step.likely_trips
-                head = replace_buffers(replace(step, body=(), test=()), {gone: keep})
-                found.append(replace(
-                    head, body=tuple(self._rewritten(step.body, keep, gone, inner)),
-                    test=tuple(self._rewritten(step.test, keep, gone, inner))))
+                found.append(with_parts(
+                    step, lambda steps, n=inner: self._rewritten(steps, keep, gone, n),
+                    lambda e: reading(e, {gone: keep})))
             elif any(gone in (*s.inputs, *s.outputs) for s in step.stages):
                 found += self._nest(step, keep, gone, trips)
             else:

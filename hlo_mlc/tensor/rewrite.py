@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.refine import refine
 from hlo_mlc.support.errors import VerifyError
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step
 
 
 def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
@@ -27,11 +27,20 @@ def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
                    initial=tuple(rewrite(i) for i in stage.initial))
 
 
+def with_parts(step: Loop | Branch, inner: Callable[[tuple[Step, ...]], Iterable[Step]],
+               condition: Callable[[Expr], Expr] = lambda e: e) -> Loop | Branch:
+    """A loop or a branch with other steps inside, and another condition if it has one."""
+    if isinstance(step, Branch):
+        return Branch(condition(step.condition), tuple(inner(step.then)),
+                      tuple(inner(step.otherwise)))
+    return replace(step, body=tuple(inner(step.body)), test=tuple(inner(step.test)),
+                   condition=None if step.condition is None else condition(step.condition))
+
+
 def refined(step: Step) -> Step:
     """The step with its expressions in better forms (expr/refine.py)."""
-    if isinstance(step, Loop):
-        return replace(step, body=tuple(map(refined, step.body)),
-                       test=tuple(map(refined, step.test)))
+    if not isinstance(step, Nest):
+        return with_parts(step, lambda steps: map(refined, steps))
 
     def stage(s: Stage) -> Stage:
         inner = (*s.axes[-1:], *s.reduce_axes[-1:])
@@ -76,9 +85,8 @@ def replace_buffers(step: Step, mapping: Mapping[Buffer, Buffer],
     if isinstance(step, Nest):
         return Nest(tuple(_on_buffers(map_expressions(s, rewrite), mapping) for s in step.stages),
                     step.shared, tuple(mapping.get(b, b) for b in step.private))
-    return replace(step, body=tuple(replace_buffers(s, mapping, memo) for s in step.body),
-                   test=tuple(replace_buffers(s, mapping, memo) for s in step.test),
-                   condition=None if step.condition is None else rewrite(step.condition))
+    return with_parts(
+        step, lambda steps: (replace_buffers(s, mapping, memo) for s in steps), rewrite)
 
 
 def renamed(step: Step, buffers: Mapping[Buffer, Buffer], fresh: Callable[[str], str],
@@ -95,6 +103,9 @@ def renamed(step: Step, buffers: Mapping[Buffer, Buffer], fresh: Callable[[str],
         test = tuple(renamed(s, buffers, fresh, outer) for s in step.test)
         condition = step.condition and transform(step.condition, _renaming(buffers, outer))
         return Loop(body, counter, step.trip_count, test, condition)
+    if isinstance(step, Branch):
+        return with_parts(step, lambda steps: (renamed(s, buffers, fresh, outer) for s in steps),
+                          lambda e: transform(e, _renaming(buffers, outer)))
     common: dict[Var, Var] = {}
     stages = []
     for stage in step.stages:
@@ -106,6 +117,11 @@ def renamed(step: Step, buffers: Mapping[Buffer, Buffer], fresh: Callable[[str],
         new = map_expressions(stage, lambda e, rule=rule, memo=memo: transform(e, rule, memo))
         stages.append(replace(_on_axes(_on_buffers(new, buffers), names), name=fresh("s")))
     return Nest(tuple(stages), step.shared, tuple(buffers.get(b, b) for b in step.private))
+
+
+def reading(e: Expr, buffers: Mapping[Buffer, Buffer]) -> Expr:
+    """The expression reading other buffers of the same shapes."""
+    return transform(e, _renaming(buffers, {}))
 
 
 def _renaming(buffers: Mapping[Buffer, Buffer], variables: Mapping[Var, Var]
@@ -157,6 +173,5 @@ def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | N
 
     if isinstance(step, Nest):
         return replace(step, stages=tuple(map_expressions(s, rewrite) for s in step.stages))
-    return replace(step, body=tuple(replace_variable(s, old, new, memo) for s in step.body),
-                   test=tuple(replace_variable(s, old, new, memo) for s in step.test),
-                   condition=None if step.condition is None else rewrite(step.condition))
+    return with_parts(
+        step, lambda steps: (replace_variable(s, old, new, memo) for s in steps), rewrite)

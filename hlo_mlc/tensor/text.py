@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import LONG, spell_shared, text
-from hlo_mlc.tensor.core import Assign, Loop, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Stage, Step, TensorProgram
 
 # From so many assignments on, what they share is written once for all of them.
 MANY_ASSIGNS = 8
@@ -29,6 +29,14 @@ def _step_lines(step: Step, indent: str) -> list[str]:
         for inner in step.test:
             lines += [f"{indent}  test:", *_step_lines(inner, indent + "    ")]
         for inner in step.body:
+            lines += _step_lines(inner, indent + "  ")
+        return lines
+    if isinstance(step, Branch):
+        lines = [f"{indent}if {text(step.condition)}:"]
+        for inner in step.then:
+            lines += _step_lines(inner, indent + "  ")
+        lines.append(f"{indent}else:")
+        for inner in step.otherwise:
             lines += _step_lines(inner, indent + "  ")
         return lines
     private = f" private {', '.join(b.name for b in step.private)}" if step.private else ""

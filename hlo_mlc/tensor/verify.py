@@ -23,7 +23,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import of_condition, within
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import Box, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
 
@@ -100,8 +100,21 @@ class _Checker:
         for step in steps:
             if isinstance(step, Nest):
                 self._nest(step, counters)
-            else:
+            elif isinstance(step, Loop):
                 self._loop(step, counters)
+            else:
+                self._branch(step, counters)
+
+    def _branch(self, branch: Branch, counters: frozenset[Var]) -> None:
+        self._known(branch.condition, counters)
+        self._loads(branch.condition, None, None)
+        before = dict(self.missing)
+        self.steps(branch.then, counters)
+        after_then, self.missing = self.missing, before
+        self.steps(branch.otherwise, counters)
+        # What only one of them stores may be missing.
+        self.missing = {b: boxes if boxes == after_then[b] else (*boxes, *after_then[b])
+                        for b, boxes in self.missing.items()}
 
     def _loop(self, loop: Loop, counters: frozenset[Var]) -> None:
         self.steps(loop.test, counters)
@@ -154,15 +167,18 @@ class _Checker:
                              (stage.sort.keys if stage.sort else (),
                               frozenset(stage.accumulators))):
             for e in group:
-                if not e.free <= known:
-                    names = ", ".join(sorted(v.name for v in e.free - known))
-                    raise self.error(f"no axis or loop defines {names} in {e}", stage)
+                self._known(e, known, stage)
         folded = zip(stage.accumulators, stage.terms, stage.initial or stage.terms, strict=True)
         wrong = [a for a, term, first in folded if not a.dtype is term.dtype is first.dtype]
         wrong += [a.buffer for a in (*stage.along, *stage.assigns)
                   if a.value.dtype is not a.buffer.dtype]
         if wrong:
             raise self.error(f"expected values of the type of {wrong[0]!r}", stage)
+
+    def _known(self, e: Expr, known: frozenset[Var], stage: Stage | None = None) -> None:
+        if not e.free <= known:
+            names = ", ".join(sorted(v.name for v in e.free - known))
+            raise self.error(f"no axis or loop defines {names} in {e}", stage)
 
     def _handed_over(self, stage: Stage, nest: Nest,
                      writers: dict[Buffer, tuple[Stage, Assign]]) -> None:

@@ -14,7 +14,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES, Template
 from hlo_mlc.templates.base import work
 from hlo_mlc.templates.program import Decision
-from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
+from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
 # costliest few: every parameter more makes the search longer for all.
@@ -197,6 +197,6 @@ def _weight(program: TensorProgram, nest: Nest) -> int:
 
 
 def _trips(step: Step, nest: Nest) -> int:
-    if isinstance(step, Loop):
-        return step.likely_trips * sum(_trips(inner, nest) for inner in (*step.test, *step.body))
-    return int(step is nest)
+    if isinstance(step, Nest):
+        return int(step is nest)
+    return step.likely_trips * sum(_trips(inner, nest) for inner in step.inner)

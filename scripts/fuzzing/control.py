@@ -85,6 +85,30 @@ def switch(draw: Draws) -> str:
     return f"lax.switch({index}.reshape(-1)[:1].sum(), [{bodies}], {x})"
 
 
+def branches_in_loop(draw: Draws) -> str:
+    """A loop that chooses in each trip what to do with two carried arrays: they may stay, change
+    places, or go through another loop or choice."""
+    c = _numbers(draw)
+    x = draw.same(c)
+    numbers = draw.value("i", rank=1)
+
+    def branch(depth: int) -> str:
+        first, second = _body(draw, c, "p", "q", "i"), _body(draw, c, "q", "p", "i")
+        body = draw.among((f"{first}, q", f"p, {second}", f"{first}, {second}", "p, q", "q, p"))
+        if depth and draw.chance(30):
+            return (f"lambda i, p, q: lax.fori_loop(0, {draw.among((1, 3))}, "
+                    f"lambda i, s: ({branch(0)})(i, *s), (p, q))")
+        if depth and draw.chance(20):
+            return f"lambda i, p, q: lax.cond(i > 1, {branch(0)}, {branch(0)}, i, p, q)"
+        return f"lambda i, p, q: ({body})"
+
+    branches = ", ".join(branch(1) for _ in range(draw.among((2, 2, 3))))
+    chosen = draw.among((f"jnp.resize({numbers}, 7)[i].astype('int32')", "i % 2", "i - 1",
+                         f"(jnp.resize({numbers}, 7)[i] > 0).astype('int32')"))
+    return (f"lax.fori_loop(0, {draw.among((1, 2, 3, 7))}, kernel(lambda i, s: "
+            f"lax.switch({chosen}, [{branches}], i, *s)), ({c}, {x}))")
+
+
 def mapped(draw: Draws) -> str:
     x = draw.value("fiu", rank=1, most_rank=3)
     row = Operand("r", x.dtype, x.shape[1:])

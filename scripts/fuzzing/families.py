@@ -58,9 +58,11 @@ FAMILIES: Mapping[str, Family] = {
     "scan": Family(control.scan, 3, results=2),
     "conditional": Family(control.conditional, 2),
     "switch": Family(control.switch, 1),
+    "branches_in_loop": Family(control.branches_in_loop, 2),
     "mapped": Family(control.mapped, 1),
 }
-CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch", "mapped"))
+CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch",
+                     "branches_in_loop", "mapped"))
 
 
 def text_of(program: Program) -> Text:

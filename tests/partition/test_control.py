@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.tensor.core import Loop
+from hlo_mlc import mlc_jit
+from hlo_mlc.tensor.canonical import stages
+from hlo_mlc.tensor.core import Branch, Loop
 
 
 def by_xla(x: jax.Array) -> jax.Array:
@@ -189,3 +191,82 @@ def test_a_loop_that_stays_with_xla_has_a_reason(check, arrays):
     report = check(lambda x: lax.fori_loop(0, 3, lambda i, c: by_xla(c) * 0.5, x), x, coverage=0,
                    kernels=None)
     assert any("complex" in item.reason for item in report.left)
+
+
+X = np.random.default_rng(7).normal(size=(12, 16)).astype(np.float32)
+NUMBERS = np.array([0, 1, 2, 3, -1, 1, 0], np.int32)
+
+
+def sorts_or_sets(i, k, x):
+    return lax.switch(k[i], [lambda x: jnp.sort(x, 1), lambda x: x.at[i].set(x.sum(0)),
+                             lambda x: lax.fori_loop(0, i, lambda j, x: x + x[j].sum() / 9, x)], x)
+
+
+def multiplies_or_not(i, k, x):
+    return lax.cond(k[i] > 0, lambda x: jnp.tanh(x @ x.T @ x), lambda x: x, x)
+
+
+def chooses_twice(i, k, x):
+    def other(x):
+        return lax.cond(x[0, 0] > x[1, 1], lambda x: jnp.cumsum(x, 0) / 4, lambda x: x[::-1], x)
+
+    return lax.cond(i % 2 == 0, other, lambda x: x - x.max(1, keepdims=True), x)
+
+
+def gives_one_value_twice(i, k, x):
+    y, z = lax.cond(k[i] > 1, lambda: (jnp.sort(x, 0),) * 2, lambda: (x, x[::-1]))
+    return y + z / 2
+
+
+def chooses_what_the_test_reads(i, k, x):
+    y = lax.cond(x.sum() > 0, lambda x: x - jnp.sort(x, 1) / 2, lambda x: x + 1, x)
+    return lax.cond(y.sum() > x.sum(), lambda: jnp.sort(y, 0), lambda: x)
+
+
+@pytest.mark.parametrize("trip", [sorts_or_sets, multiplies_or_not, chooses_twice,
+                                  gives_one_value_twice, chooses_what_the_test_reads])
+@pytest.mark.parametrize("ends", ["when counted", "when data says so"])
+def test_loops_choose_between_branches(trip, ends, check, take_apart):
+    """Also numbers that no branch has; one kernel does it all."""
+    def function(k, x):
+        if ends == "when counted":
+            return lax.fori_loop(0, 7, lambda i, x: trip(i, k, x), x)
+        return lax.while_loop(lambda c: (c[0] < 7) & (c[1][0, 0] < 1e9),
+                              lambda c: (c[0] + 1, trip(c[0], k, c[1])), (0, x))[1]
+
+    assert check(function, NUMBERS, X, ulps=256).coverage == 1
+    program, = take_apart(function, NUMBERS, X).programs
+    loop, = (step for step in program.steps if isinstance(step, Loop))
+    assert any(isinstance(step, Branch) for step in loop.body)
+
+
+def test_what_a_branch_leaves_alone_is_not_copied(take_apart):
+    """A large sum that one of the branches adds to, in place."""
+    def function(x, k):
+        def trip(i, total):
+            return lax.cond(k[i] > 0, lambda t: t + jnp.sort(x[i]), lambda t: t, total)
+
+        return lax.fori_loop(0, 7, trip, jnp.zeros_like(x))
+
+    program, = take_apart(function, X, NUMBERS).programs
+    loop, = (step for step in program.steps if isinstance(step, Loop))
+    whole = [s for step in loop.body for s in stages(step) for a in s.assigns
+             if a.buffer.shape == X.shape]
+    assert len(whole) == 1
+
+
+def test_a_branch_that_cannot_be_compiled_leaves_its_loop_to_xla():
+    def trip(i, x):
+        return lax.cond(i > 1, lambda x: jnp.fft.fft(x).real, lambda x: jnp.sort(x), x)
+
+    compiled = mlc_jit(lambda x: lax.fori_loop(0, 3, trip, x), choose="ours")
+    compiled(X)
+    why = {left.op: left.reason for left in compiled.report(X).left}
+    assert "complex arithmetic" in why["stablehlo.while"]
+
+
+def test_an_update_that_nobody_reads(check):
+    def trip(i, x):
+        return lax.pad(x.at[jnp.arange(1)].add(2), x[0, 0] * 0, ((-12, 12, 0), (2, -2, 0)))
+
+    assert check(lambda x: lax.fori_loop(0, 3, trip, x), X).coverage == 1

@@ -11,7 +11,9 @@ import pytest
 from jax import lax
 
 from hlo_mlc.graph.rewrite import apply_rules, eliminate_dead_nodes
+from hlo_mlc.ops.registry import references
 from hlo_mlc.passes.branches import BRANCH_RULES, MOST_WORK
+from hlo_mlc.passes.simplify import simplify
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
@@ -144,6 +146,21 @@ def test_a_known_choice(read: Callable, ops_of: Callable, same: Callable) -> Non
     after = eliminate_dead_nodes(apply_rules(graph, BRANCH_RULES))
     assert ops_of(after) == ["negate"]
     same(after, graph, [np.arange(4, dtype=np.float32)])
+
+
+def test_a_known_choice_of_anything(traced: Callable, ops_of: Callable, same: Callable) -> None:
+    """A sort, a product and a loop with another known choice in it."""
+    def chosen(x: jax.Array) -> jax.Array:
+        y = lax.fori_loop(0, 3, lambda i, y: lax.switch(
+            jnp.int32(1), [jnp.sort, lambda y: y @ y.T @ y], y), x)
+        return jnp.sort(y, 0), y
+
+    graph = traced(lambda x: lax.switch(jnp.int32(7), [lambda x: (x, x), chosen], x), X)
+    after, _ = simplify(graph, references, verify=True)
+    assert "case" in ops_of(graph)
+    assert {"while", "sort"} <= set(ops_of(after))
+    assert "case" not in ops_of(after, True)
+    same(after, graph, [X])
 
 
 @pytest.mark.parametrize("branch", [

@@ -16,13 +16,13 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import I32
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
+from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.classify import is_plain
 from hlo_mlc.tensor.combine import named_combiner
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.merging import merge_copies
 from hlo_mlc.tensor.rewrite import renamed
 from hlo_mlc.tensor.text import program_text
@@ -63,6 +63,9 @@ def _statements(steps: Sequence[Step]) -> Iterator[Stmt]:
         if isinstance(step, Nest):
             for stage in step.stages:
                 yield from lower_stage(stage)
+        elif isinstance(step, Branch):
+            yield If(step.condition, tuple(_statements(step.then)),
+                     tuple(_statements(step.otherwise)))
         elif step.trip_count is not None:
             yield For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL,
                       tuple(_statements(step.body)))

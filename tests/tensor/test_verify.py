@@ -24,8 +24,8 @@ from hlo_mlc.expr.dtypes import BOOL, F32, I32, INDEX, DType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.support.options import Options
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step, TensorProgram
-from hlo_mlc.tensor.rewrite import map_expressions, replace_loads
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.rewrite import map_expressions, replace_loads, with_parts
 from hlo_mlc.tensor.verify import verify
 
 X, Y, SQUARE = (5, 7), (7, 4), (6, 6)
@@ -73,6 +73,17 @@ def looped(x):
     return lax.fori_loop(0, 3, lambda i, c: jnp.roll(c, 1, 1) * 0.5 + x[i], x)
 
 
+def chosen(x, rows):
+    """Every trip sorts, adds up, or leaves alone, by its number or by what is carried."""
+    def trip(i, c):
+        total, x = c
+        x = lax.switch((rows[0] + i) % 3, [
+            lambda x: jnp.sort(x, 1), lambda x: x.at[rows[1]].set(x.sum(0)), lambda x: x], x)
+        return lax.cond(x[0, 0] > total[0], lambda t: t + x.sum(0), lambda t: t, total), x
+
+    return lax.fori_loop(0, 4, trip, (x[0], x))
+
+
 def turned(x):
     return x.T + x, x[::-1].sum(0)
 
@@ -80,7 +91,7 @@ def turned(x):
 FAMILY: dict[Callable, tuple] = {
     joined: (X,), padded: (X,), product: (X, Y), windows: (X,), window_gradient: (X,),
     scanned: (X,), looked_up: (X, None), updated: (X, None), parts: (X,), looped: (X,),
-    turned: (SQUARE,)}
+    chosen: (X, None), turned: (SQUARE,)}
 
 
 def programs_of(function: Callable, *shapes: tuple[int, ...] | None,
@@ -117,7 +128,14 @@ class Oracle:
 
     def steps(self, steps: Sequence[Step], env: dict[Var, np.ndarray]) -> None:
         for step in steps:
-            if isinstance(step, Loop):
+            if isinstance(step, Branch):
+                evaluate(step.condition, {}, self.read)
+                before = {b: done.copy() for b, done in self.written.items()}
+                self.steps(step.then, env)
+                one, self.written = self.written, before
+                self.steps(step.otherwise, env)
+                self.written = {b: np.asarray(done & one[b]) for b, done in self.written.items()}
+            elif isinstance(step, Loop):
                 for n in range(step.trip_count or 1):
                     self.steps((*step.test, *step.body), {**env, step.counter: np.array(n)})
             else:
@@ -163,8 +181,10 @@ class Oracle:
 
     def stored(self, assign: Assign, env: dict[Var, np.ndarray]) -> tuple[np.ndarray, ...]:
         if assign.guard is not None:
-            holds = evaluate(assign.guard, env, self.read)
-            env = {v: a[holds] if a.ndim else a for v, a in env.items()}
+            holds = np.asarray(evaluate(assign.guard, env, self.read))
+            if not holds.any():
+                return tuple(np.empty(0, int) for _ in assign.indices)
+            env = {v: a[holds] if a.ndim and holds.ndim else a for v, a in env.items()}
         evaluate(assign.value, env, self.read)
         places = tuple(np.asarray(evaluate(i, env, self.read)) for i in assign.indices)
         self.inside(assign.buffer, places)
@@ -195,7 +215,7 @@ def stages_of(program: TensorProgram) -> list[Stage]:
         if isinstance(step, Nest):
             found += step.stages
         else:
-            waiting += reversed((*step.test, *step.body))
+            waiting += reversed(step.inner)
     return found
 
 
@@ -203,8 +223,8 @@ def with_stage(program: TensorProgram, old: Stage, new: Sequence[Stage]) -> Tens
     def changed(steps: Sequence[Step]) -> tuple[Step, ...]:
         found: list[Step] = []
         for s in steps:
-            if isinstance(s, Loop):
-                found.append(replace(s, body=changed(s.body), test=changed(s.test)))
+            if not isinstance(s, Nest):
+                found.append(with_parts(s, changed))
             elif stages := tuple(n for stage in s.stages
                                  for n in (new if stage is old else (stage,))):
                 found.append(replace(s, stages=stages))
@@ -352,6 +372,9 @@ N = Buffer("n", I32, (), "operand")
      "another of its points writes"),
     ([Loop((nest(FULL),), variable("n", 0), 0)], "is missing"),
     ([Loop((nest(FULL),), variable("n", 2), 3)], "count 3 rounds"),
+    ([Branch(const(1, BOOL), (nest(FULL),), ())], "is missing"),
+    ([Branch(const(1, BOOL), (), (nest(FULL),))], "is missing"),
+    ([Branch(apply("eq", I, index.constant(1)), (), ())], "no axis or loop defines"),
     ([Loop((nest(FULL),), variable("n", 2), None, (), const(1, BOOL))], "count None rounds"),
     ([nest(EARLY, replace(FULL, assigns=(store(R, (I, J), guard=apply("ge", J, I)),)))],
      "under a guard"),
