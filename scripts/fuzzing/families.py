@@ -58,7 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     "scan": Family(control.scan, 3, results=2),
     "conditional": Family(control.conditional, 2),
     "switch": Family(control.switch, 1),
-    "branches_in_loop": Family(control.branches_in_loop, 2),
+    "branches_in_loop": Family(control.branches_in_loop, 2, results=2),
     "mapped": Family(control.mapped, 1),
 }
 CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch",
