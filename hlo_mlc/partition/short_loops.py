@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, const, transform
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.core import Const, Expr
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.ops.definition import Indices, Pointwise, Read, Unrolled, Update
@@ -143,12 +143,15 @@ def _elements(read: Read, point: Indices, value: Value) -> list[Expr]:
 
 
 def _selected(elements: list[Expr], point: Indices) -> Read:
-    """A vector by its elements: one of them at a place that is known, else selected."""
+    """A vector by its elements: one of them at a place that is known, else selected.  What is read
+    of a part that the place is not in is not used."""
 
     def read(indices: Indices) -> Expr:
         *batch, place = indices
         if tuple(batch) != point:
             raise _Refused
+        if isinstance(place, Const):
+            return elements[min(max(place.value, 0), len(elements) - 1)]
         return picked(elements, place)
 
     return read

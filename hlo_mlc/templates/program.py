@@ -126,7 +126,7 @@ class _Assembler:
     def _branch(self, step: Branch) -> tuple[Stmt, ...]:
         then, otherwise = (tuple(stmt for inner in side for stmt in self.step(inner))
                            for side in (step.then, step.otherwise))
-        return (If(step.condition, then, otherwise),)
+        return (If(step.condition, then, otherwise),) if then or otherwise else ()
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         body = tuple(stmt for inner in step.body for stmt in self.step(inner))

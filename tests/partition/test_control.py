@@ -270,3 +270,12 @@ def test_an_update_that_nobody_reads(check):
         return lax.pad(x.at[jnp.arange(1)].add(2), x[0, 0] * 0, ((-12, 12, 0), (2, -2, 0)))
 
     assert check(lambda x: lax.fori_loop(0, 3, trip, x), X).coverage == 1
+
+
+def test_a_choice_that_nobody_reads(check):
+    def trip(k, i, x):
+        y = lax.cond(k[i] > 0, jnp.sort, lambda x: x, x)
+        return lax.pad(y, x[0, 0] + 1, ((-12, 12, 0), (2, -2, 0)))
+
+    assert check(lambda x, k: lax.fori_loop(0, 3, lambda i, x: trip(k, i, x), x), X,
+                 NUMBERS).coverage == 1

@@ -19,6 +19,8 @@ UPDATES = {
     "slice": lambda i, v, x: lax.dynamic_update_slice_in_dim(v, x[..., -1:], i, -1) - v[..., ::-1],
     "whole": lambda i, v, x: lax.dynamic_update_slice(v, x, [0] * v.ndim) + v,
     "chosen": lambda i, v, x: v.at[..., jnp.abs(x.ravel()[0]) % v.shape[-1]].set(i),
+    "turned": lambda i, v, x: lax.dynamic_update_slice_in_dim(
+        jnp.concatenate([v[..., 1:], v[..., :1]], -1), v[..., -1:], i, -1) * 3,
     "many": lambda i, v, x: v.at[..., jnp.array([0, v.shape[-1] - 1])].set(x[..., :1] + i),
 }
 
