@@ -173,7 +173,7 @@ def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
 def _is_simple(branch: Graph, updates: Container[Value] = ()) -> bool:
     """Whether a branch is made of simple operations besides these updates."""
     return all(not inner.opaque and (inner.op in _ELEMENTWISE or inner.op in _MOVES
-                                     or inner.results[0] in updates)
+                                     or any(v in updates for v in inner.results))
                and all(v.type.is_static for v in (*inner.operands, *inner.results))
                for inner in branch.nodes)
 

@@ -178,3 +178,21 @@ def test_large_branches_stay(traced: Callable) -> None:
     wide = np.zeros(MOST_WORK, np.float32)
     graph = traced(lambda p, x: lax.cond(p, lambda y: y + 1, lambda y: -y, x), True, wide)
     assert apply_rules(graph, BRANCH_RULES) is graph
+
+
+def test_a_branch_may_hold_what_gives_nothing(read: Callable, ops_of: Callable) -> None:
+    """A loop that carries nothing: what it computed was dead."""
+    graph = read("%a: tensor<4xf32>, %k: tensor<i32>, %p: tensor<i1>", """
+      %0 = "stablehlo.case"(%k) ({
+        "stablehlo.while"() ({
+          stablehlo.return %p : tensor<i1>
+        }, {
+          stablehlo.return
+        }) : () -> ()
+        stablehlo.return %a : tensor<4xf32>
+      }, {
+        %1 = stablehlo.negate %a : tensor<4xf32>
+        stablehlo.return %1 : tensor<4xf32>
+      }) : (tensor<i32>) -> tensor<4xf32>
+      return %0 : tensor<4xf32>""")
+    assert apply_rules(graph, BRANCH_RULES) is graph
