@@ -32,6 +32,7 @@ from hlo_mlc.partition.cost import (
 )
 from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken, without
 from hlo_mlc.partition.units import Unit
+from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
 from hlo_mlc.runtime import variants
@@ -79,10 +80,10 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
         graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")
-        graph, _ = simplify(graph, references)
+        donated = read_donations(module, entry)
+        graph = _simplified(graph, options)
         record.stage("simplify", "20-simplified.txt", lambda: format_graph(graph), of="graph")
-        plan, built, failed = _plan_and_build(graph, read_donations(module, entry), options,
-                                              target, record)
+        plan, built, failed = _plan_and_build(graph, donated, options, target, record)
         emitted = module if not plan.taken else emit_module(
             plan.graph, module, entry, variant=variant_of(target))
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
@@ -130,6 +131,21 @@ def target_of(options: Options) -> CpuTarget:
     return with_known_rates(target, options)
 
 
+def _simplified(graph: Graph, options: Options) -> Graph:
+    """The simplified graph, with complex numbers in parts where kernels gain by that."""
+    graph, _ = simplify(graph, references)
+    if not (has_complex if options.choose == "ours" else gains_in_parts)(graph):
+        return graph
+    graph, _ = simplify(split_complex(graph), references)
+    return graph
+
+
+def _drawn(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
+           target: CpuTarget) -> Plan:
+    return partition(graph, _chooser(options, target), lambda unit: is_small_unit(unit, target),
+                     donated)
+
+
 def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,
                     target: CpuTarget, record: Recorder
                     ) -> tuple[Plan, Mapping[str, BuiltKernel], Mapping[str, Fault]]:
@@ -137,8 +153,7 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
     failed: dict[str, Fault] = {}
     refused: dict[str, str] = {}
     most_lines = sys.maxsize if options.choose == "ours" else most_lines_for(graph)
-    drawn = partition(graph, _chooser(options, target), lambda unit: is_small_unit(unit, target),
-                      donated)
+    drawn = _drawn(graph, donated, options, target)
     while True:
         plan = without(drawn, graph, refused)
         if options.choose != "ours":
@@ -208,10 +223,9 @@ def clusters_of(module: ir.Module, options: Options, *, entry: str = "main") -> 
     Raises: MlcError subclasses of the stage that fails.
     """
     target = target_of(options)
-    graph, _ = simplify(import_function(module, entry), references)
-    return graph, partition(graph, _chooser(options, target),
-                            lambda unit: is_small_unit(unit, target),
-                            read_donations(module, entry))
+    donated = read_donations(module, entry)
+    graph = _simplified(import_function(module, entry), options)
+    return graph, _drawn(graph, donated, options, target)
 
 
 def is_small_unit(unit: Unit, target: CpuTarget) -> bool:

@@ -279,7 +279,10 @@ class Parts:
         Raises: UnsupportedOpError for what only XLA can run.
         """
         def kernel(node: Node, operands: Arrays) -> Arrays:
-            return execute(self.kernels[node.attributes["id"]].program, operands)
+            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in operands]
+            results = execute(self.kernels[node.attributes["id"]].program, parts)
+            return [r if v.type.stored == v.type else r.view(v.type.dtype.numpy)[..., 0]
+                    for r, v in zip(results, node.results, strict=True)]
 
         return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
 

@@ -115,5 +115,17 @@ class TensorType:
     def bytes(self) -> int:
         return self.size * self.dtype.bytes
 
+    @property
+    def part(self) -> TensorType:
+        """The type of the real parts, and of the imaginary ones, of complex numbers."""
+        return TensorType(self.shape, F32 if self.dtype is C64 else F64)
+
+    @property
+    def stored(self) -> TensorType:
+        """The type of the buffer that holds it: complex numbers are two parts side by side."""
+        if self.dtype.kind is not Kind.COMPLEX:
+            return self
+        return TensorType((*self.shape, 2), self.part.dtype)
+
     def __str__(self) -> str:
         return "x".join([*(str(d) for d in self.shape), self.dtype.name])

@@ -35,6 +35,7 @@ _C_TYPES = {
     "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
     "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
     "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
+    "complex<f32>": "float", "complex<f64>": "double",  # two for a number
 }
 
 

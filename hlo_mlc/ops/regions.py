@@ -30,7 +30,7 @@ def supports_scalar_graph(graph: Graph) -> str:
             if value.type is None or value.type.shape:
                 return f"the body holds {node.op} on something other than scalars"
             if value.type.dtype.kind is Kind.COMPLEX:
-                return "complex arithmetic stays with XLA"
+                return "complex arithmetic of this kind stays with XLA"
         if reason := definition.supports(node):
             return f"in the body: {reason}"
     return ""
@@ -60,7 +60,7 @@ def combiner_of(region: Graph) -> Combiner | str:
     half = len(region.parameters) // 2
     dtypes = [v.type.dtype for v in region.parameters[:half]]
     if any(d.kind is Kind.COMPLEX for d in dtypes):
-        return "complex arithmetic stays with XLA"
+        return "complex arithmetic of this kind stays with XLA"
     if dtypes != [v.type.dtype for v in region.parameters[half:]] \
             or dtypes != [v.type.dtype for v in region.results]:
         return "the body's results have other types than its parameters"

@@ -10,6 +10,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops import (
+    complex_numbers,
     contraction,
     elementwise,
     indexing,
@@ -25,7 +26,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
     for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting,
-                   linear_algebra)
+                   linear_algebra, complex_numbers)
     for definition in family.DEFINITIONS
 }
 
@@ -33,13 +34,14 @@ Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
 
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
-_COMPLEX = "complex arithmetic stays with XLA"
+_COMPLEX = "complex arithmetic of this kind stays with XLA"
+_FOURIER = "Fourier transforms stay with XLA"
 _SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 # Ops of the specification without a definition, and why.
 _LEFT_TO_XLA: Mapping[str, str] = {
-    **dict.fromkeys(("stablehlo.complex", "stablehlo.real", "stablehlo.imag", "chlo.conj",
-                     "stablehlo.fft"), _COMPLEX),
+    "chlo.conj": _COMPLEX,
+    "stablehlo.fft": _FOURIER,
     **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
@@ -76,7 +78,7 @@ def supports(node: Node) -> str:
             return "an operand or result has a type that is not modelled"
         if not value.type.is_static:
             return _DYNAMIC
-        if value.type.dtype.kind is Kind.COMPLEX:
+        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES:
             return _COMPLEX
     return definition.supports(node)
 

@@ -27,6 +27,7 @@ from hlo_mlc.tensor.classify import (
     divides_integers,
     is_injective,
     is_map,
+    is_part,
     is_plain,
     is_written_out,
     slides,
@@ -122,7 +123,7 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
     work, memory = ours.computing_us, rates.pass_us(ours.work.moved_bytes)
-    if is_written_out(stage):
+    if is_written_out(stage, 3):  # two may be the parts of a complex number
         each = _MATRIX_NS + _MATRIX_OPERATION_NS * cost(*stage.expressions)
         return "small matrices", max(points(stage) * each / 1e3, memory)
     if stage.scan is not None:
@@ -204,7 +205,7 @@ def _map_us(stage: Stage, ours: OurTime, memory: float, rates: Rates) -> tuple[s
     if not ours.work.operations:
         return "move", max(ours.computing_us, memory) * ratio
     us = max(ours.computing_us * _computing_ratio(stage, rates), memory * ratio)
-    if not all(is_plain(a, stage.axes) for a in stage.assigns):
+    if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
         us = max(us, ours.scalar_us)  # it computes what overwrites a part of a value so
     return "map", us
 

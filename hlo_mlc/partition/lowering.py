@@ -175,8 +175,8 @@ class StageLowering:
 
     def define(self, value: Value, scope: str = "scratch") -> Buffer:
         """Give `value` a buffer of its own."""
-        buffer = self.given.get(value) \
-            or Buffer(self.fresh("b"), value.type.dtype, value.type.shape, scope)
+        kind = value.type.stored
+        buffer = self.given.get(value) or Buffer(self.fresh("b"), kind.dtype, kind.shape, scope)
         self.buffers[value] = buffer
         return buffer
 
@@ -336,10 +336,14 @@ class StageLowering:
             start += part.type.shape[axis]
 
     def store_into(self, node: Node, buffer: Buffer, element: Read, closed: bool = False) -> None:
-        """Fill `buffer` with element(indices)."""
-        axes, indices = self._axes(buffer.shape)
-        assign = Assign(buffer, indices, element(indices))
-        self.items.append(Item(Stage(self.fresh("s"), axes, (assign,)), node, closed=closed))
+        """Fill `buffer` with element(indices), the parts of a complex number at one point."""
+        parts = ((),)
+        if node.op == "stablehlo.complex":
+            parts = tuple((index.constant(k),) for k in range(buffer.shape[-1]))
+        axes, point = self._axes(buffer.shape[:len(buffer.shape) - len(parts[0])])
+        assigns = tuple(Assign(buffer, (*point, *part), element((*point, *part)))
+                        for part in parts)
+        self.items.append(Item(Stage(self.fresh("s"), axes, assigns), node, closed=closed))
 
     def _fold(self, node: Node, fold: Fold) -> None:
         self._fold_into(node, fold, tuple(self.define(value) for value in node.results))

@@ -30,7 +30,7 @@ _SIMPLE = frozenset((
     "round_nearest_afz", "bitcast_convert", "popcnt", "count_leading_zeros"))
 _MOVEMENT = frozenset((
     "broadcast_in_dim", "reshape", "transpose", "slice", "pad", "concatenate", "reverse", "iota",
-    "constant", "dynamic_slice", "gather", "optimization_barrier"))
+    "constant", "dynamic_slice", "gather", "optimization_barrier", "real", "imag", "complex"))
 
 
 def moves(node: Node) -> bool:

@@ -31,10 +31,10 @@ def with_written_out(first: Stage, stage: Stage) -> Stage | None:
     """Both stages as one, if one of them is written out over the axes that they have in common and
     the other can be; None where that is not so."""
     if not is_map(first) or not is_map(stage) or first.overwrites or stage.overwrites \
-            or not (is_written_out(first) or is_written_out(stage)) \
+            or not (is_written_out(first, 3) or is_written_out(stage, 3)) \
             or not set(stage.inputs) & set(first.outputs):
         return None
-    batch = min((s for s in (first, stage) if is_written_out(s)), key=lambda s: len(s.axes)).axes
+    batch = min((s for s in (first, stage) if is_written_out(s, 3)), key=lambda s: len(s.axes)).axes
     found = [_over(s, batch) for s in (first, stage)]
     if None in found:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,9 +65,9 @@ def is_map(stage: Stage) -> bool:
 
 
 @derived
-def is_written_out(stage: Stage) -> bool:
-    """A map that stores several elements of one buffer at every point."""
-    return is_map(stage) and len({a.buffer for a in stage.assigns}) < len(stage.assigns)
+def is_written_out(stage: Stage, least: int = 2) -> bool:
+    """A map that stores several elements of one buffer, at least so many, at every point."""
+    return is_map(stage) and max(Counter(a.buffer for a in stage.assigns).values()) >= least
 
 
 def crosses(stage: Stage) -> bool:
@@ -77,6 +78,15 @@ def crosses(stage: Stage) -> bool:
     return any(stride(load, last) not in (0, 1, -1, None)
                and any(stride(load, v) in (1, -1) for v in others)
                for group in stage.loads_by_buffer.values() for load in group)
+
+
+def is_part(assign: Assign, axes: tuple[Var, ...]) -> bool:
+    """The assignment fills one of the two parts of all complex numbers in its buffer."""
+    *point, part = assign.indices or (None,)
+    return isinstance(part, Const) and assign.buffer.shape[-1] == 2 and assign.guard is None \
+        and len(set(point)) == len(point) and all(
+            i in axes and i.extent == extent
+            for i, extent in zip(point, assign.buffer.shape[:-1], strict=True))
 
 
 def is_plain(assign: Assign, axes: tuple[Var, ...]) -> bool:

@@ -101,4 +101,8 @@ def complex_numbers(draw: Draws) -> str:
     y = draw.same(x)
     z = f"lax.complex({x}, {y})"
     return draw.among((f"jnp.abs({z})", f"jnp.real({z} * {z})", f"jnp.imag(jnp.conj({z}))",
-                       f"jnp.angle({z})", f"jnp.real(jnp.exp({z} * (0.5 + 0.25j)))"))
+                       f"jnp.angle({z})", f"jnp.real(jnp.exp({z} * (0.5 + 0.25j)))",
+                       f"jnp.imag({z} / lax.complex({y} * {y} + 1, {x}))",
+                       f"jnp.real(jnp.cumsum({z}.reshape(-1)) * 1j)",
+                       f"jnp.abs({z}.reshape(-1)[::-1] + {z}.reshape(-1))",
+                       f"jnp.imag(jnp.sum({z} * (1 - 2j), 0))" if x.rank else f"jnp.imag({z})"))

@@ -10,8 +10,8 @@ from jax import lax
 
 
 def by_xla(x: jax.Array) -> jax.Array:
-    """x, by way of complex numbers, which stay with XLA."""
-    return jax.lax.real(jax.lax.complex(x, x))
+    """A function that stays with XLA."""
+    return jax.lax.bessel_i1e(x)
 
 
 BODIES = {

@@ -14,7 +14,7 @@ from jaxlib.mlir import passmanager
 from jaxlib.mlir.dialects import stablehlo
 
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.expr.dtypes import BOOL, INDEX, TensorType
+from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
@@ -37,6 +37,8 @@ SPECIAL = (0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.0, 1e-3, 100.0, np.inf, -np.inf, n
 
 def random_input(kind: TensorType, seed: str) -> np.ndarray:
     """Values of every magnitude, with special ones at random places."""
+    if kind.dtype.kind is Kind.COMPLEX:
+        return in_numbers([random_input(kind.part, f"{seed} {part}") for part in range(2)], kind)
     rng = np.random.default_rng(zlib.crc32(seed.encode()))
     dtype, numpy_type = kind.dtype, kind.dtype.numpy
     if dtype is BOOL:
@@ -54,8 +56,17 @@ def random_input(kind: TensorType, seed: str) -> np.ndarray:
     return np.where(pick < 0.5, near.astype(numpy_type), np.where(pick < 0.8, wide, edges))
 
 
+def in_numbers(parts: Sequence[np.ndarray], kind: TensorType) -> np.ndarray:
+    """Complex numbers of these parts."""
+    numbers = np.empty(kind.shape, kind.dtype.numpy)
+    numbers.real, numbers.imag = parts
+    return numbers
+
+
 def tame(values: np.ndarray) -> np.ndarray:
     """Small numbers of few bits, whose sums are exact in any order."""
+    if values.dtype.kind == "c":
+        return tame(values.real) + values.dtype.type(1j) * tame(values.imag)
     if values.dtype == np.bool_:
         return values
     with np.errstate(all="ignore"):
@@ -64,8 +75,9 @@ def tame(values: np.ndarray) -> np.ndarray:
 
 
 def reads_of(arrays: Sequence[np.ndarray], types: Sequence[TensorType]) -> tuple[list[Read], dict]:
-    """A read for each array, and the arrays by buffer."""
-    buffers = [Buffer(f"b{k}", t.dtype, t.shape) for k, t in enumerate(types)]
+    """A read for each array, and the arrays by buffer: complex numbers as their two parts."""
+    buffers = [Buffer(f"b{k}", t.stored.dtype, t.stored.shape) for k, t in enumerate(types)]
+    arrays = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in arrays]
 
     def read(buffer: Buffer) -> Read:
         return lambda indices: Load(buffer, indices)
@@ -134,8 +146,11 @@ def _values(expressions: Sequence[Expr], env: dict, memory: Memory, kinds: Seque
 def _run_pointwise(node: Node, lowered: Pointwise, memory: Memory) -> tuple[np.ndarray, ...]:
     results = []
     for element, value in zip(lowered.elements, node.results, strict=True):
-        indices, env = axes_of(value.type.shape, "i")
-        results.extend(_values([element(indices)], env, memory, [value.type]))
+        kind = value.type.stored
+        indices, env = axes_of(kind.shape, "i")
+        result, = _values([element(indices)], env, memory, [kind])
+        results.append(result if kind == value.type else
+                       in_numbers(np.moveaxis(result, -1, 0), value.type))
     return tuple(results)
 
 

@@ -34,6 +34,10 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
                 zero_signs: bool = True, absolute: bool = False) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
+    if actual.dtype.kind == "c":
+        for part in ("real", "imag"):
+            assert_same(getattr(actual, part), getattr(expected, part), ulps, zero_signs, absolute)
+        return
     if actual.dtype.kind in "iub":
         np.testing.assert_array_equal(actual, expected)
         return

@@ -68,7 +68,7 @@ def test_names(body: str, name: str, examples) -> None:
     (reduction("%z = chlo.bessel_i1e %x : tensor<f32> -> tensor<f32>"),
      "the body holds chlo.bessel_i1e, which is no scalar operation known here"),
     (reduction("%z = stablehlo.add %x, %y : tensor<complex<f32>>", "complex<f32>"),
-     "complex arithmetic stays with XLA"),
+     "complex arithmetic of this kind stays with XLA"),
 ])
 def test_reasons(text: str, reason: str, examples) -> None:
     assert supports(_reduce_node(examples.graph(text))) == reason

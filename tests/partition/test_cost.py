@@ -35,8 +35,8 @@ from hlo_mlc.tensor.core import Loop
 
 
 def by_xla(x: jax.Array) -> jax.Array:
-    """x, by way of complex numbers, which stay with XLA."""
-    return jax.lax.real(jax.lax.complex(x, x))
+    """A function that stays with XLA."""
+    return jax.lax.bessel_i1e(x)
 
 
 TARGET = named("x86-64-v4")

@@ -1,0 +1,186 @@
+"""Complex numbers in parts: right to the last places against complex128, and in kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.ops.registry import references
+from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
+from hlo_mlc.passes.simplify import simplify
+from hlo_mlc.report import Report
+
+
+def numbers(*shape: int, seed: int = 0, dtype: str = "complex64") -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+
+
+X, Y, SQUARE = numbers(7, 13), numbers(7, 13, seed=1), numbers(9, 9, seed=2)
+REAL, ROWS = X.real.copy(), np.array([0, 3, 6, 9, -2])
+
+
+def widened(a: object) -> object:
+    if isinstance(a, np.ndarray) and a.dtype.kind in "fc":
+        return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+    return a
+
+
+def check(function: Callable, *args: object, ulps: int = 32) -> Report:
+    """Against the same function of complex128, relative to the largest number in each result."""
+    compiled = mlc_jit(function, choose="ours")
+    actual = jax.tree.leaves(compiled(*args))
+    types = jax.tree.leaves(jax.eval_shape(function, *args))
+    with jax.enable_x64(True):
+        exact = jax.tree.leaves(jax.jit(function)(*map(widened, args)))
+    for ours, right, kind in zip(actual, exact, types, strict=True):
+        assert (ours.dtype, ours.shape) == (kind.dtype, kind.shape)
+        wide = jnp.issubdtype(kind.dtype, jnp.inexact)
+        scale = np.max(np.abs(right), initial=0) if wide else 0
+        eps = jnp.finfo(kind.dtype).eps if wide else 0
+        np.testing.assert_allclose(np.asarray(ours), np.asarray(right), rtol=ulps * eps,
+                                   atol=ulps * eps * scale)
+    return compiled.report(*args)
+
+
+def mandelbrot(c):
+    def trip(k, s):
+        z, n = s
+        inside = jnp.abs(z) < 2
+        return jnp.where(inside, z * z + c, z), n + inside
+
+    return lax.fori_loop(0, 9, trip, (jnp.zeros_like(c), jnp.zeros(c.shape, "int32")))[1]
+
+
+def newton(x):
+    return lax.while_loop(lambda s: (s[0] < 20) & (jnp.abs(s[1] ** 2 - 2j).max() > 1e-2),
+                          lambda s: (s[0] + 1, (s[1] + 2j / s[1]) / 2), (0, x))[1]
+
+
+def chosen_in_a_loop(x, k):
+    def trip(i, x):
+        return lax.cond(k[i] > 2, lambda x: x @ x / 9, lambda x: x.conj().T, x)
+
+    return lax.fori_loop(0, 4, trip, x)
+
+
+def gradient(x):
+    return jax.grad(lambda r: jnp.abs(jnp.exp(1j * r) * x + r).sum())(jnp.real(x))
+
+
+FUNCTIONS = {
+    "sum": (lambda x, y: x + y - 2j, X, Y),
+    "product": (lambda x, y: x * y * 1.5, X, Y),
+    "quotient": (lambda x, y: x / y, X, Y),
+    "by a real number": (lambda x, y: x / 3 - y / 2.5, X, Y),
+    "square": (lambda x: jnp.square(x) - x ** 2, X),
+    "length": (lambda x: jnp.abs(x), X),
+    "exponential": (lambda x: jnp.exp(x * 2j), X),
+    "phase": (lambda r: jnp.exp(1j * r), REAL),
+    "parts": (lambda x: (x.real, x.imag, x.conj(), jnp.real(x * x) - x.imag), X),
+    "of parts": (lambda r: lax.complex(r, r[::-1]), REAL),
+    "conversion": (lambda r: r.astype("complex64") * 2j, REAL),
+    "to a real number": (lambda x: lax.convert_element_type(lax.real(x * 2), "float32"), X),
+    "comparison": (lambda x, y: (x == y, x != x, jnp.where(x == x, y, x)), X, Y),
+    "matrices": (lambda x: x @ x.conj().T, SQUARE),
+    "batch": (lambda x, y: jnp.einsum("ij,ik->ijk", x, y), X, Y),
+    "reduction": (lambda x: (x.sum(), x.sum(0), x.mean(1)), X),
+    "cumulative": (lambda x: jnp.cumsum(x, 1), X),
+    "moved": (lambda x: (x.T.reshape(-1)[3:-4:2], jnp.roll(x, 2, 1), jnp.pad(x, 1)[::-1]), X),
+    "joined": (lambda x, y: jnp.concatenate([x, y * 2j, x[:2]]), X, Y),
+    "looked up": (lambda x, k: x[k] * x[:, 1][k][:, None], X, ROWS),
+    "updated": (lambda x, k: x.at[k].set(1j).at[2, 3].add(x[0, 0]).at[k, 1].add(2 + 1j), X, ROWS),
+    "slices": (lambda x, k: lax.dynamic_update_slice(
+        x, lax.dynamic_slice(x, (k[1], k[0]), (2, 3)) * 1j, (k[2], 1)), X, ROWS),
+    "table": (lambda x: x * jnp.asarray(Y), X),
+    "given back": (lambda x, y: (x, x * y, 3j, y), X, Y),
+    "rank 0": (lambda x, y: x[0, 0] * y[1, 1], X, Y),
+    "empty": (lambda x: (x[:0] * 2j).sum(), X),
+    "double": (lambda x: jnp.exp(x) / (x + 3), numbers(5, 6, dtype="complex128")),
+    "scan": (lambda x: lax.scan(lambda s, r: (s * r + 1, s.imag), x[0], x), X),
+    "gradient": (gradient, X),
+    "mandelbrot": (mandelbrot, X),
+    "newton": (newton, X),
+    "chosen in a loop": (chosen_in_a_loop, SQUARE, ROWS),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_all_of_it_is_in_kernels(name: str) -> None:
+    function, *args = FUNCTIONS[name]
+    with jax.enable_x64(name == "double"):
+        assert check(function, *args).coverage == 1
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(13))).real,
+    lambda x: jnp.abs(jnp.fft.rfft(x.real)) ** 2,
+    lambda x: jnp.sqrt(x * x + 1) - x,
+    lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 4, x),
+    lambda x: lax.cond(x[0, 0].real > 9, jnp.sqrt, lambda x: x * 2j, x),
+    lambda x: jnp.sort(x, 1) + 1j,
+], ids=["filter", "spectrum", "root", "loop", "branch", "sort"])
+def test_what_is_not_known_here_stays_with_xla(function: Callable) -> None:
+    report = check(function, X, ulps=128)
+    assert report.kernels
+    assert 0 < report.coverage < 1
+
+
+SPECIAL = np.array([0, -0.0, 1, -2.5, np.inf, -np.inf, np.nan, 1e18, 1e-15], np.float32)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, y: x + y, lambda x, y: x * y, lambda x, y: x / y, lambda x, y: abs(x),
+    lambda x, y: x == y, lambda x, y: x != y], ids=["add", "multiply", "divide", "abs", "eq", "ne"])
+def test_zeros_and_infinities(function: Callable) -> None:
+    """As in NumPy: a number where that has one, NaN and infinities in the same parts."""
+    re, im = np.meshgrid(SPECIAL, SPECIAL)
+    whole = np.empty(re.size, np.complex64)
+    whole.real, whole.imag = re.ravel(), im.ravel()
+    x, y = (a.ravel() for a in np.meshgrid(whole, whole))
+    ours = np.asarray(mlc_jit(function, choose="ours")(x, y))
+    with np.errstate(all="ignore"):
+        expected = function(x, y)
+    assert ours.dtype == expected.dtype
+    for part in (np.real, np.imag):
+        one, other = part(ours), part(expected)
+        np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
+        np.testing.assert_array_equal(np.isnan(one), np.isnan(other))
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-36)
+
+
+def test_large_and_small_numbers() -> None:
+    """No square leaves the range."""
+    x = np.array([1e38 + 1e38j, 1e-30 + 1e-30j, 1e38 + 1e-30j], np.complex64)
+    y = np.array([1e38 - 2e38j, 1e-30 - 3e-30j, 1e38 + 1e38j], np.complex64)
+    check(lambda x, y: (x / y, jnp.abs(x / 2), jnp.abs(y)), x, y, ulps=4)
+
+
+def test_donated_numbers() -> None:
+    function = mlc_jit(lambda x, y: x * y, choose="ours", donate_argnums=0)
+    np.testing.assert_allclose(function(jnp.array(X), Y), X * Y, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("function", "gains"), [
+    (lambda x: x * 2j + x, False),
+    (lambda x: jnp.fft.fft(x) * 2j, False),
+    (lambda x: jnp.abs(x), True),
+    (lambda x: jnp.repeat(x, 2048, 0) * 2j, True),
+    (lambda x: lax.fori_loop(0, 20, lambda i, x: x * 1j, x), True),
+    (lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j), x), False),
+], ids=["little", "fourier", "length", "large", "loop", "loop of fourier"])
+def test_where_kernels_gain(function: Callable, gains: bool, traced: Callable) -> None:
+    graph, _ = simplify(traced(function, X), references)
+    assert has_complex(graph)
+    assert gains_in_parts(graph) is gains
+
+
+def test_graphs_without_complex_numbers_are_left_alone(traced: Callable) -> None:
+    graph = traced(lambda x: x * 2, REAL)
+    assert split_complex(graph) is graph
