@@ -195,11 +195,12 @@ class Wide:
             is_exact &= (operands[0] == 0) | ~np.isfinite(operands[0])
         if name in SUMS:
             units = SUM_UNITS
-            magnitude = self._computed(equation, _sizes(operands))[0]
+            magnitude = np.abs(self._computed(equation, _sizes(operands))[0])
         elif name in MULTIPLIED and len(equation.outvars) == 1:
             # Each factor rounds: errors add up as those of random signs do.
             units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
-            magnitude = self._computed(equation, _sizes(operands))[0]  # it may add as well
+            # It may add as well.
+            magnitude = np.abs(self._computed(equation, _sizes(operands))[0])
         elif name in PRODUCTS:
             units = SUM_UNITS * max(v.aval.size for v in equation.invars) ** 0.5
         elif name in BASIC:
@@ -330,8 +331,8 @@ def _total_order(value: np.ndarray) -> np.ndarray:
 
 
 def _sizes(operands: list[np.ndarray]) -> list[np.ndarray]:
-    """Magnitudes of what is finite."""
-    return [np.where(np.isfinite(o), np.abs(o), 0.0) if o.dtype.kind == "f" else o
+    """Magnitudes of what is finite, in the operands' own types."""
+    return [np.where(np.isfinite(o), np.abs(o), 0.0).astype(o.dtype) if o.dtype.kind in "fc" else o
             for o in operands]
 
 

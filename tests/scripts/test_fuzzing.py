@@ -429,6 +429,20 @@ def test_parts_of_complex_numbers_may_be_infinite() -> None:
     assert judge([right * np.nan], oracle.types, oracle.run(3, 0)).differences
 
 
+@pytest.mark.parametrize("function", [jnp.sum, jnp.cumsum, lambda z: z @ z])
+def test_sums_of_complex_numbers_are_as_uncertain_as_their_terms_are_large(
+        function: Callable) -> None:
+    def program(x: jax.Array, y: jax.Array) -> tuple[jax.Array]:
+        return (jnp.real(function(lax.complex(x, y))),)
+
+    args = [np.array([3e7, -3e7, 1], np.float32), np.array([1, 2, -3], np.float32)]
+    oracle = Oracle(program, args, False, False)
+    reference = oracle.run(24, 0)
+    found = np.asarray(program(*args)[0])
+    assert not judge([found], oracle.types, reference).differences
+    assert judge([found * 2 + 3e9], oracle.types, reference).differences
+
+
 def test_a_number_that_xla_gives_too_is_in_dispute_where_nan_is_expected() -> None:
     x = np.array([np.nan, 1.0], np.float32)
     oracle = Oracle(lambda x: (x * 2,), [x], False, False)
