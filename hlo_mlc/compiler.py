@@ -19,7 +19,7 @@ from hlo_mlc.frontend.importer import import_function, read_donations
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
-from hlo_mlc.ops.registry import references
+from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.cost import (
     by_gain,
     choose_all,
@@ -101,9 +101,6 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
 # a norm, and a few operations more took it 9 to 60 ms, and three times as long with gradients.  So
 # a first call takes about twice as long as XLA's at most, or 1.5 s longer.
 _LINES, _LINES_FOR_OPERATION, _LINES_FOR_SUM, _LINES_FOR_UPDATE = 20_000, 2, 100, 40
-_UPDATES = frozenset(("stablehlo.dynamic_update_slice", "stablehlo.scatter"))
-_SUMS = frozenset(("stablehlo.reduce", "stablehlo.reduce_window", "stablehlo.dot_general",
-                   "stablehlo.convolution"))
 
 
 def most_lines_for(graph: Graph) -> int:
@@ -112,8 +109,8 @@ def most_lines_for(graph: Graph) -> int:
 
 
 def _lines_for_nodes(graph: Graph) -> int:
-    own = sum(_LINES_FOR_SUM if node.op in _SUMS else
-              _LINES_FOR_UPDATE if node.op in _UPDATES else _LINES_FOR_OPERATION
+    own = sum(_LINES_FOR_SUM if node.op in SUMMING else
+              _LINES_FOR_UPDATE if node.op in UPDATES else _LINES_FOR_OPERATION
               for node in graph.nodes)
     return own + sum(_lines_for_nodes(r) for node in graph.nodes for r in node.regions)
 

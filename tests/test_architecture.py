@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from hlo_mlc.expr.ops import OPS
+from hlo_mlc.ops.registry import ELEMENTWISE
+
 PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 
 # Bottom first: a file may import from floors before its own, and from its own.
 FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
           "building", "compiler", "gpu", "explain", "interop", "cli", "__main__")
+OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in ELEMENTWISE}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -68,6 +72,28 @@ def test_no_import_inside_a_function(path: Path) -> None:
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             hidden = own_imports(function)
             assert not hidden, f"{module_of(path)}: {hidden[0][1]} is imported inside a function"
+
+
+# Floors that say what ops are, and those that say how each is computed; and what lists some for a
+# reason that is no fact about the ops: what leaves an index about where it was, and what CUDA has
+# atomic instructions for.
+OP_TABLES = ("expr", "ops", "loops", "codegen")
+OWN_LISTS = ("hlo_mlc.interop.invented", "hlo_mlc.templates.cuda.scatter")
+MOST_LISTED = 4
+
+
+@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
+def test_facts_about_ops_stand_with_the_ops(path: Path) -> None:
+    module = module_of(path)
+    if floor_of(module) in OP_TABLES or module in OWN_LISTS:
+        return
+    for listing in ast.walk(ast.parse(path.read_text())):
+        if isinstance(listing, ast.Set | ast.List | ast.Tuple):
+            listed = {e.value.rpartition(".")[2] for e in listing.elts
+                      if isinstance(e, ast.Constant) and isinstance(e.value, str)} & OP_NAMES
+            assert len(listed) <= MOST_LISTED, (
+                f"{module}:{listing.lineno} lists ops by name: {sorted(listed)}; what they have in "
+                "common is a column of expr/ops.py or ops/definition.py")
 
 
 def test_no_cycles_between_files() -> None:

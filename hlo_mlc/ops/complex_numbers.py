@@ -13,7 +13,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.definition import Indices, OpDef, Pointwise, Read
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 
 Arrays = Sequence[np.ndarray]
 
@@ -25,7 +25,7 @@ def _part(name: str, number: int) -> OpDef:
     def lower(node: Node, reads: Sequence[Read]) -> Pointwise:
         return Pointwise((lambda indices: reads[0]((*indices, index.constant(number))),))
 
-    return OpDef(f"stablehlo.{name}", reference, lower, lambda node: "", tuple(
+    return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT, reference, lower, lambda node: "", tuple(
         f"""func.func @main(%a: tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}> {{
           %0 = stablehlo.{name} %a : (tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}>
           return %0 : tensor<3x4x{t}>
@@ -50,7 +50,7 @@ def _lower_complex(node: Node, reads: Sequence[Read]) -> Pointwise:
 DEFINITIONS: tuple[OpDef, ...] = (
     _part("real", 0),
     _part("imag", 1),
-    OpDef("stablehlo.complex", _join, _lower_complex, lambda node: "", tuple(
+    OpDef("stablehlo.complex", OpKind.MOVEMENT, _join, _lower_complex, lambda node: "", tuple(
         f"""func.func @main(%a: tensor<5x{t}>, %b: tensor<5x{t}>) -> tensor<5xcomplex<{t}>> {{
           %0 = stablehlo.complex %a, %b : tensor<5xcomplex<{t}>>
           return %0 : tensor<5xcomplex<{t}>>

@@ -20,7 +20,7 @@ from hlo_mlc.expr.dtypes import BOOL, F32, F64, U32, DType
 from hlo_mlc.expr.ops import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
-from hlo_mlc.ops.definition import Fold, Indices, OpDef, Read
+from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read
 from hlo_mlc.tensor.access import conjunction, masked, undilated
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -306,7 +306,7 @@ def _convolution_example(lhs: str, rhs: str, result: str, numbers: str, window: 
 _NHWC = "[b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]"
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.dot_general", _dot_reference, _dot, _supports, (
+    OpDef("stablehlo.dot_general", OpKind.PRODUCT, _dot_reference, _dot, _supports, (
         _dot_example("3x4xf32", "4x5xf32", "3x5xf32", _MATMUL),
         _dot_example("3x4xbf16", "4x5xbf16", "3x5xbf16", _MATMUL),
         _dot_example("3x4xf16", "4x5xf16", "3x5xf32", _MATMUL),
@@ -320,7 +320,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _dot_example("2xf32", "3xf32", "2x3xf32", "contracting_dims = [] x []"),
         _dot_example("2x0xf32", "0x3xf32", "2x3xf32", _MATMUL),
     ), "dot_general, StableHLO specification"),
-    OpDef("stablehlo.convolution", _convolution_reference, _convolution, _supports, (
+    OpDef("stablehlo.convolution", OpKind.PRODUCT, _convolution_reference, _convolution,
+          _supports, (
         _convolution_example("2x5x6x3xf32", "3x2x3x4xf32", "2x3x6x4xf32", _NHWC,
                              "stride = [2, 1], pad = [[1, 1], [0, 1]]"),
         _convolution_example("1x4x4x4xbf16", "3x3x1x8xbf16", "1x4x4x8xbf16", _NHWC,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -109,10 +110,24 @@ class Unrolled:
 Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled
 
 
+class OpKind(enum.Enum):
+    """What the elements of an op's results have to do with those of its operands."""
+
+    ELEMENTWISE = "each is computed from those at the same place"
+    MOVEMENT = "they are elements of the operands, or known"
+    FOLD = "many become one"
+    PRODUCT = "they are sums of products"
+    UPDATE = "the first operand, with some of them changed"
+    SORT = "rows in an order"
+    SOLVE = "each may depend on all"
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """One op: everything the compiler knows about it.
 
+    cost: how many simple operations an element of an elementwise op takes, roughly.
+    is_exact: whether a result is exact or rounded once, so that any library computes the same.
     supports(node): "" where `lower` handles this node, else the reason why not (for a person).
     reference(node, operands): the results as NumPy arrays; the definition that tests compare with.
     lower(node, reads): tensor expressions; only called where supports(node) == "".
@@ -121,8 +136,11 @@ class OpDef:
     """
 
     name: str
+    kind: OpKind
     reference: Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
     lower: Callable[[Node, Sequence[Read]], Lowered]
     supports: Callable[[Node], str]
     examples: tuple[str, ...]
     source: str
+    cost: int = 0
+    is_exact: bool = False

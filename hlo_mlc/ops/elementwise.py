@@ -14,16 +14,17 @@ import numpy as np
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.expr.evaluate import evaluate
-from hlo_mlc.expr.ops import OPS
+from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import bits
-from hlo_mlc.ops.definition import Indices, OpDef, Pointwise, Read
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
 
 
 def _define(name: str, build: Build, examples: Sequence[str],
-            supports: Callable[[Node], str] = lambda node: "") -> OpDef:
+            supports: Callable[[Node], str] = lambda node: "", *, cost: int = 1,
+            is_exact: bool = True) -> OpDef:
     def reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         elements = tuple(Var(f"x{k}", v.type.dtype) for k, v in enumerate(node.operands))
         value = evaluate(build(node, elements), dict(zip(elements, operands, strict=True)))
@@ -39,7 +40,8 @@ def _define(name: str, build: Build, examples: Sequence[str],
         return Pointwise((element,))
 
     source = f"{name.partition('.')[2]}, StableHLO or CHLO specification"
-    return OpDef(name, reference, lower, supports, tuple(examples), source)
+    return OpDef(name, OpKind.ELEMENTWISE, reference, lower, supports, tuple(examples), source,
+                 cost, is_exact)
 
 
 def _example(name: str, operands: Sequence[str], result: str, attributes: str = "") -> str:
@@ -66,9 +68,11 @@ _ANY = (*_NUMBER, "i1")
 
 def _row(name: str, op: str, types: Sequence[str]) -> OpDef:
     """An op that is one scalar op."""
-    to_bool = OPS[op].result == "bool"
-    examples = [_example(name, [t] * OPS[op].arity, "i1" if to_bool else t) for t in types]
-    return _define(name, lambda node, elements: apply(op, *elements), examples)
+    scalar = OPS[op]
+    to_bool = scalar.result == "bool"
+    examples = [_example(name, [t] * scalar.arity, "i1" if to_bool else t) for t in types]
+    return _define(name, lambda node, elements: apply(op, *elements), examples, cost=scalar.cost,
+                   is_exact=scalar.accuracy is not Accuracy.APPROXIMATE)
 
 
 def _unary(name: str, function: Callable[[Expr], Expr], types: Sequence[str],
@@ -202,9 +206,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _define("stablehlo.reduce_precision", _reduce_precision,
             _formats("stablehlo.reduce_precision",
                      (("f32", 5, 10), ("f32", 8, 7), ("f64", 8, 23), ("bf16", 4, 3),
-                      ("f16", 5, 2), ("f32", 11, 52)))),
+                      ("f16", 5, 2), ("f32", 11, 52))), cost=12),
     _define("chlo.next_after", lambda node, elements: bits.next_after(*elements),
-            [_example("chlo.next_after", [t, t], t) for t in _FLOAT]),
+            [_example("chlo.next_after", [t, t], t) for t in _FLOAT], cost=12),
     # comparison and choice
     _define("stablehlo.compare", _compare, _compare_examples()),
     _row("stablehlo.is_finite", "is_finite", _FLOAT),
@@ -217,7 +221,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _define("stablehlo.clamp", _clamp,
             [_example("stablehlo.clamp", [f"tensor<{t}>", t, f"tensor<{t}>"], t)
              for t in ("f32", "bf16", "i32", "ui8")]
-            + [_example("stablehlo.clamp", ["f32"] * 3, "f32")]),
+            + [_example("stablehlo.clamp", ["f32"] * 3, "f32")], cost=2),
     # change of type
     _define("stablehlo.convert", _convert,
             [_example("stablehlo.convert", [t], r) for t, r in (

@@ -18,7 +18,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.definition import Indices, OpDef, Pointwise, Read, Update
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read, Update
 from hlo_mlc.ops.regions import combiner_of
 from hlo_mlc.tensor.access import clamped_index, conjunction, inside
 
@@ -251,7 +251,7 @@ _INTO_PLACES = ("update_window_dims = [], inserted_window_dims = [0], "
 _REPLACE = "stablehlo.optimization_barrier %y"
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.gather", _gather_reference, _gather, lambda node: "", (
+    OpDef("stablehlo.gather", OpKind.MOVEMENT, _gather_reference, _gather, lambda node: "", (
         _gather_example("5x3xf32", "4x1xi32", "4x3xf32", _ROWS, "1, 3"),
         _gather_example("5x3xbf16", "4xi64", "4x3xbf16", _ROWS, "1, 3"),
         _gather_example("5x6xi32", "2x4xui8", "4x3x2xi32",
@@ -263,7 +263,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
                         "start_index_map = [2, 1], index_vector_dim = 3", "1, 1, 2, 2"),
         _gather_example("5x3xf32", "0x1xi32", "0x3xf32", _ROWS, "1, 3"),
     ), "gather, StableHLO specification"),
-    OpDef("stablehlo.scatter", _scatter_reference, _scatter, _supports_scatter, (
+    OpDef("stablehlo.scatter", OpKind.UPDATE, _scatter_reference, _scatter, _supports_scatter, (
         _scatter_example("5x3xf32", "6x1xi32", "6x3xf32", _INTO_ROWS),
         _scatter_example("5x3xf32", "6xi64", "6x3xf32", _INTO_ROWS),
         _scatter_example("7xi32", "9x1xi32", "9xi32", _INTO_PLACES, "stablehlo.multiply %x, %y"),
@@ -282,7 +282,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
                          "scatter_dims_to_operand_dims = [2, 1], index_vector_dim = 3"),
         _scatter_example("5x3xf32", "0x1xi32", "0x3xf32", _INTO_ROWS),
     ), "scatter, StableHLO specification"),
-    OpDef("stablehlo.dynamic_update_slice", _dynamic_update_slice_reference,
+    OpDef("stablehlo.dynamic_update_slice", OpKind.UPDATE, _dynamic_update_slice_reference,
           _dynamic_update_slice, lambda node: "", (
               _update_slice_example("5x6xf32", "2x6xf32", "i32"),
               _update_slice_example("5x6xi1", "2x3xi1", "i64"),

@@ -18,7 +18,7 @@ from hlo_mlc.expr.dtypes import F32, F64, I32
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import lapack_reference as reference
 from hlo_mlc.ops import small_matrices
-from hlo_mlc.ops.definition import Indices, OpDef, Read, Unrolled
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Unrolled
 from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower
 from hlo_mlc.ops.small_matrices import Matrix, transposed
 
@@ -247,24 +247,25 @@ def _solve_examples() -> tuple[str, ...]:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("lapack.potrf", reference.potrf, _potrf, _supports, tuple(
+    OpDef("lapack.potrf", OpKind.SOLVE, reference.potrf, _potrf, _supports, tuple(
         _call("potrf", t, f"{t}, {_numbers(t)}", f"uplo={uplo}")
         for t in _SQUARE for uplo in "LU"), "potrf, LAPACK"),
-    OpDef("lapack.getrf", reference.getrf, _getrf, _supports, tuple(
+    OpDef("lapack.getrf", OpKind.SOLVE, reference.getrf, _getrf, _supports, tuple(
         _call("getrf", t, f"{t}, {_numbers(t, steps)}, {_numbers(t)}")
         for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))),
         "getrf, LAPACK"),
-    OpDef("lapack.trsm", reference.trsm, _trsm, _supports, _solve_examples(), "trsm, BLAS"),
-    OpDef("lapack.geqrf", reference.geqrf, _geqrf, _supports, tuple(
+    OpDef("lapack.trsm", OpKind.SOLVE, reference.trsm, _trsm, _supports, _solve_examples(),
+          "trsm, BLAS"),
+    OpDef("lapack.geqrf", OpKind.SOLVE, reference.geqrf, _geqrf, _supports, tuple(
         _call("geqrf", t, f"{t}, {_factors(t, steps)}")
         for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))),
         "geqrf, LAPACK"),
-    OpDef("lapack.orgqr", reference.orgqr, _orgqr, _supports, (
+    OpDef("lapack.orgqr", OpKind.SOLVE, reference.orgqr, _orgqr, _supports, (
         _call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
         _call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
         _call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
     ), "orgqr, LAPACK"),
-    OpDef("lapack.ormqr", reference.ormqr, _ormqr, _supports, (
+    OpDef("lapack.ormqr", OpKind.SOLVE, reference.ormqr, _ormqr, _supports, (
         *(_call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",
                 f"left=true transpose={t}") for t in ("true", "false")),
         *(_call("ormqr", "4x5x3xf64, 4x3xf64, 4x2x5xf64", "4x2x5xf64",
@@ -272,14 +273,14 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32",
               "left=true transpose=true"),
     ), "ormqr, LAPACK"),
-    OpDef("lapack.syevd", reference.syevd, _syevd, _supports, tuple(
+    OpDef("lapack.syevd", OpKind.SOLVE, reference.syevd, _syevd, _supports, tuple(
         _call("syevd", t, f"{t}, {_factors(t, t[-5])}, {_numbers(t)}", f"mode=V uplo={uplo}")
         for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32") for uplo in "LU"), "syevd, LAPACK"),
-    OpDef("stablehlo.cholesky", reference.potrf, _potrf, _supports, (
+    OpDef("stablehlo.cholesky", OpKind.SOLVE, reference.potrf, _potrf, _supports, (
         _in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
         _in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
     ), "cholesky, StableHLO specification"),
-    OpDef("stablehlo.triangular_solve", reference.trsm, _trsm, _supports, tuple(
+    OpDef("stablehlo.triangular_solve", OpKind.SOLVE, reference.trsm, _trsm, _supports, tuple(
         _in_stablehlo("triangular_solve", "4x3x3xf32, 4x3x3xf32", "4x3x3xf32",
                       f"left_side = {left}, lower = {lower}, unit_diagonal = {unit}, "
                       f"transpose_a = #stablehlo<transpose {transpose}>")

@@ -19,7 +19,7 @@ from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated, strided
-from hlo_mlc.ops.definition import Fold, Indices, OpDef, Read, Scan
+from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read, Scan
 from hlo_mlc.ops.regions import combiner_of
 from hlo_mlc.tensor.access import at_axes, conjunction, masked, undilated
 from hlo_mlc.tensor.combine import is_idempotent, widened, with_identity
@@ -248,7 +248,7 @@ def _window_example(operand: str, result: str, op: str, attributes: str) -> str:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.reduce", _reduce_reference, _reduce, _supports, (
+    OpDef("stablehlo.reduce", OpKind.FOLD, _reduce_reference, _reduce, _supports, (
         _reduce_example("5x7xf32", "5xf32", "1"),
         _reduce_example("5x7x3xf32", "7xf32", "0, 2", "stablehlo.maximum"),
         _reduce_example("5x7xbf16", "bf16", "0, 1"),
@@ -262,7 +262,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _reduce_example("5xf32", "5xf32", ""),
         _argmax_example("GT", "0xFF800000"), _argmax_example("LT", "0x7F800000"),
     ), "reduce, StableHLO specification"),
-    OpDef("stablehlo.reduce_window", _reduce_window_reference, _reduce_window, _supports, (
+    OpDef("stablehlo.reduce_window", OpKind.FOLD, _reduce_window_reference, _reduce_window,
+          _supports, (
         _window_example("6xf32", "6xf32", "stablehlo.add",
                         "window_dimensions = array<i64: 6>, padding = dense<[[5, 0]]> : "
                         "tensor<1x2xi64>"),

@@ -20,7 +20,7 @@ from hlo_mlc.ops import (
     shape,
     sorting,
 )
-from hlo_mlc.ops.definition import OpDef
+from hlo_mlc.ops.definition import OpDef, OpKind
 from hlo_mlc.support.errors import UnsupportedOpError
 
 DEFINITIONS: Mapping[str, OpDef] = {
@@ -29,6 +29,11 @@ DEFINITIONS: Mapping[str, OpDef] = {
                    linear_algebra, complex_numbers)
     for definition in family.DEFINITIONS
 }
+
+ELEMENTWISE, MOVEMENT, UPDATES, SUMMING = (
+    frozenset(n for n, d in DEFINITIONS.items() if d.kind in kinds) for kinds in (
+        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT}))
+"""Names of the ops of these kinds."""
 
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
@@ -64,6 +69,17 @@ _MAX_TRIPS = 1_000_000
 def lookup(op: str) -> OpDef | None:
     """The definition of an op, given with its dialect's prefix."""
     return DEFINITIONS.get(op)
+
+
+def moves(node: Node) -> bool:
+    """Its results are elements of its operands, or known: nothing is computed."""
+    return node.op in MOVEMENT
+
+
+def operation_cost(node: Node) -> int:
+    """Rough cost of one result element of a pointwise op, or of a fold of one term, in simple
+    operations."""
+    return 0 if moves(node) else max(1, DEFINITIONS[node.op].cost)
 
 
 def supports(node: Node) -> str:

@@ -19,7 +19,7 @@ from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import I32
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.definition import Fold, Indices, OpDef, Read, Staged
+from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read, Staged
 from hlo_mlc.ops.regions import combiner_of, inline_scalar_graph, supports_scalar_graph
 from hlo_mlc.tensor.access import conjunction, inside, linearize, masked, undilated
 from hlo_mlc.tensor.combine import combiner_variables, widened
@@ -168,7 +168,7 @@ def _attributes(dimensions: str, strides: str, padding: str = "") -> str:
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.select_and_scatter", _reference, _lower, _supports, (
+    OpDef("stablehlo.select_and_scatter", OpKind.UPDATE, _reference, _lower, _supports, (
         _example("6xf32", "3xf32", _attributes("2", "2")),
         _example("7xf32", "3xf32", _attributes("3", "2")),
         _example("2x5x6x3xf32", "2x3x3x3xf32",

@@ -18,7 +18,7 @@ from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.ops import convert
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.arrays import dilated
-from hlo_mlc.ops.definition import Indices, OpDef, Pointwise, Read
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 from hlo_mlc.tensor.access import clamped_index, conjunction, inside, masked, reshaped, undilated
 
 Arrays = Sequence[np.ndarray]
@@ -32,8 +32,9 @@ def _define(name: str, reference: Callable[[Node, Arrays], np.ndarray],
     def lower(node: Node, reads: Sequence[Read]) -> Pointwise:
         return Pointwise((lambda indices: element(node, reads, indices),))
 
-    return OpDef(f"stablehlo.{name}", lambda node, operands: (reference(node, operands),),
-                 lower, lambda node: "", tuple(examples), f"{name}, StableHLO specification")
+    return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT,
+                 lambda node, operands: (reference(node, operands),), lower, lambda node: "",
+                 tuple(examples), f"{name}, StableHLO specification")
 
 
 def _shape(node: Node, operand: int = 0) -> tuple[int, ...]:
@@ -204,7 +205,7 @@ def _pad_example(operand: str, result: str, low: str, high: str, interior: str) 
 
 
 _CONSTANT = OpDef(
-    "stablehlo.constant", lambda node, operands: (node.literal,), _lower_constant,
+    "stablehlo.constant", OpKind.MOVEMENT, lambda node, operands: (node.literal,), _lower_constant,
     lambda node: "",
     (_function("", "tensor<2x3xf32>", "stablehlo.constant dense<1.5> : tensor<2x3xf32>"),
      _function("", "tensor<bf16>", "stablehlo.constant dense<-0.0> : tensor<bf16>"),
@@ -213,8 +214,8 @@ _CONSTANT = OpDef(
     "constant, StableHLO specification")
 
 _BARRIER = OpDef(
-    "stablehlo.optimization_barrier", lambda node, operands: tuple(operands), _lower_barrier,
-    lambda node: "",
+    "stablehlo.optimization_barrier", OpKind.MOVEMENT, lambda node, operands: tuple(operands),
+    _lower_barrier, lambda node: "",
     ("func.func @main(%a: tensor<3xf32>, %b: tensor<2xi32>) -> (tensor<3xf32>, tensor<2xi32>) {\n"
      "  %r:2 = stablehlo.optimization_barrier %a, %b : tensor<3xf32>, tensor<2xi32>\n"
      "  return %r#0, %r#1 : tensor<3xf32>, tensor<2xi32>\n}\n",),

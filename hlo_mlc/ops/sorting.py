@@ -17,7 +17,7 @@ from hlo_mlc.expr.dtypes import BOOL, I32, U8, U16, U32, U64
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.bits import total_order_key
-from hlo_mlc.ops.definition import Indices, OpDef, Read, Sorted
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Sorted
 from hlo_mlc.ops.regions import inline_scalar_graph, supports_scalar_graph
 from hlo_mlc.tensor.combine import combiner_variables
 
@@ -237,7 +237,7 @@ func.func @main(%a: tensor<{operand}>) -> (tensor<{head}x{dtype}>, tensor<{head}
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
-    OpDef("stablehlo.sort", _sort_reference, _sort, _supports, (
+    OpDef("stablehlo.sort", OpKind.SORT, _sort_reference, _sort, _supports, (
         _example(["5x7xf32"], _compare("r", "LT", 0, "f32", "TOTALORDER"), 1),
         _example(["9x4xi32"], _compare("r", "GT", 0, "i32", "SIGNED"), 0),
         _example(["300xui8"], _compare("r", "LT", 0, "ui8", "UNSIGNED")),
@@ -248,7 +248,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
         _example(["1xi64"], _compare("r", "LT", 0, "i64", "SIGNED")),
         _example(["3x0xi16"], _compare("r", "LT", 0, "i16", "SIGNED")),
     ), "sort, StableHLO specification"),
-    OpDef("chlo.top_k", _top_k_reference, _top_k, _supports_top_k, (
+    OpDef("chlo.top_k", OpKind.SORT, _top_k_reference, _top_k, _supports_top_k, (
         _top_k_example("3x9xf32", 2), _top_k_example("700xi32", 3), _top_k_example("2x3x5xf16", 5),
         _top_k_example("4x600xf64", 1), _top_k_example("4x70xui8", 7),
     ), "top_k, CHLO"),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, loads, walk
 from hlo_mlc.expr.dtypes import F32, I8, I32
+from hlo_mlc.expr.ops import OPS
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.nodes import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
@@ -22,7 +23,6 @@ from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import (
     contraction,
     cost,
-    cost_of,
     cost_of_node,
     divides_integers,
     is_injective,
@@ -36,17 +36,8 @@ from hlo_mlc.tensor.classify import (
 from hlo_mlc.tensor.combine import is_several
 from hlo_mlc.tensor.core import Stage
 
-# What one op costs more in XLA's code than in ours, in the unit of `cost`; floats only.  Measured
-# on Zen 4 and Emerald Rapids with 128k and 256k normally distributed values, in f32.
-_EXTRA_OF_OP = {
-    "exp": 9, "log": 17, "logistic": 10, "tanh": 4, "erf": 2, "expm1": 15, "log1p": 15, "sin": 250,
-    "cos": 250, "tan": 600, "sinh": 60, "cosh": 40, "rsqrt": 45, "pow": 110, "rem": 370,
-    "atan": 180, "atan2": 500, "asin": 300, "acos": 400, "asinh": 100, "acosh": 80, "atanh": 65,
-    "cbrt": 550, "erfc": 40, "erf_inv": 67, "lgamma": 235, "digamma": 340,
-}
-
-# The same for a rotation of an integer, of which random numbers are made: a million took XLA 2.5 to
-# 7 times as long as us.
+# What a rotation of an integer, of which random numbers are made, costs more in XLA's code than in
+# ours, in the unit of `cost`: a million took XLA 2.5 to 7 times as long as us.
 _EXTRA_OF_ROTATION = 6
 
 # XLA's time / ours, where nobody measures it on the machine itself.
@@ -237,9 +228,10 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
     for node in walk(*stage.expressions):
         if not isinstance(node, Apply):
             continue
-        if node.dtype.is_float and node.op in _EXTRA_OF_OP:
-            ours += cost_of(node.op)
-            theirs += cost_of(node.op) + _EXTRA_OF_OP[node.op]
+        op = OPS[node.op]
+        if node.dtype.is_float and op.xla_extra:
+            ours += op.cost
+            theirs += op.cost + op.xla_extra
         elif rotates(node):
             rotated += _EXTRA_OF_ROTATION
         elif divides_integers(node):
@@ -247,8 +239,8 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
             division_there += cost_of_node(node) * _INTEGER_DIVISION[node.dtype.bytes]
     if not each:
         return rates.xla_arithmetic
-    exp = cost_of("exp") + _EXTRA_OF_OP["exp"]
-    special = theirs * rates.xla_exp * cost_of("exp") / exp
+    exp = OPS["exp"]
+    special = theirs * rates.xla_exp * exp.cost / (exp.cost + exp.xla_extra)
     plain = (each - ours - division) * rates.xla_arithmetic
     return (plain + special + division_there + rotated) / each
 

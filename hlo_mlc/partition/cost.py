@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.baseline import OurTime, written_out_us, xla_us
 from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.nodes import moves
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget

@@ -30,12 +30,9 @@ from hlo_mlc.ops.definition import (
     Update,
 )
 from hlo_mlc.ops.reduction import scanned_axis
-from hlo_mlc.ops.registry import lookup
+from hlo_mlc.ops.registry import ELEMENTWISE, lookup, moves, operation_cost
 from hlo_mlc.partition.nodes import (
     DEPTH_LIMIT,
-    ELEMENTWISE,
-    moves,
-    operation_cost,
     times_read,
     users_behind,
     written_out,

@@ -1,4 +1,4 @@
-"""What single nodes cost: what they compute for an element, and how often they read others."""
+"""How nodes read each other: how often, and which are parts of their readers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hlo_mlc.graph.core import Node, Value
-from hlo_mlc.ops import elementwise
-
-ELEMENTWISE = frozenset(d.name for d in elementwise.DEFINITIONS)
+from hlo_mlc.ops.registry import ELEMENTWISE, moves
 
 # Terms of a reduction that is written out: lanes along so short a row would stay empty, while
 # those along its results are full.  With 5 and 6, softmax and logsumexp of 20,000 rows took 0.2 to
@@ -20,32 +18,6 @@ SHORT_FOLD = 6
 SHORT_ROW = 8
 # Ops that are read through one another; each takes a few calls on the stack of the interpreter.
 DEPTH_LIMIT = 64
-
-_COSTLY = {"divide": 4, "sqrt": 4, "rsqrt": 6, "remainder": 8, "power": 30, "atan2": 30}
-_TRANSCENDENTAL = 12
-_SIMPLE = frozenset((
-    "add", "subtract", "multiply", "maximum", "minimum", "and", "or", "xor", "not", "negate", "abs",
-    "compare", "select", "clamp", "convert", "shift_left", "shift_right_logical",
-    "shift_right_arithmetic", "sign", "floor", "ceil", "is_finite", "round_nearest_even",
-    "round_nearest_afz", "bitcast_convert", "popcnt", "count_leading_zeros"))
-_MOVEMENT = frozenset((
-    "broadcast_in_dim", "reshape", "transpose", "slice", "pad", "concatenate", "reverse", "iota",
-    "constant", "dynamic_slice", "gather", "optimization_barrier", "real", "imag", "complex"))
-
-
-def moves(node: Node) -> bool:
-    """Its results are elements of its operands, or known: nothing is computed."""
-    return node.op.partition(".")[2] in _MOVEMENT
-
-
-def operation_cost(node: Node) -> int:
-    """Rough cost of one result element of a pointwise op, in simple operations."""
-    name = node.op.partition(".")[2]
-    if moves(node):
-        return 0
-    if name in _SIMPLE:
-        return 1
-    return _COSTLY.get(name, _TRANSCENDENTAL)
 
 
 def written_out(nodes: Iterable[Node]) -> frozenset[Node]:

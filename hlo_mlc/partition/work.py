@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.classify import contraction, cost_of_node, slides, stride, walks_columns
 from hlo_mlc.tensor.core import Stage, derived
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
-_EXACT = frozenset(("abs", "max", "min", "neg", "select", "sign"))  # need none
 _FACTOR_REUSE = 16  # of what is computed for a factor of a product: a register tile is so high
 # What divides and takes roots computes no other lanes meanwhile: 10 to 24 cycles for a vector of 64
 # bytes, where simple operations take one.  Source: uops.info, Ice Lake and Golden Cove.
@@ -93,7 +93,8 @@ def _cost(*roots: Expr) -> int:
     total = 0
     for node in walk(*roots):
         if isinstance(node, Apply) and node.dtype is not INDEX:
-            rounded = node.dtype.is_narrow_float and node.op not in _EXACT
+            is_exact = OPS[node.op].accuracy is Accuracy.EXACT
+            rounded = node.dtype.is_narrow_float and not is_exact
             divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
             total += cost_of_node(node) + divider + _ROUNDING * rounded
             if rotates(node):

@@ -19,9 +19,10 @@ from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Counting, Known, Progression, counting
 from hlo_mlc.ops.contraction import DotAxes
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.distribution import LEAST_TERMS, MOST_BYTES, terms_of
 from hlo_mlc.passes.invariant import Rewritten, rewrite_loops, used_by
-from hlo_mlc.passes.rows import DOT_OP, ELEMENTWISE, NewNodes, Row, Rows, sliced_axis, stacked
+from hlo_mlc.passes.rows import DOT_OP, NewNodes, Row, Rows, sliced_axis, stacked
 
 _UPDATE_OP = "stablehlo.dynamic_update_slice"
 _SLICE_OP = "stablehlo.slice"

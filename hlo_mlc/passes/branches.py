@@ -15,24 +15,17 @@ import numpy as np
 from hlo_mlc.expr.dtypes import BOOL, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.ops import elementwise
+from hlo_mlc.ops.registry import ELEMENTWISE, MOVEMENT, operation_cost
 from hlo_mlc.passes.splat import splat, splat_constant
 
 # Simple operations of all branches together.  Vectorized they take a microsecond, which is what
 # XLA takes to choose a branch and to hand its operands over.
 MOST_WORK = 1 << 14
 MOST_NODES = 128
-_COSTLY = 12  # what is more than one simple operation
-_SIMPLE = frozenset(f"stablehlo.{name}" for name in (
-    "abs", "add", "and", "bitcast_convert", "ceil", "clamp", "compare", "convert", "floor",
-    "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "select", "shift_left",
-    "shift_right_arithmetic", "shift_right_logical", "sign", "subtract", "xor"))
-_MOVES = frozenset(f"stablehlo.{name}" for name in (
-    "broadcast_in_dim", "concatenate", "constant", "dynamic_slice", "gather", "iota", "pad",
-    "reshape", "reverse", "slice", "transpose"))
+_UPDATED = 12  # for each element that is updated
+_COMPUTED = (ELEMENTWISE | MOVEMENT) - {"stablehlo.optimization_barrier"}
 _SCATTER = "stablehlo.scatter"
 _UPDATES = frozenset(("stablehlo.dynamic_update_slice", _SCATTER))
-_ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
 
 
 def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -172,7 +165,7 @@ def _is_number(choice: Value, number: int, context: Rewriter) -> Value:
 
 def _is_simple(branch: Graph, updates: Container[Value] = ()) -> bool:
     """Whether a branch is made of simple operations besides these updates."""
-    return all(not inner.opaque and (inner.op in _ELEMENTWISE or inner.op in _MOVES
+    return all(not inner.opaque and (inner.op in _COMPUTED
                                      or any(v in updates for v in inner.results))
                and all(v.type.is_static for v in (*inner.operands, *inner.results))
                for inner in branch.nodes)
@@ -183,9 +176,9 @@ def _work(branch: Graph) -> int:
     total = 0
     for inner in branch.nodes:
         if inner.op in _UPDATES:
-            total += _COSTLY * inner.operands[2 if inner.op == _SCATTER else 1].type.size
-        elif inner.op not in _MOVES:
-            total += inner.results[0].type.size * (1 if inner.op in _SIMPLE else _COSTLY)
+            total += _UPDATED * inner.operands[2 if inner.op == _SCATTER else 1].type.size
+        else:
+            total += inner.results[0].type.size * operation_cost(inner)
     return total
 
 

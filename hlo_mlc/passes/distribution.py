@@ -19,8 +19,9 @@ from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.ops.contraction import DotAxes
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.invariant import Rewritten, rewrite_loops, used_by
-from hlo_mlc.passes.rows import DOT_OP, ELEMENTWISE, NewNodes, Rows, stacked
+from hlo_mlc.passes.rows import DOT_OP, NewNodes, Rows, stacked
 
 # Bytes of all rows together that may be kept for a loop.
 MOST_BYTES = 64 << 20

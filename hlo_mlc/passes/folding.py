@@ -10,6 +10,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
+from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE
 from hlo_mlc.passes.splat import splat
 from hlo_mlc.support.errors import PassError
 
@@ -19,64 +20,18 @@ Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 # Larger results would grow the program (and what XLA has to hash) for nothing.
 MAX_FOLDED_BYTES = 64 * 1024
 
-# Elementwise ops whose result is exact or correctly rounded, so that nothing depends on whose
-# library computed it; and ops that only move elements.  Broadcasts are not folded: the constant
-# would be larger than what it is made of.
-_ELEMENTWISE = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "abs",
-        "add",
-        "and",
-        "bitcast_convert",
-        "ceil",
-        "clamp",
-        "compare",
-        "convert",
-        "count_leading_zeros",
-        "divide",
-        "floor",
-        "is_finite",
-        "maximum",
-        "minimum",
-        "multiply",
-        "negate",
-        "not",
-        "or",
-        "popcnt",
-        "remainder",
-        "round_nearest_afz",
-        "round_nearest_even",
-        "select",
-        "shift_left",
-        "shift_right_arithmetic",
-        "shift_right_logical",
-        "sign",
-        "sqrt",
-        "subtract",
-        "xor",
-    )
-)
-_MOVEMENT = frozenset(
-    f"stablehlo.{name}"
-    for name in (
-        "concatenate",
-        "dynamic_slice",
-        "dynamic_update_slice",
-        "gather",
-        "pad",
-        "reshape",
-        "reverse",
-        "slice",
-        "transpose",
-    )
-)
+# What only moves elements.  Broadcasts are not folded: the constant would be larger than what it is
+# made of.
+_MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
+    "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reshape", "reverse",
+    "slice", "transpose"))
 
 
 def constant_folding(references: Mapping[str, Reference]) -> Rule:
-    """The rule `op(constants)` -> `constant` for exact ops that have a reference."""
-    elementwise = _ELEMENTWISE & references.keys()
-    foldable = (_ELEMENTWISE | _MOVEMENT) & references.keys()
+    """The rule `op(constants)` -> `constant` for ops that have a reference and whose result is
+    exact or rounded once, so that nothing depends on whose library computed it."""
+    elementwise = {op for op in ELEMENTWISE & references.keys() if DEFINITIONS[op].is_exact}
+    foldable = elementwise | (_MOVEMENT & references.keys())
 
     def fold(node: Node, context: Rewriter) -> Value | None:
         """`op(constants)` -> `constant`"""

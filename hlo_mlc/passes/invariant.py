@@ -9,17 +9,14 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.graph.effects import is_mergeable
 from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
 from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
 
 # Computed where they are read, in every trip, at no cost.
 _FREE = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "constant", "iota", "reshape"))
 # Cost less to compute again than to load, where the result is larger than what it is made of.
-_CHEAP = frozenset(f"stablehlo.{name}" for name in (
-    "abs", "add", "and", "bitcast_convert", "ceil", "clamp", "compare", "concatenate", "convert",
-    "floor", "gather", "is_finite", "maximum", "minimum", "multiply", "negate", "not", "or", "pad",
-    "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "subtract",
-    "xor"))
+_CHEAP = MOVEMENT | {name for name in ELEMENTWISE if DEFINITIONS[name].cost <= 2}
 # So many of them cost what a load from the second level does.
 _MOST_OPERATIONS = 4
 # Bytes that a value may take which is larger than what it is made of.

@@ -10,10 +10,8 @@ import numpy as np
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.graph.rewrite import EVERY_OP, Rewriter, Rule
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.splat import splat
-
-_COMBINING = frozenset(f"stablehlo.{name}" for name in (
-    "add", "subtract", "multiply", "minimum", "maximum", "and", "or", "xor"))
 
 
 def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -201,7 +199,7 @@ def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
     (result,) = body.results
     if result in known:
         return known[result]
-    if len(body.nodes) != 1 or body.nodes[0].op not in _COMBINING \
+    if len(body.nodes) != 1 or body.nodes[0].op not in ELEMENTWISE \
             or not known.keys() >= set(body.nodes[0].operands):
         return None
     return context.add(body.nodes[0].op, tuple(known[v] for v in body.nodes[0].operands),

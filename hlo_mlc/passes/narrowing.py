@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
-from hlo_mlc.ops import elementwise
 from hlo_mlc.ops.contraction import DotAxes
+from hlo_mlc.ops.registry import ELEMENTWISE
 
 _SLICE = "stablehlo.slice"
-_ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
 _STARTS, _LIMITS, _STRIDES = "start_indices", "limit_indices", "strides"
 
 
@@ -50,7 +49,7 @@ def _narrowing(alone: set[Value]) -> Rule:
         maker = context.definition(whole)
         if whole not in alone or maker is None or maker.opaque:
             return None
-        if maker.op in _ELEMENTWISE:
+        if maker.op in ELEMENTWISE:
             parts = [v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
                      for v in maker.operands]
         elif maker.op == "stablehlo.transpose":

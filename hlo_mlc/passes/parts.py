@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
-from hlo_mlc.ops import elementwise
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
 
 _REDUCE, _CONCATENATE, _BROADCAST = (
     f"stablehlo.{name}" for name in ("reduce", "concatenate", "broadcast_in_dim"))
-_ELEMENTWISE = frozenset(definition.name for definition in elementwise.DEFINITIONS)
 # Operations that may begin every part with the same number: because it changes nothing, or because
 # it counts only once however often it is taken.
 _NEUTRAL = {"stablehlo.add": 0, "stablehlo.multiply": 1}
@@ -112,7 +111,7 @@ class _Tree:
             if node.op == _CONCATENATE:
                 axis = node.attributes["dimension"]
                 ways.add((axis, tuple(v.type.shape[axis] for v in node.operands)))
-            elif node.op in _ELEMENTWISE:
+            elif node.op in ELEMENTWISE:
                 waiting += node.operands
             elif node.op != _BROADCAST or node.operands[0].type.shape:
                 return None

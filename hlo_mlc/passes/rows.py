@@ -14,13 +14,12 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value
-from hlo_mlc.ops import elementwise
 from hlo_mlc.ops.contraction import DotAxes
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.invariant import invariant_nodes
 
 DOT_OP = "stablehlo.dot_general"
 _SLICE_OP = "stablehlo.dynamic_slice"
-ELEMENTWISE = frozenset(d.name for d in elementwise.DEFINITIONS)
 _MOVES = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose"))
 

@@ -12,20 +12,15 @@ import numpy as np
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.counting import counting
 from hlo_mlc.graph.rewrite import Rewriter
-from hlo_mlc.ops import elementwise
+from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.splat import splat
 
 # Trips, and nodes of all trips together: five trips of threefry take about 350.
 MAX_TRIPS = 8
 MAX_NODES = 512
 
-_MOVEMENT = ("broadcast_in_dim", "constant", "iota", "reshape", "slice")
-_POINTWISE = frozenset(
-    (
-        *(definition.name for definition in elementwise.DEFINITIONS),
-        *(f"stablehlo.{name}" for name in _MOVEMENT),
-    )
-)
+_POINTWISE = ELEMENTWISE | {f"stablehlo.{name}" for name in (
+    "broadcast_in_dim", "constant", "iota", "reshape", "slice")}
 
 
 def unroll_short_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:

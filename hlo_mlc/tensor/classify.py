@@ -11,6 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.ops import OPS
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 # Elements from which on reading a tensor against the grain takes longer than transposing it.
@@ -166,14 +167,9 @@ def stride(access: Load | Assign, variable: Var) -> int | None:
     return total
 
 
-_COSTS = {"div": 4, "div_common": 2, "sqrt": 4, "rsqrt": 6, "rem": 8, "pow": 30,
-          "atan2": 30, "erf": 14, "erfc": 45, "erf_inv": 25, "lgamma": 200, "digamma": 170}
 # A vector of quotients, or of remainders, of integers where the divisor is known at run time only:
 # 26 to 33 ns for any number of bits, which is so many times what a simple operation takes.
 _INTEGER_DIVISION = 75
-_TRANSCENDENTAL = frozenset((
-    "exp", "expm1", "log", "log1p", "logistic", "sin", "cos", "tan", "tanh", "asin", "acos",
-    "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "cbrt"))
 
 
 def cost(*roots: Expr) -> int:
@@ -193,18 +189,13 @@ def stage_cost(stage: Stage) -> int:
 
 def cost_of_node(node: Apply) -> int:
     """The same of what one operation adds to its operands."""
-    return _INTEGER_DIVISION if divides_integers(node) else cost_of(node.op)
+    return _INTEGER_DIVISION if divides_integers(node) else OPS[node.op].cost
 
 
 def divides_integers(node: Apply) -> bool:
     """Whether `node` is the quotient or remainder of integers by what is known at run time only."""
     return node.op in ("div", "rem") and node.dtype.is_integer \
         and not isinstance(node.args[1], Const)
-
-
-def cost_of(op: str) -> int:
-    """The cost of a scalar operation, be it of floats where that makes a difference."""
-    return 12 if op in _TRANSCENDENTAL else _COSTS.get(op, 1)
 
 
 def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:

@@ -11,7 +11,6 @@ from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
 from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.expr.ops import compute_dtype, identity
 
-_ASSOCIATIVE = ("add", "mul", "max", "min", "and", "or", "xor")
 # Where rounding after every step may be left out: one rounding at the end is at least as exact.
 _WIDENED = ("add", "mul")
 
@@ -74,7 +73,8 @@ def is_sum(combiner: Combiner) -> bool:
 
 
 def _associative_op(result: Expr, x: Var, y: Var) -> str | None:
-    if isinstance(result, Apply) and result.op in _ASSOCIATIVE and set(result.args) == {x, y}:
+    if isinstance(result, Apply) and set(result.args) == {x, y} \
+            and identity(result.op, x.dtype) is not None:
         return result.op
     return None
 
