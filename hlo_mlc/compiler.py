@@ -63,6 +63,7 @@ class CompiledModule:
     faults: tuple[Fault, ...] = ()
 
 
+@no_collection()
 @on_one_stack
 def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
                    target: CpuTarget | None = None) -> CompiledModule:
@@ -76,7 +77,7 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
     """
     began = time.perf_counter()
     target = target or target_of(options)
-    with no_collection(), Recorder.open(options.dump_dir, entry) as record:
+    with Recorder.open(options.dump_dir, entry) as record:
         record.stage("receive", "00-stablehlo.mlir", lambda: str(module), of="module")
         graph = import_function(module, entry)
         record.stage("import", "10-graph.txt", lambda: format_graph(graph), of="graph")

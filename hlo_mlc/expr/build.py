@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, children
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
 from hlo_mlc.expr.ops import OPS, compute, result_type
 from hlo_mlc.expr.rules import simplify
@@ -44,7 +44,8 @@ def apply(op: str, *args: Expr, dtype: DType | None = None) -> Expr:
     result = dtype or result_type(op, tuple(a.dtype for a in args))
     if args[0].dtype is INDEX and (simple := _index(op, args)) is not None:
         return simple
-    if all(isinstance(a, Const) for a in args) and (folded := _folded(op, args, result)):
+    if isinstance(args[0], Const) and all([isinstance(a, Const) for a in args]) \
+            and (folded := _folded(op, args, result)):
         return folded
     if OPS[op].commutative and isinstance(args[0], Const) and not isinstance(args[1], Const):
         args = (args[1], args[0])
@@ -118,7 +119,7 @@ def as_index(e: Expr) -> Expr:
 
 def rebuild(node: Expr, parts: tuple[Expr, ...]) -> Expr:
     """`node` with other children, simplified again."""
-    if parts == children(node):
+    if parts == node.children:
         return node
     if isinstance(node, Load):
         rank = len(node.indices)
@@ -142,7 +143,7 @@ def transform(root: Expr, rule: Callable[[Expr], Expr | None],
         if node in done:
             stack.pop()
             continue
-        parts = children(node)
+        parts = node.children
         pending = [p for p in parts if p not in done and (into is None or into(p))]
         if pending:
             stack.extend(reversed(pending))
@@ -168,7 +169,7 @@ def substitute(root: Expr, mapping: Mapping[Var, Expr],
         if node in done:
             stack.pop()
             continue
-        parts = children(node)
+        parts = node.children
         pending = [p for p in parts if p not in done and not p.free.isdisjoint(replaced)]
         if pending:
             stack.extend(reversed(pending))

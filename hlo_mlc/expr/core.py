@@ -22,11 +22,14 @@ _lock = process_lock()
 
 
 class Expr:
-    """A scalar value; `dtype` is its type and `free` the variables that it depends on."""
+    """A scalar value; `dtype` is its type, `free` the variables that it depends on, and `children`
+    the expressions that it is made of, in a fixed order."""
 
-    __slots__ = ("__weakref__", "_affine", "_bounds", "_loads", "_text", "dtype", "free")
+    __slots__ = ("__weakref__", "_affine", "_bounds", "_loads", "_text", "children", "dtype",
+                 "free")
     dtype: DType
     free: frozenset[Var]
+    children: tuple[Expr, ...]
 
     def __repr__(self) -> str:
         return text(self)
@@ -145,24 +148,48 @@ def _intern(cls: type, key: tuple, init, *fields) -> Expr:
 
 def _init_const(node: Const, value, dtype: DType) -> None:
     node.value, node.dtype, node.free, node._loads = value, dtype, _NO_VARIABLES, ()
+    node.children = ()
 
 
 def _init_var(node: Var, name: str, dtype: DType, extent) -> None:
     node.name, node.dtype, node.extent, node.free = name, dtype, extent, frozenset((node,))
-    node._loads = ()
+    node.children = node._loads = ()
 
 
 def _init_apply(node: Apply, op: str, args: tuple[Expr, ...], dtype: DType) -> None:
-    node.op, node.args, node.dtype = op, args, dtype
+    node.op, node.args, node.children, node.dtype = op, args, args, dtype
     node.free = _union(args)
-    if all([a._loads == () for a in args]):  # true of nearly all index arithmetic
-        node._loads = ()
+    node._loads = _few_loads(args)
 
 
 def _init_load(node: Load, source: Buffer, indices, guard, default) -> None:
     node.source, node.indices, node.guard, node.default = source, indices, guard, default
+    node.children = indices if guard is None else (*indices, guard, default)
     node.dtype = source.dtype
-    node.free = _union(children(node))
+    node.free = _union(node.children)
+
+
+# Expressions remember so many loads from the beginning; what more have, whoever asks finds out.
+# All prefixes of a long sum would take memory with the square of its length.
+_FEW_LOADS = 4
+
+
+def _few_loads(args: tuple[Expr, ...]) -> tuple[Load, ...] | None:
+    """The loads in an operation on `args`, where they are few."""
+    found: tuple[Load, ...] = ()
+    for arg in args:
+        inside = arg._loads
+        if inside is None:
+            if not isinstance(arg, Load) or _few_loads(arg.children) != ():
+                return None
+            inside = (arg,)
+        if not found:
+            found = inside
+        elif inside and inside is not found:
+            found = tuple(dict.fromkeys(found + inside))
+            if len(found) > _FEW_LOADS:
+                return None
+    return found
 
 
 _NO_VARIABLES: frozenset[Var] = frozenset()
@@ -176,34 +203,23 @@ def _union(nodes: tuple[Expr, ...]) -> frozenset[Var]:
     return free
 
 
-def children(node: Expr) -> tuple[Expr, ...]:
-    """The expressions that `node` is made of, in a fixed order."""
-    if isinstance(node, Apply):
-        return node.args
-    if isinstance(node, Load):
-        if node.guard is not None:
-            return (*node.indices, node.guard, node.default)
-        return node.indices
-    return ()
-
-
 def walk(*roots: Expr, into: Callable[[Expr], bool] | None = None) -> Iterator[Expr]:
     """Every distinct node below `roots`, operands before users; without the operands, and what is
     below them, that `into` refuses."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    stack: list[Expr | None] = [*reversed(roots)]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
+        node = stack.pop()
+        if node is None:  # what is below the next one has been
+            yield stack.pop()
         elif node not in seen:
             seen.add(node)
-            below = children(node)
+            below = node.children
             if not below:  # as more than half of all
                 yield node
                 continue
-            stack.append((node, True))
-            stack += [(child, False) for child in reversed(below)
+            stack += (node, None)
+            stack += [child for child in reversed(below)
                       if child not in seen and (into is None or into(child))]
 
 
@@ -218,21 +234,22 @@ def loads_in(*roots: Expr) -> Iterator[Load]:
     """The same of several expressions, each once: as `walk` would come to them, but past all whose
     loads are known."""
     seen: set[Expr] = set()
-    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    stack: list[Expr | None] = [*reversed(roots)]
     while stack:
-        node, expanded = stack.pop()
-        if expanded:
-            yield node
+        node = stack.pop()
+        if node is None:
+            yield stack.pop()
         elif node not in seen:
             seen.add(node)
-            if node._loads is not None:
-                known = [load for load in node._loads if load is node or load not in seen]
-                seen.update(known)
-                yield from known
+            known = node._loads
+            if known is not None:
+                fresh = [load for load in known if load is node or load not in seen]
+                seen.update(fresh)
+                yield from fresh
                 continue
             if isinstance(node, Load):
-                stack.append((node, True))
-            stack.extend([(c, False) for c in reversed(children(node)) if c._loads != ()])
+                stack += (node, None)
+            stack += [c for c in reversed(node.children) if c._loads != () and c not in seen]
 
 
 # In one line of text a shared expression of more nodes than this is written once and named:
@@ -258,7 +275,7 @@ def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
     order = list(walk(*roots))
     uses: dict[Expr, int] = {}
     for node in order:
-        for child in children(node):
+        for child in node.children:
             uses[child] = uses.get(child, 0) + 1
     for root in roots:
         uses[root] = uses.get(root, 0) + 1
@@ -267,7 +284,7 @@ def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
     lets: list[str] = []
     for node in order:
         spelled = spell(node, texts.__getitem__)
-        size = 1 + sum(sizes[child] for child in children(node))
+        size = 1 + sum(sizes[child] for child in node.children)
         limit = small_index if node.dtype.name == "index" else small
         if uses[node] > 1 and size > limit and isinstance(node, Apply | Load):
             name = f"%{len(lets)}"

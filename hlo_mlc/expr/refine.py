@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.expr.build import apply, rebuild
-from hlo_mlc.expr.core import Apply, Const, Expr, Var, children, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
 
 # Of one divisor, for which its reciprocal is not worth computing.
 FEW_QUOTIENTS = 16
@@ -31,7 +31,7 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     order = list(walk(*roots))
     uses: dict[Expr, int] = {}
     for node in order:
-        for part in children(node):
+        for part in node.children:
             uses[part] = uses.get(part, 0) + 1
     for root in roots:
         uses[root] = uses.get(root, 0) + 1
@@ -40,7 +40,7 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
         better = None
         if isinstance(node, Apply) and node.dtype.is_float and not node.dtype.is_narrow_float:
             better = _better(node, uses, new) or _with_common_divisor(node, inner, new)
-        new[node] = better or rebuild(node, tuple([new[part] for part in children(node)]))
+        new[node] = better or rebuild(node, tuple([new[part] for part in node.children]))
     return [new[root] for root in roots]
 
 

@@ -67,11 +67,11 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
     """A loop and those in it; `taken` are names of loops that were there before."""
     body = _in_runs(stmt.body, terms, taken)
     longest = stmt.var.extent
-    if stmt.kind is not LoopKind.SERIAL or longest is None:
+    if stmt.kind is not LoopKind.SERIAL or longest is None or longest < 2:
         return (with_bodies(stmt, (body,)),)
     updates = _sums(stmt.var, body)
     each = max(updates.values(), default=0)
-    if longest < 2 or longest * each < 2 * terms:
+    if longest * each < 2 * terms:
         return (with_bodies(stmt, (body,)),)
     length, extent = max(terms // each, 1), constant_extent(stmt)
     if extent is not None:
@@ -185,15 +185,16 @@ def _covering(updates: list[_Update]) -> dict[_Update, int]:
     """Those that add to all places, each of them once, and how often they and others do; none where
     that cannot be told."""
     chosen: dict[_Update, int] = {}
-    for update in sorted(updates, key=lambda u: -u.times()):
+    boxes: dict[_Update, _Box] = {}
+    for times, update in sorted([(u.times(), u) for u in updates], key=lambda found: -found[0]):
         box = update.box()
         if box is None:
             return {}
-        holder = next((u for u in chosen if _holds(u.box(), box)), None)
+        holder = next((u for u, other in boxes.items() if _holds(other, box)), None)
         if holder is not None:
-            chosen[holder] += update.times()
-        elif all(_are_apart(u.box(), box) for u in chosen):
-            chosen[update] = update.times()
+            chosen[holder] += times
+        elif all(_are_apart(other, box) for other in boxes.values()):
+            chosen[update], boxes[update] = times, box
         else:
             return {}
     return chosen

@@ -10,7 +10,11 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def no_collection() -> Iterator[None]:
     """Nothing looks for cycles: there are hardly any in what a compilation makes, but a collection
-    goes through all that JAX holds, which took up to a tenth of the time."""
+    goes through all that JAX holds, which took up to a tenth of the time.
+
+    Python begins one as soon as it may again, on all that is new and still there: around a
+    function, as a decorator, that is what the function returns, without what it needed for that.
+    """
     if not gc.isenabled():
         yield
         return

@@ -191,7 +191,7 @@ def _outermost_loads(root: Expr) -> list[Load]:
         if isinstance(node, Load):
             found.append(node)
         else:
-            stack += core.children(node)
+            stack += node.children
     return found
 
 
@@ -205,7 +205,7 @@ def _uses(roots: Sequence[Expr]) -> dict[Expr, int]:
     for root in roots:
         uses[root] = uses.get(root, 0) + 1
     for node in core.walk(*roots):
-        for child in core.children(node):
+        for child in node.children:
             uses[child] = uses.get(child, 0) + 1
     return uses
 
