@@ -59,6 +59,13 @@ U8 = DType("ui8", Kind.UNSIGNED, 8, np.dtype(np.uint8))
 U16 = DType("ui16", Kind.UNSIGNED, 16, np.dtype(np.uint16))
 U32 = DType("ui32", Kind.UNSIGNED, 32, np.dtype(np.uint32))
 U64 = DType("ui64", Kind.UNSIGNED, 64, np.dtype(np.uint64))
+F8E3M4 = DType("f8E3M4", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e3m4))
+F8E4M3 = DType("f8E4M3", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3))
+F8E4M3B11FNUZ = DType("f8E4M3B11FNUZ", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3b11fnuz))
+F8E4M3FN = DType("f8E4M3FN", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3fn))
+F8E4M3FNUZ = DType("f8E4M3FNUZ", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e4m3fnuz))
+F8E5M2 = DType("f8E5M2", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e5m2))
+F8E5M2FNUZ = DType("f8E5M2FNUZ", Kind.FLOAT, 8, np.dtype(ml_dtypes.float8_e5m2fnuz))
 F16 = DType("f16", Kind.FLOAT, 16, np.dtype(np.float16))
 BF16 = DType("bf16", Kind.FLOAT, 16, np.dtype(ml_dtypes.bfloat16))
 F32 = DType("f32", Kind.FLOAT, 32, np.dtype(np.float32))
@@ -70,7 +77,9 @@ C128 = DType("complex<f64>", Kind.COMPLEX, 128, np.dtype(np.complex128))
 # rearranged freely (expr/index.py); i64 arithmetic of the user's program wraps and may not.
 INDEX = DType("index", Kind.SIGNED, 64, np.dtype(np.int64))
 
-ALL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F16, BF16, F32, F64, C64, C128)
+FLOATS_OF_A_BYTE = (F8E3M4, F8E4M3, F8E4M3B11FNUZ, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ)
+ALL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, *FLOATS_OF_A_BYTE, F16, BF16, F32, F64, C64,
+       C128)
 _BY_NAME = {t.name: t for t in (*ALL, INDEX)}
 _BY_NUMPY = {t.numpy: t for t in ALL}
 

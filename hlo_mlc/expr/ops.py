@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
@@ -66,10 +67,10 @@ def _pick(x: Array, *entries: Array) -> Array:
 
 
 def _through_f32(function: Callable[..., Array]) -> Callable[..., Array]:
-    """Compute f16 and bf16 in f32, and round once after the op."""
+    """Compute narrow floats in f32, and round once after the op."""
 
     def widened(*args: Array) -> Array:
-        if args[0].dtype.kind in "fV" and args[0].dtype.itemsize == 2:
+        if args[0].dtype.kind in "fV" and args[0].dtype.itemsize <= 2:
             narrow = args[0].dtype
             wide = function(*(a.astype(np.float32) if a.dtype == narrow else a for a in args))
             return wide.astype(args[0].dtype) if wide.dtype == np.float32 else wide
@@ -282,6 +283,8 @@ def convert(x: Array, to: DType) -> Array:
                               np.where(clipped <= float(info.min), lowest, zero))
             small = (clipped < float(info.max)) & (clipped > float(info.min))
             return np.where(small, np.where(small, inside, 0.0).astype(to.numpy), result)
+        if to.is_narrow_float and x.dtype == np.float64:  # rounded twice, as XLA does
+            return x.astype(np.float32).astype(to.numpy)
         return x.astype(to.numpy)
 
 
@@ -422,7 +425,11 @@ def identity(op: str, dtype: DType) -> int | float | bool | None:
         return 1.0 if dtype.is_float else 1
     if op in ("max", "min"):
         if dtype.is_float:
-            return -math.inf if op == "max" else math.inf
+            limits = ml_dtypes.finfo(dtype.numpy)  # some floats of a byte have no infinity
+            infinite = np.isinf(np.array(math.inf).astype(dtype.numpy).astype(np.float32))
+            if op == "max":
+                return -math.inf if infinite else float(limits.min)
+            return math.inf if infinite else float(limits.max)
         if dtype is BOOL:
             return op == "min"
         info = np.iinfo(dtype.numpy)

@@ -147,7 +147,7 @@ def _even(op: str) -> Rule:
 
 def _is_safe_power_of_two(value: float, dtype: DType) -> bool:
     """True where the reciprocal is exact and normal in `dtype`."""
-    if value == 0 or not math.isfinite(value):
+    if value == 0 or not math.isfinite(value) or dtype.bits == 8:
         return False
     mantissa, exponent = math.frexp(value)
     return abs(mantissa) == 0.5 and abs(exponent) < (13 if dtype.name == "f16" else 120)

@@ -21,7 +21,7 @@ _RESOURCE_HEADER_BYTES = 4
 
 
 def read_type(mlir_type: ir.Type, dynamic_name: str) -> TensorType | None:
-    """The tensor type, or None if it is not modelled (token, tuple, quantized, f8, bounded, …).
+    """The tensor type, or None if it is not modelled (token, tuple, quantized, i4, bounded, …).
 
     MLIR does not name dynamic dimensions: dimension i becomes `{dynamic_name}{i}`.
     """
@@ -50,8 +50,9 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     Raises: ValueError if the payload is in none of the forms that MLIR prints.
     """
     dtype = tensor.dtype
-    # MLIR lends no buffer for bf16, and no attribute at all for complex elements: see _from_text.
-    if dtype is dtypes.BF16 or dtype.kind is Kind.COMPLEX:
+    # MLIR lends no buffer for bf16 and floats of a byte, and no attribute at all for complex
+    # elements: see _from_text.
+    if dtype is dtypes.BF16 or dtype in dtypes.FLOATS_OF_A_BYTE or dtype.kind is Kind.COMPLEX:
         return _from_text(constant, tensor)
     attribute = constant.attributes["value"]
     if not isinstance(attribute, (ir.DenseIntElementsAttr, ir.DenseFPElementsAttr)):

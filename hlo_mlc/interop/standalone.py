@@ -16,7 +16,7 @@ from hlo_mlc.building import kernel_source
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, TensorType
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.c_names import why_no_name
@@ -34,6 +34,7 @@ from hlo_mlc.target.levels import architecture
 _C_TYPES = {
     "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
     "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
+    **dict.fromkeys((d.name for d in FLOATS_OF_A_BYTE), "uint8_t"),
     "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
     "complex<f32>": "float", "complex<f64>": "double",  # two for a number
 }

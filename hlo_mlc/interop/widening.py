@@ -11,7 +11,8 @@ from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.types import read_literal, read_type, write_literal, write_type
 
-_WIDE = {dtypes.F16: dtypes.F64, dtypes.BF16: dtypes.F64, dtypes.F32: dtypes.F64,
+_WIDE = {**dict.fromkeys(dtypes.FLOATS_OF_A_BYTE, dtypes.F64),
+         dtypes.F16: dtypes.F64, dtypes.BF16: dtypes.F64, dtypes.F32: dtypes.F64,
          dtypes.C64: dtypes.C128}
 # What is about the bits of floats, or done by a function for one type, is done in that type.
 _OF_ONE_TYPE = frozenset(("stablehlo.bitcast_convert", "stablehlo.custom_call",

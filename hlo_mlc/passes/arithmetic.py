@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hlo_mlc.expr.dtypes import DType, Kind
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, DType, Kind
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
 
 # Bits of the significand of floats, the hidden one included.
+# Floats of a byte are among those of f16 and bf16, but none of them among those of another one.
 _SIGNIFICAND_BITS = {"bf16": 8, "f16": 11, "f32": 24, "f64": 53}
 _EXPONENT_BITS = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}
 
@@ -152,7 +153,11 @@ def _holds(wide: DType, narrow: DType) -> bool:
         return wide.bits > narrow.bits and (wide.is_signed or not narrow.is_signed)
     if narrow.is_integer and wide.is_float:
         # An unsigned n-bit integer needs n bits of significand; no exponent is too small then.
-        return narrow.bits <= _SIGNIFICAND_BITS[wide.name]
+        return narrow.bits <= _SIGNIFICAND_BITS.get(wide.name, 0)
+    if wide in FLOATS_OF_A_BYTE:
+        return False
+    if narrow in FLOATS_OF_A_BYTE:
+        return wide.is_float
     if narrow.is_float and wide.is_float:
         return (
             _SIGNIFICAND_BITS[wide.name] >= _SIGNIFICAND_BITS[narrow.name]

@@ -98,9 +98,11 @@ def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
 
 
 def widened(combiner: Combiner) -> Combiner:
-    """Sums and products of narrow floats as sums and products of f32."""
+    """Sums and products of narrow floats as sums and products of f32; extremes of those of a byte
+    too, which may lack the infinity that is neutral."""
     dtype = combiner.lhs[0].dtype
-    if combiner.name in _WIDENED and dtype.is_narrow_float:
+    if dtype.is_narrow_float and (combiner.name in _WIDENED or (
+            combiner.name and dtype.bits == 8)):
         return named_combiner(combiner.name, compute_dtype(dtype))
     return combiner
 

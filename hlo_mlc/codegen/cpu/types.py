@@ -1,7 +1,7 @@
 """How LLVM spells element types, vectors and literals.
 
-f16 and bf16 are their bits (i16) in registers: they are only moved and converted, and LLVM would
-call library functions for them where the target has no instructions.
+Narrow floats are their bits (i8, i16) in registers: they are only moved and converted, and LLVM
+would call library functions for them where the target has no instructions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def literal(value: int | float | bool, dtype: DType) -> str:
     if dtype is F32 or dtype is F64:  # LLVM writes an f32 by the bits of the equal f64
         return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
     if dtype.is_float:
-        return str(int(np.asarray(value).astype(dtype.numpy).view(np.int16)))
+        return str(int(np.asarray(value).astype(dtype.numpy).view(f"i{dtype.bytes}")))
     return str(int(value))
 
 

@@ -1,6 +1,6 @@
 """How CUDA C++ spells element types and literals.
 
-f16 and bf16 are their bits in registers too: they are only moved and converted.
+Narrow floats are their bits in registers too: they are only moved and converted.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hlo_mlc.expr.dtypes import (
     F16,
     F32,
     F64,
+    FLOATS_OF_A_BYTE,
     I8,
     I16,
     I32,
@@ -35,6 +36,7 @@ _TYPES = {
     BOOL: "bool", I8: "signed char", I16: "short", I32: "int", I64: "long long",
     U8: "unsigned char", U16: "unsigned short", U32: "unsigned", U64: "unsigned long long",
     F16: "unsigned short", BF16: "unsigned short", F32: "float", F64: "double",
+    **dict.fromkeys(FLOATS_OF_A_BYTE, "unsigned char"),
 }
 _INT_LIMIT = 1 << 31
 
@@ -80,8 +82,8 @@ def literal(node: Const) -> str:
             return f"__longlong_as_double(0x{bits:016x}ll)"
         return _decimal(np.float64(value))
     if dtype.is_narrow_float:
-        bits = int(np.asarray(value).astype(dtype.numpy).view(np.uint16))
-        return f"(unsigned short)0x{bits:04x}"
+        bits = int(np.asarray(value).astype(dtype.numpy).view(f"u{dtype.bytes}"))
+        return f"({element_type(dtype)})0x{bits:0{2 * dtype.bytes}x}"
     return _integer(int(value), dtype)
 
 

@@ -1,17 +1,19 @@
-"""f16 and bf16: computed in f32, and rounded after every op as StableHLO and XLA do.
+"""Floats of fewer bits than f32: computed in f32, and rounded after every op as StableHLO and XLA
+do.
 
-Of the conversions only those between a narrow type and f32 remain; others go through f32, so f64
-is rounded twice, as XLA does.
+Of the conversions only those between f16 or bf16 and f32 remain; others go through f32, so f64 is
+rounded twice, as XLA does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from hlo_mlc.codegen.legalize import bytes as of_a_byte
 from hlo_mlc.codegen.legalize.arithmetic import both, convert, xor
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import BOOL, F32, U16, DType
+from hlo_mlc.expr.dtypes import BOOL, F32, FLOATS_OF_A_BYTE, U8, U16, DType
 
 
 def concerns(args: tuple[Expr, ...], dtype: DType) -> bool:
@@ -30,19 +32,40 @@ def expand(op: str, args: tuple[Expr, ...], dtype: DType,
             return None
         case "convert" | "convert_in_range":
             return _convert(op, args[0], dtype)
-        case "neg":
-            return _on_bits(lambda x: xor(x, 0x8000), args[0])
-        case "abs":
-            return _on_bits(lambda x: both(x, 0x7FFF), args[0])
-    result = in_f32(*(convert(a, F32) for a in args))
-    return result if dtype is BOOL else convert(result, dtype)
+        case "neg" if _changes_sign_in_bits(dtype):
+            return _on_bits(lambda x, sign: xor(x, sign), args[0])
+        case "abs" if _changes_sign_in_bits(dtype):
+            return _on_bits(lambda x, sign: both(x, sign - 1), args[0])
+    result = in_f32(*(_widened(a) for a in args))
+    return result if dtype is BOOL else _narrowed(result, dtype)
 
 
-def _on_bits(function: Callable[[Expr], Expr], x: Expr) -> Expr:
-    return apply("bitcast", function(apply("bitcast", x, dtype=U16)), dtype=x.dtype)
+def _changes_sign_in_bits(dtype: DType) -> bool:
+    return dtype not in FLOATS_OF_A_BYTE or of_a_byte.has_signed_zero(dtype)
+
+
+def _on_bits(function: Callable[[Expr, int], Expr], x: Expr) -> Expr:
+    """function(bits, sign bit)"""
+    unsigned = U8 if x.dtype.bits == 8 else U16
+    raw = apply("bitcast", x, dtype=unsigned)
+    return apply("bitcast", function(raw, 1 << (x.dtype.bits - 1)), dtype=x.dtype)
+
+
+def _widened(x: Expr) -> Expr:
+    return of_a_byte.widened(x) if x.dtype in FLOATS_OF_A_BYTE else convert(x, F32)
+
+
+def _narrowed(x: Expr, dtype: DType) -> Expr:
+    return of_a_byte.narrowed(x, dtype) if dtype in FLOATS_OF_A_BYTE else convert(x, dtype)
 
 
 def _convert(op: str, x: Expr, dtype: DType) -> Expr | None:
-    if x.dtype is F32 or (dtype is F32 and op == "convert"):
+    """Through f32, unless it is from or to that."""
+    if x.dtype is F32 and dtype not in FLOATS_OF_A_BYTE:
         return None
-    return apply(op, convert(x, F32), dtype=dtype)
+    if dtype is F32 and op == "convert" and x.dtype not in FLOATS_OF_A_BYTE:
+        return None
+    wide = _widened(x)
+    if dtype is F32:
+        return wide
+    return _narrowed(wide, dtype) if dtype.is_narrow_float else apply(op, wide, dtype=dtype)

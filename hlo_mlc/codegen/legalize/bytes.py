@@ -1,0 +1,131 @@
+"""Floats of eight bits, put together and taken apart by integer operations on f32.
+
+Source: the OCP specification of 8-bit floating point, 2023; for the forms with one zero and one
+NaN, Noune and others, 8-bit numerical formats for deep neural networks, arXiv 2206.02915.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hlo_mlc.codegen.legalize.arithmetic import absolute, add, both, compare, mul, select
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import (
+    F8E3M4,
+    F8E4M3,
+    F8E4M3B11FNUZ,
+    F8E4M3FN,
+    F8E4M3FNUZ,
+    F8E5M2,
+    F8E5M2FNUZ,
+    F32,
+    U8,
+    U32,
+    DType,
+)
+
+_FRACTION_BITS, _BIAS, _INFINITY = 23, 127, 0x7F800000  # of f32
+_SIGN = 0x80
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """fraction_bits: of the significand, the leading one not counted; `largest`: the bits of the
+    largest number; `overflow`: of what is larger; `nan`: of what is none; signed_zero: whether
+    there is a zero with a sign, and a sign of NaN.  Bits without the sign, but for `nan` where
+    zeros have none."""
+
+    fraction_bits: int
+    bias: int
+    largest: int
+    overflow: int
+    nan: int
+    signed_zero: bool = True
+
+    @property
+    def smallest_normal_exponent(self) -> int:
+        return 1 - self.bias
+
+
+_LAYOUTS: Mapping[DType, Layout] = {
+    F8E3M4: Layout(4, 3, 0x6F, 0x70, 0x78),
+    F8E4M3: Layout(3, 7, 0x77, 0x78, 0x7C),
+    F8E4M3FN: Layout(3, 7, 0x7E, 0x7F, 0x7F),
+    F8E5M2: Layout(2, 15, 0x7B, 0x7C, 0x7E),
+    F8E4M3B11FNUZ: Layout(3, 11, 0x7F, _SIGN, _SIGN, signed_zero=False),
+    F8E4M3FNUZ: Layout(3, 8, 0x7F, _SIGN, _SIGN, signed_zero=False),
+    F8E5M2FNUZ: Layout(2, 16, 0x7F, _SIGN, _SIGN, signed_zero=False),
+}
+
+
+def has_signed_zero(dtype: DType) -> bool:
+    """Whether a change of the sign bit is one of the sign, whatever the number is."""
+    return _LAYOUTS[dtype].signed_zero
+
+
+def widened(x: Expr) -> Expr:
+    """The number as an f32, which has all of them."""
+    layout = _LAYOUTS[x.dtype]
+    raw = apply("convert", apply("bitcast", x, dtype=U8), dtype=U32)
+    size = both(raw, _SIGN - 1)
+    shift = _FRACTION_BITS - layout.fraction_bits
+    normal = add(_left(size, shift), (_BIAS - layout.bias) << _FRACTION_BITS)
+    unit = 2.0 ** (layout.smallest_normal_exponent - layout.fraction_bits)
+    small = mul(apply("convert", size, dtype=F32), unit)
+    found = select(compare("lt", size, 1 << layout.fraction_bits), _bits(small), normal)
+    if layout.signed_zero:
+        if layout.overflow < layout.nan:
+            found = select(compare("eq", size, layout.overflow), const(_INFINITY, U32), found)
+        beyond = compare("gt", size, max(layout.largest, layout.overflow - (
+            layout.overflow == layout.nan)))
+    else:
+        beyond = compare("eq", raw, layout.nan)
+    found = select(beyond, const(_INFINITY | 1 << (_FRACTION_BITS - 1), U32), found)
+    return _float(apply("or", found, _left(both(raw, _SIGN), 24)))
+
+
+def narrowed(x: Expr, dtype: DType) -> Expr:
+    """An f32 rounded to the nearest number, of two to the even one."""
+    layout = _LAYOUTS[dtype]
+    raw = _bits(x)
+    size = _bits(absolute(x))
+    shift = _FRACTION_BITS - layout.fraction_bits
+    last = both(_right(size, shift), 1)
+    rounded = _right(add(add(size, last), (1 << (shift - 1)) - 1), shift)
+    normal = apply("sub", rounded, const((_BIAS - layout.bias) << layout.fraction_bits, U32))
+    # A sum with this leaves the digits down to the smallest number, and rounds them.
+    exponent = layout.smallest_normal_exponent
+    step = const(2.0 ** (exponent - layout.fraction_bits + _FRACTION_BITS), F32)
+    small = apply("sub", _bits(add(absolute(x), step)), _bits(step))
+    is_small = compare("lt", size, (exponent + _BIAS) << _FRACTION_BITS)
+    found = select(is_small, small, normal)
+    too_large = apply("and", apply("not", is_small), compare("gt", normal, layout.largest))
+    sign = both(_right(raw, 24), _SIGN)
+    if layout.signed_zero:
+        found = select(too_large, const(layout.overflow, U32), found)
+        found = select(compare("gt", size, _INFINITY), const(layout.nan, U32), found)
+        found = apply("or", found, sign)
+    else:
+        zero = compare("eq", found, 0)
+        found = select(zero, found, apply("or", found, sign))
+        nan = apply("or", too_large, compare("gt", size, _INFINITY))
+        found = select(nan, const(layout.nan, U32), found)
+    return apply("bitcast", apply("convert", found, dtype=U8), dtype=dtype)
+
+
+def _bits(x: Expr) -> Expr:
+    return apply("bitcast", x, dtype=U32)
+
+
+def _float(x: Expr) -> Expr:
+    return apply("bitcast", x, dtype=F32)
+
+
+def _left(x: Expr, amount: int) -> Expr:
+    return apply("shl", x, const(amount, U32))
+
+
+def _right(x: Expr, amount: int) -> Expr:
+    return apply("shr_logical", x, const(amount, U32))
