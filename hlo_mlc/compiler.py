@@ -132,9 +132,10 @@ def target_of(options: Options) -> CpuTarget:
 def _simplified(graph: Graph, options: Options) -> Graph:
     """The simplified graph, with complex numbers in parts where kernels gain by that."""
     graph, _ = simplify(graph, references)
-    if not (has_complex if options.choose == "ours" else gains_in_parts)(graph):
+    everything = options.choose == "ours"
+    if not (has_complex if everything else gains_in_parts)(graph):
         return graph
-    graph, _ = simplify(split_complex(graph), references)
+    graph, _ = simplify(split_complex(graph, transforms=everything), references)
     return graph
 
 

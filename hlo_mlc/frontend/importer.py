@@ -19,6 +19,8 @@ from hlo_mlc.support.errors import FrontendError
 _DIALECTS = ("stablehlo", "chlo", DIALECT)
 # On a parameter: the number of the result that may have its memory.  JAX's spelling.
 DONATED = "tf.aliasing_output"
+# Ops that stand for the body of a function, and the attribute that names it.
+_CALLEE = {"func.call": "callee", "stablehlo.composite": "decomposition"}
 # Attributes of a function that say nothing about how its body is to be compiled.
 _PLAIN_FUNCTION_ATTRIBUTES = {
     "sym_name",
@@ -106,19 +108,22 @@ class _Importer:
     def _nodes(self, operations: list[ir.Operation]) -> list[Node]:
         nodes = []
         for operation in operations:
-            if operation.name == "func.call" and (callee := self._inlinable(operation)):
+            if operation.name in _CALLEE and (callee := self._inlinable(operation)):
                 nodes += self._inline(operation, callee)
             else:
                 nodes.append(self._operation(operation))
         return nodes
 
     def _inlinable(self, call: ir.Operation) -> str | None:
-        """The name of the function that `call` calls, if its body can take the call's place."""
-        callee = call.attributes["callee"].value
+        """The name of the function that `call` calls, if its body can take the call's place.
+
+        A composite says what it is in a function of its own, and in words that are not read here.
+        """
+        callee = call.attributes[_CALLEE[call.name]].value
         function = self._functions.get(callee)
         if (
             function is None
-            or len(call.attributes) > 1
+            or (call.name == "func.call" and len(call.attributes) > 1)
             or callee in self._calls
             or not _PLAIN_FUNCTION_ATTRIBUTES.issuperset(function.attributes)
             or _one_block(function.regions[0]) is None

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply
+from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import Kind
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 
@@ -23,13 +24,21 @@ def _part(name: str, number: int) -> OpDef:
         return (getattr(operands[0], name).copy(),)
 
     def lower(node: Node, reads: Sequence[Read]) -> Pointwise:
-        return Pointwise((lambda indices: reads[0]((*indices, index.constant(number))),))
+        tensor = node.operands[0].type
+        if tensor.dtype.kind is Kind.COMPLEX:
+            return Pointwise((lambda indices: reads[0]((*indices, index.constant(number))),))
+        zero = const(0.0, tensor.dtype)  # a real number is its own real part
+        return Pointwise((reads[0] if number == 0 else lambda indices: zero,))
 
-    return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT, reference, lower, lambda node: "", tuple(
-        f"""func.func @main(%a: tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}> {{
+    return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT, reference, lower, lambda node: "", (
+        *(f"""func.func @main(%a: tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}> {{
           %0 = stablehlo.{name} %a : (tensor<3x4xcomplex<{t}>>) -> tensor<3x4x{t}>
           return %0 : tensor<3x4x{t}>
-        }}""" for t in ("f32", "f64")), f"{name}, StableHLO specification")
+        }}""" for t in ("f32", "f64")),
+        f"""func.func @main(%a: tensor<3x4xf32>) -> tensor<3x4xf32> {{
+          %0 = stablehlo.{name} %a : tensor<3x4xf32>
+          return %0 : tensor<3x4xf32>
+        }}""",), f"{name}, StableHLO specification")
 
 
 def _join(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:

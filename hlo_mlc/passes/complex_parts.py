@@ -7,9 +7,11 @@ What is moved, chosen, added up or carried by a loop is so part by part.  Whole 
 the border: `real` and `imag` of what comes from outside and of what an op gives that is not known
 here, `complex` of what goes there.  Kernels see the parts of a whole number side by side in memory.
 
+What combines or compares numbers, such as a product of all or a sort, has the parts as operands of
+their own; short Fourier transforms are products with matrices (`fourier.py`).
+
 Requires: nothing.  Ensures: the same values but for roundings; no ops on complex numbers but those
 three and what is not known here.
-Source of division: Smith, Algorithm 116, 1962; by zero, as NumPy has it, by its absolute value.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
 from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value
 from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.passes import complex_functions
+from hlo_mlc.passes.complex_functions import Complex
+from hlo_mlc.passes.fourier import product_type, transformed
+from hlo_mlc.passes.real_parts import Real
 
 Parts = tuple[Value, Value]
 _CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
@@ -29,21 +35,28 @@ _CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
 
 # What kernels are faster at than XLA, on complex numbers: an exponential of a million f32 took 0.1
 # of its time, an absolute value 0.5, a product of 256 x 256 matrices 0.5, scans of small arrays 0.1
-# to 0.3; sums and products of elements take as long as there in arrays of less than a megabyte.
-_FASTER = frozenset(f"stablehlo.{name}" for name in ("abs", "dot_general", "exponential"))
+# to 0.3, functions of 100,000 complex64 on Zen 5 0.04 (atan) to 0.4 (sqrt), powers 0.12, rows of 64
+# in order 0.06; sums, products and signs of elements take as long as there in arrays of less than a
+# megabyte.
+_FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
+    f"stablehlo.{name}" for name in ("abs", "dot_general", "power", "sort")}
 _LARGE = 1 << 20
+_FOURIER = "stablehlo.fft"
+LONGEST_TRANSFORM = 64
+"""Elements along each axis of a Fourier transform that is done by products."""
 
 
 def has_complex(graph: Graph) -> bool:
     """Whether there is an op on complex numbers in the graph that has a rule here."""
-    return any(node.op in _RULES and _concerns_complex(node) for node in graph.walk())
+    return any((_has_rule(node) or _is_short_transform(node)) and _concerns_complex(node)
+               for node in graph.walk())
 
 
 def gains_in_parts(graph: Graph) -> bool:
     """Whether kernels may be faster than XLA at what the graph does with complex numbers."""
     return any(
         (node.op == "stablehlo.while" and any(map(_is_known_inside, node.regions)))
-        or (node.op in _RULES and _concerns_complex(node) and (
+        or (_has_rule(node) and _concerns_complex(node) and (
             node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results)))
         for node in graph.walk())
 
@@ -51,16 +64,23 @@ def gains_in_parts(graph: Graph) -> bool:
 def _is_known_inside(region: Graph) -> bool:
     """Whether it computes with complex numbers, and nothing but what has a rule here."""
     concerned = [node for node in region.walk() if _concerns_complex(node)]
-    return bool(concerned) and all(node.op in _RULES or node.op in _CONTROL for node in concerned)
+    return bool(concerned) and all(_has_rule(node) or node.op in _CONTROL for node in concerned)
+
+
+def _has_rule(node: Node) -> bool:
+    return node.op in _RULES and node.op != _FOURIER
 
 
 def _concerns_complex(node: Node) -> bool:
     return any(map(_is_complex, (*node.operands, *node.results)))
 
 
-def split_complex(graph: Graph) -> Graph:
-    """The graph with complex numbers in parts; `graph` itself where it has none."""
-    return _Splitter().whole(graph) if has_complex(graph) else graph
+def split_complex(graph: Graph, *, transforms: bool = True) -> Graph:
+    """The graph with complex numbers in parts; `graph` itself where it has none.
+
+    transforms: short Fourier transforms too, which are not known to be faster so.
+    """
+    return _Splitter(transforms).whole(graph) if has_complex(graph) else graph
 
 
 def _is_complex(value: Value) -> bool:
@@ -72,7 +92,8 @@ class _Splitter:
     `there`: those that exist as a whole; `real`: those whose imaginary parts are known to be zero;
     `renamed`: what other values have become."""
 
-    def __init__(self) -> None:
+    def __init__(self, transforms: bool) -> None:
+        self.transforms = transforms
         self.parts: dict[Value, Parts] = {}
         self.there: set[Value] = set()
         self.real: set[Value] = set()
@@ -112,7 +133,7 @@ class _Splitter:
             ) -> Value:
         """A new node of one result."""
         result = Value(tensor)
-        self.nodes.append(Node(f"stablehlo.{op}", tuple(operands), (result,), attributes or {},
+        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {},
                                tuple(regions), location=self.location))
         return result
 
@@ -128,7 +149,7 @@ class _Splitter:
 
     def compare(self, direction: str, one: Value, other: Value) -> Value:
         """Whether one part is so to another."""
-        return self.add("compare", (one, other), TensorType(one.type.shape, BOOL),
+        return self.add("stablehlo.compare", (one, other), TensorType(one.type.shape, BOOL),
                         {"comparison_direction": direction, "compare_type": "FLOAT"})
 
     def value(self, value: Value) -> Value:
@@ -140,13 +161,13 @@ class _Splitter:
         if _is_complex(value):
             self.there.add(value)
             tensor = value.type.part
-            self.parts[value] = self.add("real", (value,), tensor), \
-                self.add("imag", (value,), tensor)
+            self.parts[value] = self.add("stablehlo.real", (value,), tensor), \
+                self.add("stablehlo.imag", (value,), tensor)
 
     def _as_before(self, value: Value) -> Value:
         if not _is_complex(value) or value in self.there:
             return self.value(value)
-        return self.add("complex", self.parts[value], value.type)
+        return self.add("stablehlo.complex", self.parts[value], value.type)
 
     def _expanded(self, values: Sequence[Value]) -> tuple[Value, ...]:
         return tuple([part for v in values for part in (
@@ -163,6 +184,9 @@ class _Splitter:
         if rule is not None and not node.opaque and any(map(_is_complex, concerned)) \
                 and all(v.type is not None and v.type.is_static for v in concerned):
             found = rule(node, self)
+            if found is None and node.op in _JOINTLY and all(map(_has_rules, node.regions)):
+                self._jointly(node)
+                return
             if found is not None:
                 (result,) = node.results
                 if _is_complex(result):
@@ -183,12 +207,26 @@ class _Splitter:
         for value in node.results:
             self._arrived(value)
 
+    def _jointly(self, node: Node) -> None:
+        """What combines or compares complex numbers has parts of all of them as operands."""
+        (region,) = node.regions
+        changed = self.in_parts(region)
+        if node.op == "stablehlo.sort":  # its parameters come in pairs, one for each operand
+            ones, others = (self._expanded(region.parameters[k::2]) for k in (0, 1))
+            paired = tuple([v for pair in zip(ones, others, strict=True) for v in pair])
+            changed = Graph(paired, changed.nodes, changed.results)
+        self._give(node, self._expanded(node.operands), (changed,))
+
     def _control(self, node: Node) -> None:
         regions = tuple([self.in_parts(region) for region in node.regions])
         operands = self._expanded(node.operands)
         if operands == node.operands and not any(map(_is_complex, node.results)):
             self.nodes.append(with_parts(node, operands, regions))
             return
+        self._give(node, operands, regions)
+
+    def _give(self, node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ...]) -> None:
+        """The node with parts among its results."""
         results: list[Value] = []
         for value in node.results:
             if _is_complex(value):
@@ -211,6 +249,11 @@ def _reading(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
     return Graph(graph.parameters, nodes, new(graph.results))
 
 
+def _has_rules(region: Graph) -> bool:
+    """Whether all that it does with complex numbers has a rule here."""
+    return all(_has_rule(node) for node in region.walk() if _concerns_complex(node))
+
+
 # A rule gives the parts of a node's result, or the result where that is no complex number; None
 # where it does not apply.
 Split = Callable[[Node, _Splitter], Parts | Value | None]
@@ -223,9 +266,8 @@ def _part_by_part(*complex_operands: int) -> Split:
         positions = complex_operands or range(len(node.operands))
         if len(node.results) != 1 or node.regions:
             return None
-        name = node.op.removeprefix("stablehlo.")
         tensor = node.results[0].type.part
-        re, im = (s.add(name, [s.parts[v][k] if n in positions else s.value(v)
+        re, im = (s.add(node.op, [s.parts[v][k] if n in positions else s.value(v)
                                for n, v in enumerate(node.operands)], tensor, node.attributes)
                   for k in (0, 1))
         if all(node.operands[n] in s.real for n in positions):
@@ -240,12 +282,11 @@ def _folded(*regions: str) -> Split:
         kind = _kind_of(node.regions[0]) if len(node.results) == 1 else None
         if kind not in regions:
             return None
-        name = node.op.removeprefix("stablehlo.")
         tensor = node.results[0].type.part
 
         def one(k: int) -> Value:
             operands = [s.parts[v][k] if _is_complex(v) else s.value(v) for v in node.operands]
-            return s.add(name, operands, tensor, node.attributes, (_region(kind, tensor),))
+            return s.add(node.op, operands, tensor, node.attributes, (_region(kind, tensor),))
 
         return one(0), one(1)
     return rule
@@ -300,83 +341,77 @@ def _constant(node: Node, s: _Splitter) -> Parts:
 def _convert(node: Node, s: _Splitter) -> Parts | Value:
     source, result = node.operands[0], node.results[0]
     if not _is_complex(result):
-        return s.add("convert", (s.parts[source][0],), result.type)
+        return s.add("stablehlo.convert", (s.parts[source][0],), result.type)
     tensor = result.type.part
     if not _is_complex(source):
         s.real.add(result)
-        return s.add("convert", (s.value(source),), tensor), s.constant(0.0, tensor)
-    re, im = (s.add("convert", (part,), tensor) for part in s.parts[source])
+        return s.add("stablehlo.convert", (s.value(source),), tensor), s.constant(0.0, tensor)
+    re, im = (s.add("stablehlo.convert", (part,), tensor) for part in s.parts[source])
     return re, im
+
+
+def _bitcast(node: Node, s: _Splitter) -> Parts | None:
+    same = node.results[0].type == node.operands[0].type
+    return s.parts[node.operands[0]] if same else None
 
 
 def _conjugate(node: Node, s: _Splitter) -> Parts:
     re, im = s.parts[node.operands[0]]
-    return re, s.like("negate", im)
+    return re, s.like("stablehlo.negate", im)
+
+
+def _reals(s: _Splitter, value: Value) -> Complex:
+    re, im = s.parts[value]
+    return Real(re, s), Real(im, s)
+
+
+def _values(number: Complex) -> Parts:
+    re, im = number
+    return re.value, im.value
+
+
+def _function(function: Callable[[Complex], Complex]) -> Split:
+    def rule(node: Node, s: _Splitter) -> Parts:
+        return _values(function(_reals(s, node.operands[0])))
+    return rule
 
 
 def _multiply(node: Node, s: _Splitter) -> Parts:
-    (a, b), (c, d) = (s.parts[v] for v in node.operands)
-    return s.like("subtract", s.like("multiply", a, c), s.like("multiply", b, d)), \
-        s.like("add", s.like("multiply", a, d), s.like("multiply", b, c))
+    (a, b), (c, d) = (_reals(s, v) for v in node.operands)
+    return _values((a * c - b * d, a * d + b * c))
 
 
 def _square(node: Node, s: _Splitter) -> Parts:
-    a, b = s.parts[node.operands[0]]
-    product = s.like("multiply", a, b)
-    return s.like("subtract", s.like("multiply", a, a), s.like("multiply", b, b)), \
-        s.like("add", product, product)
+    a, b = _reals(s, node.operands[0])
+    product = a * b
+    return _values((a * a - b * b, product + product))
 
 
 def _divide(node: Node, s: _Splitter) -> Parts:
-    (a, b), (c, d) = (s.parts[v] for v in node.operands)
-    tensor = c.type
+    (a, b), (c, d) = (_reals(s, v) for v in node.operands)
     if node.operands[1] in s.real:
-        re = s.like("divide", s.like("add", a, s.like("multiply", b, d)), c)
-        return re, s.like("divide", s.like("subtract", b, s.like("multiply", a, d)), c)
-    lengths = s.like("abs", c), s.like("abs", d)
-    wide, larger = s.compare("GE", *lengths), s.like("maximum", *lengths)  # NaN where one is
+        return _values(((a + b * d) / c, (b - a * d) / c))
+    return _values(complex_functions.divide((a, b), (c, d)))
 
-    def chosen(one: Value, other: Value) -> Value:
-        return s.add("select", (wide, one, other), tensor)
 
-    large, small = chosen(c, d), chosen(d, c)
-    ratio = s.like("divide", small, large)
-    below = s.like("add", large, s.like("multiply", small, ratio))
-    # (a + b r) / q and (b - a r) / q where c is the larger, (a r + b) / q and (b r - a) / q else.
-    ar, br = s.like("multiply", a, ratio), s.like("multiply", b, ratio)
-    over = chosen(s.like("add", a, br), s.like("add", ar, b)), \
-        chosen(s.like("subtract", b, ar), s.like("subtract", br, a))
-    by_zero = s.compare("EQ", larger, s.constant(0.0, tensor))
-    re, im = (s.add("select", (by_zero, s.like("divide", part, larger),
-                               s.like("divide", quotient, below)), tensor)
-              for part, quotient in zip((a, b), over, strict=True))
-    return re, im
+def _power(node: Node, s: _Splitter) -> Parts:
+    z, w = (_reals(s, v) for v in node.operands)
+    return _values(complex_functions.power(z, w))
 
 
 def _abs(node: Node, s: _Splitter) -> Value:
-    """The larger part times sqrt(1 + (smaller / larger)^2): squares may leave the range."""
-    re, im = (s.like("abs", part) for part in s.parts[node.operands[0]])
-    large, small = s.like("maximum", re, im), s.like("minimum", re, im)
-    zero, one = s.constant(0.0, re.type), s.constant(1.0, re.type)
-    ratio = s.like("divide", small, large)
-    length = s.like("multiply", large, s.like("sqrt", s.like(
-        "add", one, s.like("multiply", ratio, ratio))))
-    length = s.add("select", (s.compare("EQ", small, zero), large, length), re.type)
-    infinite = s.constant(np.inf, re.type)
-    is_infinite = s.like("or", s.compare("EQ", re, infinite), s.compare("EQ", im, infinite))
-    return s.add("select", (is_infinite, infinite, length), re.type)
+    return complex_functions.length(_reals(s, node.operands[0])).value
 
 
-def _exponential(node: Node, s: _Splitter) -> Parts:
-    a, b = s.parts[node.operands[0]]
-    zero, length = s.constant(0.0, a.type), s.like("exponential", a)
-    re = s.like("multiply", length, s.like("cosine", b))
-    im = s.like("multiply", length, s.like("sine", b))
-    on_axis, vanishes = s.compare("EQ", b, zero), s.compare("EQ", length, zero)
-    re = s.add("select", (on_axis, length, re), a.type)
-    im = s.add("select", (on_axis, b, im), a.type)
-    return s.add("select", (vanishes, zero, re), a.type), \
-        s.add("select", (vanishes, zero, im), a.type)
+def _extreme(direction: str) -> Split:
+    """The larger or smaller one by its real part, then by its imaginary part."""
+    def rule(node: Node, s: _Splitter) -> Parts:
+        (a, b), (c, d) = (_reals(s, v) for v in node.operands)
+        before = a.compare(direction, c) | a.equals(c) & b.compare(direction[0] + "E", d)
+        # As among real numbers, one with NaN in it is the result.
+        first = a.compare("NE", a) | b.compare("NE", b) | before & c.equals(c) & d.equals(d)
+        return _values((first.choose(a, c), first.choose(b, d)))
+    return rule
 
 
 def _compare(node: Node, s: _Splitter) -> Value | None:
@@ -384,7 +419,7 @@ def _compare(node: Node, s: _Splitter) -> Value | None:
     if direction not in ("EQ", "NE"):
         return None
     (a, b), (c, d) = (s.parts[v] for v in node.operands)
-    return s.like("and" if direction == "EQ" else "or",
+    return s.like("stablehlo.and" if direction == "EQ" else "stablehlo.or",
                   s.compare(direction, a, c), s.compare(direction, b, d))
 
 
@@ -394,12 +429,42 @@ def _product(node: Node, s: _Splitter) -> Parts:
     tensor = node.results[0].type.part
 
     def product(one: Value, other: Value) -> Value:
-        return s.add("dot_general", (one, other), tensor, node.attributes)
+        return s.add("stablehlo.dot_general", (one, other), tensor, node.attributes)
 
-    return s.like("subtract", product(a, c), product(b, d)), \
-        s.like("add", product(a, d), product(b, c))
+    return s.like("stablehlo.subtract", product(a, c), product(b, d)), \
+        s.like("stablehlo.add", product(a, d), product(b, c))
 
 
+def _is_short_transform(node: Node) -> bool:
+    if node.op != _FOURIER or node.opaque:
+        return False
+    lengths = node.attributes["fft_length"]
+    return bool(lengths) and all(0 < n <= LONGEST_TRANSFORM for n in lengths)
+
+
+def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
+    if not s.transforms or not _is_short_transform(node):
+        return None
+    lengths = node.attributes["fft_length"]
+    (operand,) = node.operands
+    re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]
+
+    def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:
+        s.nodes.append(constant_node(matrix.astype(array.type.dtype.numpy), s.location))
+        return s.add("stablehlo.dot_general", (array, s.nodes[-1].results[0]),
+                     product_type(array.type, axis, matrix), {
+                         "lhs_batching_dimensions": (), "rhs_batching_dimensions": (),
+                         "lhs_contracting_dimensions": (axis,), "rhs_contracting_dimensions": (0,)})
+
+    re, im = transformed(node.attributes["fft_type"], lengths, re, im, multiply, s.like)
+    return re if im is None else (re, im)
+
+
+def _other(node: Node, s: _Splitter) -> None:
+    """No rule for one array."""
+
+
+_JOINTLY = frozenset(f"stablehlo.{name}" for name in ("reduce", "reduce_window", "sort"))
 _ALIKE = ("add", "subtract", "negate", "broadcast_in_dim", "reshape", "transpose", "slice",
           "reverse", "concatenate", "pad")
 _RULES: Mapping[str, Split] = {
@@ -410,18 +475,26 @@ _RULES: Mapping[str, Split] = {
     "stablehlo.select": _part_by_part(1, 2),
     "stablehlo.reduce": _folded("add"),
     "stablehlo.reduce_window": _folded("add"),
+    "stablehlo.sort": _other,
+    _FOURIER: _fourier,
     "stablehlo.scatter": _folded("add", "second"),
     "stablehlo.real": _real,
     "stablehlo.imag": _imag,
     "stablehlo.complex": _complex,
     "stablehlo.constant": _constant,
     "stablehlo.convert": _convert,
+    **{name: _function(function) for name, function in complex_functions.FUNCTIONS.items()},
     "stablehlo.multiply": _multiply,
     "stablehlo.divide": _divide,
+    "stablehlo.power": _power,
+    "stablehlo.maximum": _extreme("GT"),
+    "stablehlo.minimum": _extreme("LT"),
     "stablehlo.abs": _abs,
-    "stablehlo.exponential": _exponential,
     "stablehlo.compare": _compare,
     "stablehlo.dot_general": _product,
     "chlo.conj": _conjugate,
     "chlo.square": _square,
+    "stablehlo.bitcast_convert": _bitcast,
 }
+OPS_IN_PARTS = frozenset(_RULES)
+"""Names of the ops whose complex numbers are computed as their two parts."""

@@ -25,6 +25,7 @@ from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.rewrite import EVERY_OP, apply_rules, eliminate_dead_nodes
 from hlo_mlc.passes.accumulation import multiply_after_loops
 from hlo_mlc.passes.arithmetic import ARITHMETIC_RULES
+from hlo_mlc.passes.bit_patterns import BIT_RULES
 from hlo_mlc.passes.branches import BRANCH_RULES
 from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
@@ -39,7 +40,9 @@ from hlo_mlc.passes.parts import fold_parts
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
 from hlo_mlc.passes.powers import POWER_RULES
 from hlo_mlc.passes.products import PRODUCT_RULES
+from hlo_mlc.passes.scans import SCAN_RULES
 from hlo_mlc.passes.sinking import sink_constants
+from hlo_mlc.passes.static_shapes import STATIC_SHAPE_RULES
 from hlo_mlc.passes.unrolling import unroll_short_loop
 
 # Every rule sees its operands already rewritten, so one round does nearly all; a second one
@@ -61,8 +64,8 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     folding = {EVERY_OP: (constant_folding(references),)}
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
     rules = merged(
-        MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES, COMPOSITION_RULES, CONVOLUTION_RULES,
-        PRODUCT_RULES, BRANCH_RULES, folding, unrolling)
+        BIT_RULES, STATIC_SHAPE_RULES, SCAN_RULES, MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES,
+        COMPOSITION_RULES, CONVOLUTION_RULES, PRODUCT_RULES, BRANCH_RULES, folding, unrolling)
     return (
         Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),

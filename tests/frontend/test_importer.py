@@ -151,7 +151,8 @@ def test_enums_and_foreign_attributes_are_text() -> None:
 @pytest.mark.parametrize(
     ("op", "argument", "reason"),
     [
-        ("stablehlo.add %a, %a : tensor<2xf8E4M3FN>", "tensor<2xf8E4M3FN>", "type tensor<2xf8E4M3"),
+        ("stablehlo.add %a, %a : tensor<2xf8E8M0FNU>", "tensor<2xf8E8M0FNU>",
+         "type tensor<2xf8E8M0"),
         (
             "stablehlo.custom_call @there(%a) : (tensor<2xf32>) -> tensor<2xf32>",
             "tensor<2xf32>",
@@ -242,3 +243,18 @@ def test_missing_entry_is_refused() -> None:
 def test_malformed_text_is_refused_with_the_diagnostic() -> None:
     with pytest.raises(FrontendError, match=r"stablehlo\.nonsense"):
         parse_module(_function("stablehlo.nonsense\nfunc.return"))
+
+
+def test_a_composite_is_what_its_decomposition_does() -> None:
+    text = """
+      func.func @main(%a: tensor<3xf32>) -> tensor<3xf32> {
+        %0 = stablehlo.composite "mine.twice" %a {
+          composite_attributes = {times = 2 : i32}, decomposition = @twice
+        } : (tensor<3xf32>) -> tensor<3xf32>
+        return %0 : tensor<3xf32>
+      }
+      func.func private @twice(%a: tensor<3xf32>) -> tensor<3xf32> {
+        %0 = stablehlo.add %a, %a : tensor<3xf32>
+        return %0 : tensor<3xf32>
+      }"""
+    assert [node.op for node in import_function(parse_module(text)).nodes] == ["stablehlo.add"]

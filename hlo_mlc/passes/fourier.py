@@ -1,0 +1,71 @@
+"""Short Fourier transforms as products with matrices of roots of unity.
+
+    fft(z, [m, n])   ->   the sum over j and k of z[j, k] exp(-2 pi i (j p / m + k q / n))
+
+Each step is a product over the foremost of the axes that are left, whose result has it behind all
+others: after the last step they are in their order again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.core import Value
+
+# Takes a product of a real array with a constant matrix: (array, its axis, matrix) -> product.
+Multiply = Callable[[Value, int, np.ndarray], Value]
+Combine = Callable[[str, Value, Value], Value]  # by the op of this name
+
+
+def transformed(kind: str, lengths: tuple[int, ...], re: Value, im: Value | None,
+                multiply: Multiply, combine: Combine) -> tuple[Value, Value | None]:
+    """The parts of a transform; `im` is None where the imaginary part is zero.
+
+    kind: FFT, IFFT, RFFT (of real numbers, half of the result) or IRFFT (its inverse).
+    """
+    axis = len(re.type.shape) - len(lengths)
+    for step, length in enumerate(lengths):
+        last = step == len(lengths) - 1
+        cosine, sine = _roots(kind, length, last)
+        if last and kind == "IRFFT":  # the result is real
+            assert im is not None
+            return combine("stablehlo.subtract", multiply(re, axis, cosine),
+                           multiply(im, axis, sine)), None
+        if im is None:
+            re, im = multiply(re, axis, cosine), multiply(re, axis, sine)
+            continue
+        re, im = combine("stablehlo.subtract", multiply(re, axis, cosine),
+                         multiply(im, axis, sine)), \
+            combine("stablehlo.add", multiply(re, axis, sine), multiply(im, axis, cosine))
+    return re, im
+
+
+def _roots(kind: str, length: int, last: bool) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines that elements of an axis (rows) have in those of the result."""
+    rows, columns = np.arange(length), np.arange(length)
+    if last and kind == "RFFT":
+        columns = columns[:length // 2 + 1]
+    if last and kind == "IRFFT":
+        rows = rows[:length // 2 + 1]
+    # Angles of whole numbers of eighths of a turn come out as what they are.
+    turns = np.outer(rows, columns) % length
+    angle = 2 * np.pi * turns / length
+    cosine, sine = np.cos(angle), np.sin(angle)
+    cosine[4 * turns == length] = cosine[4 * turns == 3 * length] = 0
+    sine[2 * turns == length] = 0
+    if not kind.startswith("I"):
+        return cosine, -sine
+    if last and kind == "IRFFT":  # what is not stored is the conjugate of what is
+        twice = (rows != 0) & (2 * rows != length)
+        cosine[twice] *= 2
+        sine[twice] *= 2
+    return cosine / length, sine / length
+
+
+def product_type(tensor: TensorType, axis: int, matrix: np.ndarray) -> TensorType:
+    """The type of the product over an axis, which comes behind the others."""
+    shape = (*tensor.shape[:axis], *tensor.shape[axis + 1:], matrix.shape[1])
+    return TensorType(shape, tensor.dtype)

@@ -1,0 +1,205 @@
+"""Arithmetic on real arrays of a graph, written as arithmetic: each operation adds a node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import BOOL, F32, U32, U64, DType, TensorType
+from hlo_mlc.graph.core import Attribute, Value
+
+
+class Emitter(Protocol):
+    """What takes the nodes."""
+
+    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
+            attributes: Mapping[str, Attribute] | None = None) -> Value:
+        """A new node of one result."""
+        ...
+
+    def constant(self, number: float, tensor: TensorType) -> Value:
+        """A number in every place."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a float can hold, and the halves that it is split into."""
+
+    largest: float
+    smallest_normal: float
+    largest_exponent: float  # what exp takes to the largest number, rounded down
+    low_bits: int  # of the fraction: without them, and of them alone, squares are exact
+
+    @property
+    def squares_below(self) -> float:
+        """The square of a sum of several numbers below this stays in the range."""
+        return float(np.sqrt(self.largest)) / 8
+
+    @property
+    def squares_above(self) -> float:
+        """The square of a number above this keeps all its bits."""
+        return float(np.sqrt(self.smallest_normal)) * 4
+
+
+_SINGLE = Range(float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny), 88.0, 12)
+_DOUBLE = Range(float(np.finfo(np.float64).max), float(np.finfo(np.float64).tiny), 709.0, 27)
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A real array, or whether something holds in each of its places."""
+
+    value: Value
+    emitter: Emitter
+
+    @property
+    def range(self) -> Range:
+        return _SINGLE if self.value.type.dtype is F32 else _DOUBLE
+
+    def apply(self, op: str, *others: Real | float) -> Real:
+        """An op on this and others, of this type; numbers stand for arrays of them."""
+        return self._node(f"stablehlo.{op}", others, self.value.type.dtype)
+
+    def apply_chlo(self, op: str) -> Real:
+        """An op of CHLO."""
+        return self._node(f"chlo.{op}", (), self.value.type.dtype)
+
+    def _node(self, op: str, others: Sequence[Real | float], dtype: DType,
+              attributes: Mapping[str, Attribute] | None = None) -> Real:
+        operands = (self.value, *(self.like(other).value for other in others))
+        tensor = TensorType(self.value.type.shape, dtype)
+        return Real(self.emitter.add(op, operands, tensor, attributes), self.emitter)
+
+    def like(self, number: Real | float) -> Real:
+        """An array of this type that holds a number in every place."""
+        if isinstance(number, Real):
+            return number
+        return Real(self.emitter.constant(number, self.value.type), self.emitter)
+
+    def __add__(self, other: Real | float) -> Real:
+        return self.apply("add", other)
+
+    def __radd__(self, other: float) -> Real:
+        return self.like(other) + self
+
+    def __sub__(self, other: Real | float) -> Real:
+        return self.apply("subtract", other)
+
+    def __rsub__(self, other: float) -> Real:
+        return self.like(other) - self
+
+    def __mul__(self, other: Real | float) -> Real:
+        return self.apply("multiply", other)
+
+    def __rmul__(self, other: float) -> Real:
+        return self.like(other) * self
+
+    def __truediv__(self, other: Real | float) -> Real:
+        return self.apply("divide", other)
+
+    def __rtruediv__(self, other: float) -> Real:
+        return self.like(other) / self
+
+    def __neg__(self) -> Real:
+        return self.apply("negate")
+
+    def __abs__(self) -> Real:
+        return self.apply("abs")
+
+    def __and__(self, other: Real) -> Real:
+        return self.apply("and", other)
+
+    def __or__(self, other: Real) -> Real:
+        return self.apply("or", other)
+
+    def compare(self, direction: str, other: Real | float) -> Real:
+        """Whether this is so to the other."""
+        kind = "UNSIGNED" if self.value.type.dtype.is_integer else "FLOAT"
+        return self._node("stablehlo.compare", (other,), BOOL,
+                          {"comparison_direction": direction, "compare_type": kind})
+
+    def __lt__(self, other: Real | float) -> Real:
+        return self.compare("LT", other)
+
+    def __le__(self, other: Real | float) -> Real:
+        return self.compare("LE", other)
+
+    def __gt__(self, other: Real | float) -> Real:
+        return self.compare("GT", other)
+
+    def __ge__(self, other: Real | float) -> Real:
+        return self.compare("GE", other)
+
+    def equals(self, other: Real | float) -> Real:
+        """Whether both are the same number; zeros of both signs are."""
+        return self.compare("EQ", other)
+
+    def choose(self, one: Real, other: Real | float) -> Real:
+        """`one` where this holds, `other` elsewhere."""
+        return Real(self.emitter.add("stablehlo.select", (
+            self.value, one.value, one.like(other).value), one.value.type), self.emitter)
+
+    def sqrt(self) -> Real:
+        return self.apply("sqrt")
+
+    def exp(self) -> Real:
+        return self.apply("exponential")
+
+    def log(self) -> Real:
+        return self.apply("log")
+
+    def log1p(self) -> Real:
+        return self.apply("log_plus_one")
+
+    def sin(self) -> Real:
+        return self.apply("sine")
+
+    def cos(self) -> Real:
+        return self.apply("cosine")
+
+    def converted(self, dtype: DType) -> Real:
+        """As numbers of another type."""
+        return self if dtype is self.value.type.dtype else \
+            self._node("stablehlo.convert", (), dtype)
+
+    def is_finite(self) -> Real:
+        """Whether it is a number and no infinity."""
+        return self._node("stablehlo.is_finite", (), BOOL)
+
+    def larger(self, other: Real | float) -> Real:
+        """NaN where one of both is."""
+        return self.apply("maximum", other)
+
+    def smaller(self, other: Real | float) -> Real:
+        """NaN where one of both is."""
+        return self.apply("minimum", other)
+
+    def bits(self) -> Real:
+        """As unsigned integers."""
+        return self._node("stablehlo.bitcast_convert", (),
+                          U32 if self.value.type.dtype is F32 else U64)
+
+    def _of_bits(self, bits: Real) -> Real:
+        return bits._node("stablehlo.bitcast_convert", (), self.value.type.dtype)
+
+    def with_sign_of(self, other: Real) -> Real:
+        """Zeros and NaN have signs too."""
+        sign = other.bits() & _mask(other, 1, 0)
+        return self._of_bits(self.bits() & _mask(self, 0, 1) | sign)
+
+    def halves(self) -> tuple[Real, Real]:
+        """The number rounded to half of its digits, and the rest: products of both are exact."""
+        bits, low = self.bits(), 1 << self.range.low_bits
+        kept = bits.like((1 << self.value.type.dtype.bits) - low)
+        high = self._of_bits((bits + bits.like(low // 2)) & kept)
+        return high, self - high
+
+
+def _mask(number: Real, sign: int, rest: int) -> Real:
+    bits = number.bits()
+    top = 1 << (number.value.type.dtype.bits - 1)
+    return bits.like(sign * top + rest * (top - 1))

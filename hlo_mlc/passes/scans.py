@@ -1,0 +1,112 @@
+"""`chlo.scan` as a loop.
+
+    scan(xs) inits(s) {(x, s) -> (y, t)}   ->   while i < n: ys[i], s = f(xs[i], s); i = i + 1
+
+With `is_reverse` from the last element to the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
+from hlo_mlc.graph.build import constant_node
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.rewrite import Rewriter, Rule
+
+_COUNTER = TensorType((), I32)
+
+
+class _Lines:
+    """Nodes one after another."""
+
+    def __init__(self, location: str) -> None:
+        self.nodes: list[Node] = []
+        self._location = location
+
+    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
+            attributes: Mapping[str, Attribute] | None = None) -> Value:
+        """A node whose result is of this type, or this value."""
+        value = result if isinstance(result, Value) else Value(result)
+        self.nodes.append(Node(f"stablehlo.{op}", tuple(operands), (value,), attributes or {},
+                               location=self._location))
+        return value
+
+    def number(self, number: int) -> Value:
+        self.nodes.append(constant_node(np.asarray(number, np.int32), self._location))
+        return self.nodes[-1].results[0]
+
+
+def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
+    """`scan(xs) inits(s) {f}` -> `while i < n: ys[i], s = f(xs[i], s)`"""
+    (region,) = node.regions
+    if any(v.type is None or not v.type.is_static
+           for v in (*node.operands, *node.results, *region.parameters)):
+        return None
+    axis = node.attributes["dimension"]
+    carried = _carried(node)
+    inputs = node.operands[:len(node.operands) - carried]
+    outputs = node.results[:len(node.results) - carried]
+    lengths = {v.type.shape[axis] for v in (*inputs, *outputs)}
+    if len(lengths) != 1:  # nothing says how often it runs
+        return None
+    (trips,) = lengths
+    outside = _Lines(node.location)
+    start = outside.number(0)
+    outside.nodes += (constant_node(np.broadcast_to(
+        np.zeros((), v.type.dtype.numpy), v.type.shape), node.location) for v in outputs)
+    buffers = [n.results[0] for n in outside.nodes[1:]]
+    state = (start, *buffers, *node.operands[len(inputs):])
+    body = _body(node, region, inputs, len(outputs), axis, trips)
+    results = tuple(Value(v.type) for v in state)
+    outside.nodes.append(Node("stablehlo.while", state, results, {},
+                              (_condition(state, trips), body), location=node.location))
+    return context.splice(Graph((), tuple(outside.nodes), results))[1:]
+
+
+def _carried(node: Node) -> int:
+    """How many values go from one trip to the next: of the body's parameters, those that are no
+    part of an operand."""
+    return node.attributes["operandSegmentSizes"][1]
+
+
+def _condition(state: Sequence[Value], trips: int) -> Graph:
+    lines, parameters = _Lines(""), tuple(Value(v.type) for v in state)
+    goes_on = lines.add("compare", (parameters[0], lines.number(trips)), TensorType((), BOOL),
+                        {"comparison_direction": "LT", "compare_type": "SIGNED"})
+    return Graph(parameters, tuple(lines.nodes), (goes_on,))
+
+
+def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis: int, trips: int
+          ) -> Graph:
+    lines, counter = _Lines(node.location), Value(_COUNTER)
+    buffers = [Value(v.type) for v in node.results[:outputs]]
+    place = counter
+    if node.attributes.get("is_reverse"):
+        place = lines.add("subtract", (lines.number(trips - 1), counter), _COUNTER)
+
+    def starts(rank: int) -> Iterator[Value]:
+        return (place if d == axis else lines.number(0) for d in range(rank))
+
+    for whole, part in zip(inputs, region.parameters[:len(inputs)], strict=True):
+        shape = whole.type.shape
+        sizes = (*shape[:axis], 1, *shape[axis + 1:])
+        row = lines.add("dynamic_slice", (whole, *starts(len(shape))),
+                        TensorType(sizes, whole.type.dtype), {"slice_sizes": sizes})
+        lines.add("reshape", (row,), part)
+    lines.nodes += region.nodes
+    filled = []
+    for buffer, part in zip(buffers, region.results[:outputs], strict=True):
+        shape = buffer.type.shape
+        row = lines.add("reshape", (part,), TensorType(
+            (*shape[:axis], 1, *shape[axis + 1:]), part.type.dtype))
+        filled.append(lines.add("dynamic_update_slice", (buffer, row, *starts(len(shape))),
+                                buffer.type))
+    following = lines.add("add", (counter, lines.number(1)), _COUNTER)
+    return Graph((counter, *buffers, *region.parameters[len(inputs):]), tuple(lines.nodes),
+                 (following, *filled, *region.results[outputs:]))
+
+
+SCAN_RULES: Mapping[str, Sequence[Rule]] = {"chlo.scan": (scan_as_loop,)}
