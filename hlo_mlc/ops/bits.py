@@ -8,10 +8,10 @@ import ml_dtypes
 
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import I16, I32, I64, U16, U32, U64
+from hlo_mlc.expr.dtypes import F32, I16, I32, I64, U8, U16, U32, U64
 
 _SIGNED = {16: I16, 32: I32, 64: I64}
-_UNSIGNED = {16: U16, 32: U32, 64: U64}
+_UNSIGNED = {8: U8, 16: U16, 32: U32, 64: U64}
 
 
 def total_order_key(x: Expr) -> Expr:
@@ -19,6 +19,8 @@ def total_order_key(x: Expr) -> Expr:
 
     Source: totalOrder in IEEE 754-2019, 5.10.
     """
+    if x.dtype.bits == 8:  # some of them have one zero and one NaN
+        x = apply("convert", x, dtype=F32)
     signed = _SIGNED[x.dtype.bits]
     raw = apply("bitcast", x, dtype=signed)
     sign = apply("shr_arithmetic", raw, const(x.dtype.bits - 1, signed))
@@ -78,3 +80,19 @@ def next_after(x: Expr, y: Expr) -> Expr:
     result = apply("select", apply("eq", x, y), y, neighbour)
     any_nan = apply("or", apply("ne", x, x), apply("ne", y, y))
     return apply("select", any_nan, const(math.nan, x.dtype), result)
+
+
+def multiply_high(x: Expr, y: Expr) -> Expr:
+    """The high half of the product of two integers, twice as wide.
+
+    Source: H. S. Warren, Hacker's Delight, 8-3: the signed one from the unsigned one.
+    """
+    if not x.dtype.is_signed:
+        return apply("mul_high", x, y)
+    unsigned = _UNSIGNED[x.dtype.bits]
+    product = apply("mul_high", *(apply("bitcast", v, dtype=unsigned) for v in (x, y)))
+    high = apply("bitcast", product, dtype=x.dtype)
+    zero = const(0, x.dtype)
+    for one, other in ((x, y), (y, x)):
+        high = apply("sub", high, apply("select", apply("lt", one, zero), other, zero))
+    return high

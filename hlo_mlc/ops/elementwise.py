@@ -16,7 +16,7 @@ from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops import bits
+from hlo_mlc.ops import bessel, bits
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
@@ -129,11 +129,6 @@ def _reduce_precision(node: Node, elements: tuple[Expr, ...]) -> Expr:
                                  attributes["mantissa_bits"])
 
 
-def _supports_mulhi(node: Node) -> str:
-    signed = node.results[0].type.dtype.is_signed
-    return "the high half of a signed product has no scalar op" if signed else ""
-
-
 def _is_infinity(value: float) -> Callable[[Expr], Expr]:
     return lambda x: apply("eq", x, const(value, x.dtype))
 
@@ -164,8 +159,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("stablehlo.round_nearest_even", "round_even", _FLOAT),
     _row("stablehlo.round_nearest_afz", "round_away", _FLOAT),
     _unary("chlo.square", lambda x: apply("mul", x, x), _FLOAT),
-    _define("chlo.mulhi", lambda node, elements: apply("mul_high", *elements),
-            [_example("chlo.mulhi", [t, t], t) for t in ("ui8", "ui32", "ui64")], _supports_mulhi),
+    _define("chlo.mulhi", lambda node, elements: bits.multiply_high(*elements),
+            [_example("chlo.mulhi", [t, t], t) for t in _INTEGER], cost=4),
     # transcendental
     _row("stablehlo.sqrt", "sqrt", _FLOAT),
     _row("stablehlo.rsqrt", "rsqrt", _FLOAT),
@@ -193,6 +188,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("chlo.erf_inv", "erf_inv", _FLOAT),
     _row("chlo.lgamma", "lgamma", _FLOAT),
     _row("chlo.digamma", "digamma", _FLOAT),
+    _define("chlo.bessel_i1e", lambda node, elements: bessel.i1e(elements[0]),
+            [_example("chlo.bessel_i1e", [t], t) for t in _FLOAT], cost=80, is_exact=False),
     # bits and logic
     _row("stablehlo.and", "and", _LOGICAL),
     _row("stablehlo.or", "or", _LOGICAL),
@@ -228,7 +225,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 ("f32", "i32"), ("f32", "ui8"), ("f32", "i1"), ("f32", "bf16"), ("f64", "f32"),
                 ("f64", "i64"), ("bf16", "f32"), ("f16", "i8"), ("i32", "f32"), ("i64", "i8"),
                 ("i8", "ui32"), ("ui64", "f64"), ("i1", "f32"), ("i1", "i32"), ("i32", "i1"),
-                ("f32", "f32"))]),
+                ("f32", "f32"), ("f32", "f8E4M3FN"), ("f32", "f8E5M2"), ("f8E4M3FNUZ", "f32"),
+                ("f8E5M2", "bf16"), ("f8E3M4", "f16"))]),
     _define("stablehlo.bitcast_convert", _bitcast,
             [_example("stablehlo.bitcast_convert", [t], r) for t, r in (
                 ("f32", "i32"), ("ui32", "f32"), ("bf16", "i16"), ("f64", "ui64"),

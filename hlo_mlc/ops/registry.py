@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import Kind
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, Kind
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops import (
     complex_numbers,
@@ -15,6 +15,8 @@ from hlo_mlc.ops import (
     elementwise,
     indexing,
     linear_algebra,
+    mapping,
+    random_bits,
     reduction,
     selection,
     shape,
@@ -26,7 +28,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
     for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting,
-                   linear_algebra, complex_numbers)
+                   linear_algebra, complex_numbers, mapping, random_bits)
     for definition in family.DEFINITIONS
 }
 
@@ -40,28 +42,30 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
-_FOURIER = "Fourier transforms stay with XLA"
-_SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
+_FOURIER = "long Fourier transforms stay with XLA's library"
+_SPECIAL = "zeta and polygamma are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
-# Ops of the specification without a definition, and why.
-_LEFT_TO_XLA: Mapping[str, str] = {
-    "chlo.conj": _COMPLEX,
+LEFT_TO_XLA: Mapping[str, str] = {
+    "chlo.conj": "on GPUs complex arithmetic stays with XLA",
     "stablehlo.fft": _FOURIER,
     **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"), _DYNAMIC),
-    **dict.fromkeys(("chlo.polygamma", "chlo.zeta", "chlo.bessel_i1e"), _SPECIAL),
+    **dict.fromkeys(("chlo.polygamma", "chlo.zeta"), _SPECIAL),
     **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
                      "stablehlo.collective_broadcast", "stablehlo.collective_permute",
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",
                      "stablehlo.replica_id"), _COLLECTIVE),
-    **dict.fromkeys(("stablehlo.rng", "stablehlo.rng_bit_generator"),
-                    "XLA defines the state and the bits of its own generators"),
+    "stablehlo.rng": "XLA keeps the state of its own generator",
     **dict.fromkeys(("stablehlo.if", "stablehlo.case"),
                     "XLA chooses between branches that are more than a few simple operations"),
 }
+"""Ops of the specification without a definition, and why."""
 _CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
+# What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
+_BY_BITS = frozenset(("stablehlo.sort", "chlo.top_k", "stablehlo.reduce_precision",
+                      "chlo.next_after"))
 # A while loop that runs longer than this is taken for one that does not end.
 _MAX_TRIPS = 1_000_000
 
@@ -88,12 +92,14 @@ def supports(node: Node) -> str:
         return node.opaque
     definition = DEFINITIONS.get(node.op)
     if definition is None:
-        return _LEFT_TO_XLA.get(node.op, f"{node.op} has no definition here")
+        return LEFT_TO_XLA.get(node.op, f"{node.op} has no definition here")
     for value in (*node.operands, *node.results):
         if value.type is None:
             return "an operand or result has a type that is not modelled"
         if not value.type.is_static:
             return _DYNAMIC
+        if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
+            return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
         if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES:
             return _COMPLEX
     return definition.supports(node)
