@@ -67,7 +67,8 @@ class CpuTarget:
     @property
     def has_fast_division(self) -> bool:
         """Whether a division of vectors takes less than the seven multiply-adds of a reciprocal."""
-        return self.cpu.startswith(_FAST_DIVIDERS)
+        return self.cpu.startswith(_FAST_DIVIDERS) \
+            or self.is_x86 and self.vector_bytes < 64 and self.cpu not in _SLOW_DIVIDERS
 
     @property
     def shifts_beside(self) -> bool:
@@ -86,9 +87,11 @@ class CpuTarget:
 
 
 # Processors by LLVM's names.  Zen 4 begins a division of 16 f32 every 6 cycles, of 8 f64 every 9,
-# Golden Cove every 16.
-# Source: measured on Zen 4; uops.info.
+# Golden Cove every 16.  Half as wide ones take half as long there and on all since Skylake, 5 and 8
+# cycles beside what else there is to do; twice and three times that on two cores before.
+# Source: measured on Zen 4 and 5; uops.info.
 _FAST_DIVIDERS = "znver"
+_SLOW_DIVIDERS = ("haswell", "broadwell")
 # On Golden Cove both pipes for 512 bits multiply, and one of them shifts; on Zen 4 a bf16 factor of
 # a product that was widened for every use ran 3 to 7 % faster than one widened beforehand.
 # Source: measured on Zen 4; uops.info.

@@ -26,10 +26,13 @@ def test_lanes() -> None:
     assert cpu.named("aarch64").lanes(2) == 8
 
 
-@pytest.mark.parametrize(("processor", "is_fast"), [
-    ("znver4", True), ("sapphirerapids", False), ("x86-64-v4", False)])
-def test_which_processors_divide_fast(processor, is_fast) -> None:
-    target = dataclasses.replace(cpu.named("x86-64-v4"), cpu=processor)
+@pytest.mark.parametrize(("level", "processor", "is_fast"), [
+    ("x86-64-v4", "znver4", True), ("x86-64-v4", "sapphirerapids", False),
+    ("x86-64-v4", "x86-64-v4", False), ("x86-64-v3", "x86-64-v3", True),
+    ("x86-64-v3", "alderlake", True), ("x86-64-v3", "haswell", False),
+    ("aarch64", "generic", False)])
+def test_which_processors_divide_fast(level, processor, is_fast) -> None:
+    target = dataclasses.replace(cpu.named(level), cpu=processor)
     assert target.has_fast_division == is_fast
 
 

@@ -1,8 +1,9 @@
 """Division where more is known than that there are two numbers.
 
-On Intel's cores a vector division takes ten to sixteen cycles and cannot overlap with another one:
-there the operations of a refined reciprocal take less.  AMD's begin one every six cycles, of which
-multiply-adds miss two: less than the seven of a refined reciprocal.
+On Intel's cores a division of 512 bits takes ten to sixteen cycles and cannot overlap with another
+one: there the operations of a refined reciprocal take less.  AMD's begin one every six cycles, of
+which multiply-adds miss two: less than the seven of a refined reciprocal.  So it is with 256 bits
+on nearly all cores (target/cpu.py).
 """
 
 from __future__ import annotations

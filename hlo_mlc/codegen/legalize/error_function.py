@@ -23,23 +23,22 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     unlikely,
     with_sign_of,
 )
-from hlo_mlc.codegen.legalize.exponential import exp, expm1_parts
+from hlo_mlc.codegen.legalize.exponential import expm1_parts
 from hlo_mlc.codegen.legalize.formats import format_of
 from hlo_mlc.codegen.legalize.logarithm import log
+from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64
 
-# erf in f32: erf(x) / x - SLOPE in x**2 on [0, 1]; the rounding of SLOPE alone would show.
-# On [1, 3.93] erf(a) in SCALE * a + OFFSET, which goes from -1 to 1.  Errors 1.6e-9, 4.9e-8.
-_ERF_SLOPE = 1.128379225730896
-_ERF_NEAR = (-6.02077392e-08, -0.37612626, 0.112835854, -0.0268538147, 0.00518833194,
-             -0.000801023038, 7.8539837e-05)
-_ERF_IS_ONE_F32 = 3.93
-_ERF_FAR_SCALE, _ERF_FAR_OFFSET = 0.682593822479248, -1.682593822479248
-_ERF_FAR = (
-    0.999509811, 0.00379663822, -0.0137140183, 0.0302997883, -0.0448446609, 0.0452721082,
-    -0.0291446857, 0.00692037726, 0.00803229585, -0.00930050854, 0.00239665061, 0.00166120613,
-    -0.000885031361)
+# erf in f32: (1 - (1 - erf(a))**(1/4)) / a = SLOPE + polynomial(REST) on [0, 4], from where on erf
+# is 1; the rounding of SLOPE alone would show.  The fit is of the relative error of erf, with six
+# times the weight below 0.6, where roundings add up, and four times at the end, so that erf
+# reaches 1: errors 4.5e-9, 2.7e-8.
+_ERF_IS_ONE_F32 = 4.0
+_ERF_SLOPE = 0.282094806
+_ERF_REST_F32 = (
+    -1.58997651e-08, 0.119366318, -0.0154637601, -0.0186189581, 0.00120609114, 0.00195982354,
+    -0.000215425331, -0.000131941473, 3.63271865e-05, -2.76882065e-06)
 
 # erf(a) / a in f32, piece by piece: in a - n * WIDTH for the nearest n from 0 to 15.  VALUES are
 # those at n * WIDTH but for what columns of POLYNOMIALS add.  Errors up to 4.5e-9.
@@ -72,7 +71,7 @@ _ERF_POLYNOMIALS = (
 # a erfc(a) / erf(a), so for the relative error of erf: 9.9e-17.
 _ERF_IS_ONE_F64 = 5.95
 _ERF_FIRST = 1.1283791670955126
-_ERF_REST = (
+_ERF_REST_F64 = (
     1.533545961316588e-17, 0.6366197723676014, 0.10277260330042708, -0.01912844696912696,
     -0.00020919517371220466, 0.0016962101953438263, -0.0005901454669655687,
     2.5951340828131054e-05, 6.429820952444411e-05, -2.9336683805317632e-05,
@@ -81,28 +80,23 @@ _ERF_REST = (
     -3.213128215113023e-09, 6.897450006037312e-10, -9.63122258659554e-11, 8.766283276978369e-12,
     -4.762379455106615e-13, 1.1771735193388325e-14)
 
-# erf(x) / x in x**2 on [0, 0.5]: error 2.2e-20.
-_ERF_CENTRAL_F64 = (
-    1.1283791670955126, -0.3761263890318375, 0.11283791670954864, -0.0268661706449977,
-    0.005223977621975491, -0.0008548326505943076, 0.00012055285877826286,
-    -1.4922990556663274e-05, 1.6370961362835461e-06, -1.4618488214880794e-07)
-
-# erfc: it is 0 above the limit; e**(a**2) erfc(a) / t in 2 t - 1 with t = 1 / (1 + SCALE * a)
-# from a = 0.49 on.  Errors 5.7e-9, 6.7e-17.
-_ERFC_SCALE = {F32: 1.0, F64: 0.75}
-_ERFC_IS_ZERO = {F32: 10.1, F64: 27.3}
-_SCALED_ERFC = {
-    F32: (0.85516715, 0.237680927, -0.0955565199, -0.0139109306, 0.0253970083, -0.00950545259,
-          -0.00120054162, 0.00339039136, -0.00273188879, 0.00104244135, 0.00181818882),
-    F64: (0.7022693880578106, 0.3218371880404918, 0.006704058144999235, -0.03914567793196585,
-          0.0050481264353854334, 0.006119517169769669, -0.003270352005995143,
-          -5.1904601872071126e-05, 0.0008681395549936579, -0.00046219435095212454,
-          2.4491147461164336e-05, 0.00012452355503709872, -9.2008233463006e-05,
-          2.502856133064222e-05, 1.1304199914765195e-05, -1.9414396279778087e-05,
-          1.4073747054728842e-05, 5.18923180036661e-06, -6.335328250335941e-06,
-          -1.568520126923327e-05, -1.1039075686993137e-05, 1.5356485910744265e-05,
-          2.211692476931168e-05, 8.91508770323243e-06, 1.0657391148028054e-06),
-}
+# erfc is 0 from here on: e**(-a**2) has the lowest exponent there is, -127 or -1023.
+_ERFC_IS_ZERO = {F32: 9.38, F64: 26.63}
+# In f32 e**(a**2) erfc(a) / t in 2 t - 1 with t = 1 / (1 + a) from a = 0.49 on, and erf(x) / x in
+# x**2 on [0, 0.5].  Errors 5.7e-9, 5.4e-8.
+_SCALED_ERFC = (
+    0.85516715, 0.237680927, -0.0955565199, -0.0139109306, 0.0253970083, -0.00950545259,
+    -0.00120054162, 0.00339039136, -0.00273188879, 0.00104244135, 0.00181818882)
+_ERF_NEAR = (1.12837911, -0.376118839, 0.112689093, -0.0259015653, 0.00307274284)
+# In f64 e**(a**2) erfc(a) = (1 + a ABOVE) / (1 + a BELOW), polynomials in a: Remez exchange for
+# rational functions, the two rounded in turns.  Error 6.0e-17.
+_ERFC_ABOVE = (
+    2.1884941172191623, 2.36964483635818, 1.63008383263996, 0.777372588161899, 0.26542605190681556,
+    0.06487661285552722, 0.010983334135454865, 0.0011774584839070665, 6.177769733994011e-05)
+_ERFC_BELOW = (
+    3.316873284314666, 5.112335550275, 4.834116256511897, 3.114880255752286, 1.4343088726187914,
+    0.4801344088837888, 0.11603429756329486, 0.019522201946479665, 0.0020869908240279764,
+    0.0001094981175506314)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,20 +152,26 @@ _INVERSE = {
 
 
 def erf(x: Expr) -> Expr:
-    """f32: two polynomials, which take less time than one exponential; f64: 1 - e**-u."""
+    """f32: 1 - (1 - v)**4, in 22 operations, fewer than anything with an exponential takes; f64:
+    1 - e**-u."""
     if x.dtype is F32:
         a = at_most(absolute(x), _ERF_IS_ONE_F32)
-        far = polynomial(fma(a, _ERF_FAR_SCALE, _ERF_FAR_OFFSET), _ERF_FAR)
-        result = select(compare("lt", a, 1.0), _erf_near_zero(absolute(x)), at_most(far, 1.0))
-        return with_sign_of(result, x)
+        rest = mul(a, _in_parts((a, mul(a, a)), _ERF_REST_F32))
+        v = fma(a, _ERF_SLOPE, rest)
+        # y = 2 v - v**2, in which what the rounding of v took does not count, and 2 y - y**2;
+        # twice y by itself, because y is subnormal for the smallest numbers.
+        more = fma(neg(v), v, add(rest, rest))
+        y, twice = fma(a, 2 * _ERF_SLOPE, more), fma(a, 4 * _ERF_SLOPE, add(more, more))
+        return with_sign_of(fma(neg(y), y, twice), x)
     a = at_most(absolute(x), _ERF_IS_ONE_F64)
-    u = fma(a, _ERF_FIRST, mul(a, polynomial(a, _ERF_REST)))
+    u = fma(a, _ERF_FIRST, mul(a, polynomial(a, _ERF_REST_F64)))
     scale, p = expm1_parts(u, -1.0)  # e**-u = scale * (1 - p), so that small results are right
     return with_sign_of(fma(scale, p, sub(1.0, scale)), x)
 
 
 def erf_by_pieces(x: Expr) -> Expr:
-    """erf in f32 by tables of 16 numbers: fewer operations than two polynomials for all."""
+    """erf in f32 by tables of 16 numbers: as many operations as by one polynomial, and fewer of
+    them round."""
     a = at_most(absolute(x), _ERF_LIMIT)
     rounding = format_of(x).rounding
     shifted = fma(a, 1 / _ERF_WIDTH, rounding)
@@ -180,25 +180,40 @@ def erf_by_pieces(x: Expr) -> Expr:
     return with_sign_of(fma(a, pick(shifted, _ERF_VALUES), mul(a, rest)), x)
 
 
-def _erf_near_zero(x: Expr) -> Expr:
-    """erf for |x| < 1 (f32) or |x| < 1/2 (f64)."""
-    square = mul(x, x)
-    if x.dtype is F32:
-        return fma(x, _ERF_SLOPE, mul(x, polynomial(square, _ERF_NEAR)))
-    return mul(x, polynomial(square, _ERF_CENTRAL_F64))
-
-
 def erfc(x: Expr, has_fma: bool) -> Expr:
-    """e**-a**2 times a function of a = |x| for x > 0, 2 minus that for the others; 1 - erf(x) near
-    0, where those would not keep as many digits."""
+    """e**-a**2 times a function of a = |x| for x > 0, 2 minus that for the others."""
     a = at_most(absolute(x), _ERFC_IS_ZERO[x.dtype])
-    t = div(1.0, fma(a, _ERFC_SCALE[x.dtype], 1.0))
-    function = mul(t, polynomial(fma(t, 2.0, -1.0), _SCALED_ERFC[x.dtype]))
     square, square_low = two_product(a, a, has_fma)
-    tail = mul(exp(square, -1.0, square_low), function)
-    tail = select(compare("lt", x, 0.0), sub(2.0, tail), tail)
-    near = with_sign_of(_erf_near_zero(absolute(x)), x)
-    return select(compare("lt", a, 0.5), sub(1.0, near), tail)
+    near = compare("lt", a, 0.5)
+    if x.dtype is F32:
+        t = div(1.0, add(a, 1.0))
+        function = mul(t, polynomial(fma(t, 2.0, -1.0), _SCALED_ERFC))
+    else:
+        powers = a, square, mul(square, square)
+        above, below = (_in_parts(powers, c) for c in (_ERFC_ABOVE, _ERFC_BELOW))
+        # Near 0, where the function is near 1, what it lacks to 1 has more digits.
+        dividend = select(near, mul(a, sub(above, below)), fma(a, above, 1.0))
+        function = add(div(dividend, fma(a, below, 1.0)), select(near, const(1.0, x.dtype), 0.0))
+    scale, p = expm1_parts(square, -1.0, low=square_low)
+    tail = mul(scale, fma(neg(p), function, function))
+    result = select(compare("lt", x, 0.0), sub(2.0, tail), tail)
+    if x.dtype is F32:
+        return select(near, fma(neg(x), polynomial(mul(x, x), _ERF_NEAR), 1.0), result)
+    return result
+
+
+def _in_parts(powers: tuple[Expr, ...], coefficients: tuple[float, ...]) -> Expr:
+    """The polynomial in x as those of its even and odd powers, and so on down `powers`: x, x**2,
+    x**4 and so on, of which the last takes Horner's rule.
+
+    As many operations as that alone takes, but shorter chains of them, and fewer roundings where
+    the highest powers are the largest terms.
+    """
+    x, *others = powers
+    if not others:
+        return polynomial(x, coefficients)
+    even, odd = (_in_parts(tuple(others), coefficients[first::2]) for first in (0, 1))
+    return fma(x, odd, even)
 
 
 def erf_inv(x: Expr) -> Expr:

@@ -16,21 +16,18 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     add,
     at_least,
     at_most,
-    bits,
     compare,
     div,
-    either,
     floor,
     fma,
-    from_bits,
     ldexp,
     mul,
+    neg,
     pick,
     polynomial,
     power_of_two,
     rounding_bias,
     select,
-    sign_of,
     sub,
     with_sign_of,
 )
@@ -107,17 +104,15 @@ def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
     return [c * factor**i for i, c in enumerate(coefficients)]
 
 
-def exp(x: Expr, factor: float = 1.0, low: Expr | None = None) -> Expr:
+def exp(x: Expr, factor: float = 1.0) -> Expr:
     """e**(factor * x) for factor = ±2**k, in 15 operations (f32) whatever the factor.
-
-    `low` is added to x where x has no digits left for it.
 
     The exponent is rounded down, so that e**r lies in [1, 2) and the exponent overflows exactly
     where the result does: multiplying by 2**128 = infinity and by 2**-127 = 0 ends the range.
     """
     c = _CONSTANTS[x.dtype]
     bottom, top = sorted((c.exp_is_zero / factor, c.exp_is_infinite / factor))
-    return _exp_in_range(at_most(at_least(x, bottom), top), factor, low=low)
+    return _exp_in_range(at_most(at_least(x, bottom), top), factor)
 
 
 def exp_by_ldexp(x: Expr) -> Expr:
@@ -140,14 +135,11 @@ def exp_by_pick(x: Expr) -> Expr:
     return ldexp(fma(mul(r, polynomial(r, _SHORT_EXPM1)), root, root), n)
 
 
-def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0,
-                  low: Expr | None = None) -> Expr:
+def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0) -> Expr:
     """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
     c = _CONSTANTS[x.dtype]
     n = floor(mul(x, c.log2_e_below * factor))
     r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
-    if low is not None:
-        r = add(r, low)
     scale = power_of_two(add(n, rounding_bias(x) + exponent))
     return mul(polynomial(r, _scaled(c.exp, factor)), scale)
 
@@ -167,11 +159,16 @@ def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0,
     return shifted, fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
 
 
-def expm1_parts(x: Expr, factor: float, exponent: int = 0,
-                in_one_step: bool = False) -> tuple[Expr, Expr]:
-    """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0."""
+def expm1_parts(x: Expr, factor: float, exponent: int = 0, low: Expr | None = None
+                ) -> tuple[Expr, Expr]:
+    """(s, p) with s * (1 + factor * p) = 2**exponent * e**(factor * x), p accurate near 0.
+
+    `low` is added to x where x has no digits left for it.
+    """
     c = _CONSTANTS[x.dtype]
-    shifted, r = _reduce(x, factor, exponent, in_one_step)
+    shifted, r = _reduce(x, factor, exponent)
+    if low is not None:
+        r = add(r, low)
     quotient = polynomial(r, [a * factor for a in _scaled(c.expm1, factor)])
     return power_of_two(shifted), fma(mul(r, r), quotient, r)
 
@@ -188,17 +185,19 @@ def expm1(x: Expr) -> Expr:
 
 
 def tanh(x: Expr, divides: bool) -> Expr:
-    """e / (e + 2) with e = e**2x - 1, which tells less and less the further x is from 0."""
+    """e / (e + 1) with e = (e**2x - 1) / 2, which tells less and less the further x is from 0; in
+    16 operations (f32) where the target divides."""
     c = _CONSTANTS[x.dtype]
-    limit, raised = 2 * c.tanh_is_one, 0 if divides else c.quotient_exponent
-    scale, p = expm1_parts(at_most(at_least(add(x, x), -limit), limit), 1.0, raised,
-                           in_one_step=True)
-    e = fma(scale, p, sub(scale, 2.0**raised))
-    divisor = fma(e, 2.0**-raised, 2.0) if raised else add(e, 2.0)
-    result = quotient(e, divisor, divides=divides)
-    if raised:
-        result = mul(result, 2.0**-raised)
-    return from_bits(either(bits(result), sign_of(x)))  # -0 has come out as 0
+    clamped = at_most(at_least(x, -c.tanh_is_one), c.tanh_is_one)
+    raised = 0 if divides else c.quotient_exponent
+    shifted, r = _reduce(clamped, 2.0, raised, in_one_step=True)
+    scale = power_of_two(shifted)
+    # (1 - e**2r) / 2, then e: as differences, in which -0 stays what it is.
+    p = fma(mul(r, r), polynomial(r, [-2 * a for a in _scaled(c.expm1, 2.0)]), neg(r))
+    e = fma(neg(scale), p, neg(fma(scale, -0.5, 2.0 ** (raised - 1))))
+    if divides:
+        return quotient(e, add(e, 1.0), divides=True)
+    return mul(quotient(e, fma(e, 2.0**-raised, 1.0), divides=False), 2.0**-raised)
 
 
 def logistic(x: Expr, divides: bool) -> Expr:
