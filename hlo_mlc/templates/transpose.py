@@ -55,7 +55,9 @@ LARGEST_REUSED = 32 << 20
 # Elements along a side of a panel.  On Zen 4, 2048 x 2048 f32 from memory to memory took half of
 # the time with panels along the source, and 0.8 of that with squares along it, too, in larger ones
 # (of every other element half); 512 x 512 in the caches would take twice the time with such an
-# order.
+# order.  Where a line of memory takes two vectors of 256 bits or four of 128, squares of whole
+# lines took 0.55 and 0.2 of the time of those of one vector, in panels of 64 another fifth less
+# than in larger ones (Zen 5, one thread).
 PANEL, STREAMED_PANEL = 64, 256
 # Smaller squares gain nothing over element by element.
 SMALLEST = 4
@@ -87,11 +89,18 @@ class TransposeTemplate:
         return {"square": (4, 8, 16), "panel": (16, PANEL, STREAMED_PANEL), "streaming": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """Squares that fill vectors, as far as the axes are long enough."""
+        """Squares that fill vectors, or lines of memory where results do not stay in the caches, as
+        far as the axes are long enough."""
         stage = coalesce(nest.stages[0])
-        side = min(LARGEST, lanes((stage,), target))
+        widest = max(b.dtype.bytes for b in stage.outputs)
+        largest = max(b.bytes for b in stage.outputs)
+        side = lanes((stage,), target)
+        if largest > target.cores * target.l2_bytes:
+            side = max(side, CACHE_LINE_BYTES // widest)
+        side = min(LARGEST, side)
         streams = _streams(stage, side, target)
-        return {"square": side, "panel": STREAMED_PANEL if streams else PANEL,
+        whole = side * widest <= target.vector_bytes
+        return {"square": side, "panel": STREAMED_PANEL if streams and whole else PANEL,
                 "streaming": int(streams)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -107,12 +116,12 @@ class TransposeTemplate:
 
 
 def _streams(stage: Stage, side: int, target: CpuTarget) -> bool:
-    """Whether results are so large that storing them past the caches pays, by whole vectors.
+    """Whether results are so large that storing them past the caches pays, by whole lines.
 
     Source: results of 8 to 32 MB took 1.5 to 2.7 times less, and the op that read them next up to
     1.5 times more; smaller ones came out even, larger ones, on fresh pages, took 1.4 times more.
     """
-    if any(side * b.dtype.bytes < target.vector_bytes for b in stage.outputs):
+    if any(side * b.dtype.bytes < CACHE_LINE_BYTES for b in stage.outputs):
         return False
     largest = max(b.bytes for b in stage.outputs)
     return target.cores * target.l2_bytes < largest <= LARGEST_REUSED

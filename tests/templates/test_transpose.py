@@ -132,12 +132,21 @@ def test_large_results_go_past_the_caches(take_apart, arrays):
             "call void @llvm.x86.sse.sfence()"
 
 
-@pytest.mark.parametrize(("dtype", "streams"), [("float32", 1), ("float16", 0)])
-def test_only_whole_vectors_go_past_the_caches(take_apart, dtype, streams):
-    target = dataclasses.replace(named("x86-64-v4"), l2_bytes=1 << 20, cores=2)
-    (program,) = take_apart(lambda x: x.T, np.zeros((2048, 2048), dtype)).programs
-    _, (decision,) = schedule_program(program, target)
-    assert decision.parameters["streaming"] == streams
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize(("dtype", "square", "streams"), [("float32", 16, 1), ("float16", 16, 0)])
+def test_only_whole_lines_go_past_the_caches(take_apart, level, dtype, square, streams):
+    """However many vectors a line takes; squares in the caches are as wide as one."""
+    target = dataclasses.replace(named(level), l2_bytes=1 << 20, cores=2)
+
+    def parameters(side):
+        (program,) = take_apart(lambda x: x.T, np.zeros((side, side), dtype)).programs
+        _, (decision,) = schedule_program(program, target)
+        return decision.parameters
+
+    large, small = parameters(2048), parameters(256)
+    assert (large["square"], large["streaming"]) == (square, streams)
+    assert small["square"] == target.lanes(4)
+    assert not small["streaming"]
 
 
 def test_results_past_the_caches(check, arrays):
