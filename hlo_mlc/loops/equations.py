@@ -16,6 +16,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 
 Interval = tuple[float, float]
+# {atom: (coefficient in one index, coefficient in the other)} and a constant: their difference.
+Form = tuple[dict[Expr, tuple[int, int]], int]
 
 
 class Place(Protocol):
@@ -76,10 +78,14 @@ class _Equation:
                 if verdict is None:
                     return False
                 progress = progress or verdict
+                if not verdict and (digits := self._split(form)):
+                    self.forms.remove(form)
+                    self.forms += digits
+                    progress = True
             progress = self._join() or progress
         return True
 
-    def _step(self, form: tuple[dict[Expr, tuple[int, int]], int]) -> bool | None:
+    def _step(self, form: Form) -> bool | None:
         """Settle what this form settles; None if it can never be zero."""
         terms, offset = form
         ranges = {atom: self._range(atom, *both) for atom, both in terms.items()}
@@ -97,6 +103,20 @@ class _Equation:
                 self._settle(atom)
                 progress = True
         return progress
+
+    def _split(self, form: Form) -> tuple[Form, ...]:
+        """Two forms that are zero where this one is: terms that are multiples of a number, and
+        others that stay below it, as in `(i + j) * 16 + k` with k < 16; () where there are none."""
+        terms, offset = form
+        for unit in sorted({abs(c) for both in terms.values() for c in both} - {0}, reverse=True):
+            large = {atom: both for atom, both in terms.items()
+                     if both[0] % unit == both[1] % unit == 0}
+            small = {atom: both for atom, both in terms.items() if atom not in large}
+            ranges = [self._range(atom, *both) for atom, both in small.items()]
+            low, high = offset + sum(r[0] for r in ranges), offset + sum(r[1] for r in ranges)
+            if small and -unit < low and high < unit:
+                return (large, 0), (small, offset)
+        return ()
 
     def _settle(self, atom: Expr) -> None:
         self.equal.add(atom)
@@ -143,7 +163,7 @@ def _scaled(low: float, high: float, factor: int) -> Interval:
     return (low * factor, high * factor) if factor > 0 else (high * factor, low * factor)
 
 
-def _paired(i: Expr, j: Expr) -> tuple[dict[Expr, tuple[int, int]], int]:
+def _paired(i: Expr, j: Expr) -> Form:
     """i - j' as {atom: (coefficient in i, coefficient in j)} and a constant."""
     (left, left_offset), (right, right_offset) = index.affine(i), index.affine(j)
     terms = {atom: (c, right.get(atom, 0)) for atom, c in left.items()}

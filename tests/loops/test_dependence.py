@@ -152,6 +152,20 @@ def test_aliases_and_shared_bytes_are_one_memory() -> None:
     assert carried(copy, over) is not None
 
 
+@pytest.mark.parametrize(("below", "independent"), [(16, True), (17, False)])
+def test_what_lies_below_a_common_multiple_is_told_apart(below: int, independent: bool) -> None:
+    """Two terms of 16 each, whose sum says nothing of either; what is added to them stays below."""
+    rows, tile, part, lane = (variable(n, e) for n, e in (("r", 6), ("t", 5), ("p", 2), ("l", 8)))
+    begins = index.minimum(times(tile, 6), index.constant(23))
+    row = times(index.add(rows, begins), 16)
+    column = index.add(times(part, below - 8), lane)
+    wide = Buffer("w", F32, (640,), "result")
+    nest = loop(part, loop(tile, loop(rows, loop(lane, Store(
+        wide, (index.add(row, column),), ONE)))))
+    assert (carried(nest, NONE) is None) is independent
+    assert carried(nest.body[0], NONE) is not None  # tiles overlap
+
+
 def random_index(rng: np.random.Generator, variables: list[Var]) -> Expr:
     result = index.constant(int(rng.integers(-3, 4)))
     for var in variables:
