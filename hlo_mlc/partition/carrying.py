@@ -81,6 +81,49 @@ class _Run:
                 self._note(place, item)
 
 
+def read_first(carried: Carried, segments: list[Segment]) -> list[Segment]:
+    """The body with what reads old values, and what that needs, before these are overwritten.
+
+        t = c; t[n] = x; y[n] = c[n - 1]; c = t    ->    y[n] = c[n - 1]; t = c; t[n] = x; c = t
+    """
+    if not all(isinstance(s, list) for s in segments):
+        return segments
+    items = [item for segment in segments for item in segment]
+    for k, source in carried.own_sources().items():
+        target = carried.buffers[k]
+        writers = [n for n, item in enumerate(items) if source in item.stage.outputs]
+        first = writers[0] if writers else len(items)
+        for place in range(first + 1, len(items)):
+            if reads(items[place].stage, target) and source not in items[place].stage.outputs:
+                first = _moved_up(items, place, first)
+    return [items]
+
+
+def _moved_up(items: list[Item], place: int, first: int) -> int:
+    """Moves an item, and what has to come before it, in front of the one at `first`, where that is
+    nothing of this kind; says where the latter is then."""
+    moving = [place]
+    touched, written = _touched(items[place]), set(items[place].stage.outputs)
+    for earlier in range(place - 1, first - 1, -1):
+        other = items[earlier]
+        if touched.isdisjoint(other.stage.outputs) and written.isdisjoint(other.stage.inputs):
+            continue
+        if earlier == first:
+            return first
+        moving.append(earlier)
+        touched |= _touched(other)
+        written.update(other.stage.outputs)
+    moved = [items[n] for n in reversed(moving)]
+    for n in moving:
+        del items[n]
+    items[first:first] = moved
+    return first + len(moved)
+
+
+def _touched(item: Item) -> set[Buffer]:
+    return {*item.stage.inputs, *item.stage.outputs}
+
+
 def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
     """Carried buffers whose new values depend on old neighbours: two buffers, taking turns.
 

@@ -13,7 +13,14 @@ from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.carrying import Carried, Segment, alternating, take_turns, write_back
+from hlo_mlc.partition.carrying import (
+    Carried,
+    Segment,
+    alternating,
+    read_first,
+    take_turns,
+    write_back,
+)
 from hlo_mlc.partition.lowering import Item, StageLowering
 from hlo_mlc.partition.nodes import uses_among
 from hlo_mlc.partition.short_loops import write_out
@@ -142,6 +149,7 @@ class _WhileLoop:
         inner = self._inside(self.body)
         segments = _lower_body(self.body, inner, self._known())
         state = Carried(self.node, inner, self.carried, self.trip_count)
+        segments = read_first(state, segments)
         if self.trip_count is not None and self.trip_count >= 2:
             segments = take_turns(state, segments)
         segments = write_back(state, segments)

@@ -114,6 +114,7 @@ class StageLowering:
     _costs: dict[Value, int] = field(default_factory=dict)
     _depths: dict[Value, int] = field(default_factory=dict)
     _parts: dict[Value, int] = field(default_factory=dict)
+    _counted: set[Value] = field(default_factory=set)
     _positions: dict[Node, int] = field(init=False)
     _short: frozenset[Node] = field(init=False)
 
@@ -199,7 +200,8 @@ class StageLowering:
                 joins = node.op == "stablehlo.concatenate"
                 parts = sum(inside) if joins else max(inside, default=1)
                 too_many = joins and parts > PARTS_LIMIT and max(inside) > 1
-                if self._is_counted(value):
+                if self._is_counted(node, value):
+                    self._counted.add(value)
                     continue
                 if _has_many_parts(node) or self._has_costly_parts(node):
                     self._store_parts(node, value)
@@ -222,14 +224,20 @@ class StageLowering:
         else:
             self._update(node, lowered)
 
-    def _is_counted(self, value: Value) -> bool:
-        """Whether it is an integer that follows from counters of loops: indices have a normal form,
-        and others find out more of what they see."""
-        if value.type.shape or not value.type.dtype.is_integer or value in self.wanted:
+    def _is_counted(self, node: Node, value: Value) -> bool:
+        """Whether its elements are integers that follow from their places and from counters of
+        loops, in even steps: indices have a normal form, and others find out more of what they
+        see."""
+        if not value.type.dtype.is_integer or value in self.wanted:
             return False
-        e = self.read(value, ())
-        return isinstance(e, Apply) and e.op == "convert" and e.args[0].dtype is INDEX \
-            and not loads(e)
+        axes, point = self._axes(value.type.shape)
+        if axes and node.op != "stablehlo.iota" and self._counted.isdisjoint(node.operands):
+            return False
+        e = self.read(value, point)
+        if not isinstance(e, Apply) or e.op != "convert" or e.args[0].dtype is not INDEX \
+                or loads(e):
+            return False
+        return not axes or all(isinstance(atom, Var) for atom in index.affine(e.args[0])[0])
 
     def _needs_buffer(self, node: Node, value: Value, cost: int,
                       uses: Mapping[Value, tuple[Node, ...]]) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.templates.base import points
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.core import Branch, Loop
 
@@ -46,6 +47,32 @@ def test_rows_are_set_in_place(loop_of):
     written = [a for nest in loop.body for s in nest.stages for a in s.assigns]
     assert sum(a.buffer.size for a in written if a.buffer.shape == (10, 20)) == 200
     assert all(b.size < 200 for b in program.temporaries)
+
+
+@pytest.mark.parametrize("body", [
+    lambda i, x, y: (lax.dynamic_update_slice(x, lax.dynamic_slice(
+        x, (i + 1, 0), (5, 20)), (i, 0)), y.at[i].set(x[i] * 2)),
+    lambda i, x, y: (x.at[i + 1].set(jnp.sin(x[i])), y.at[i].set(jnp.cos(x[i]))),
+], ids=["taken out", "noted"])
+def test_old_values_are_read_before_they_are_overwritten(loop_of, body):
+    """What is noted in each trip is computed first: both are updated in place."""
+    program, loop = loop_of(body, (30, 20), (30, 20))
+    assert loop.trip_count == 10
+    written = [points(s) * len(s.assigns) for nest in loop.body for s in nest.stages]
+    assert sum(written) <= 2 * 100 + 20
+    assert all(b.size <= 100 for b in program.temporaries)
+
+
+def test_new_values_are_not_read_early(loop_of):
+    """What reads the row that has just been written stays behind it."""
+    def body(i, x, y):
+        x = x.at[i].set(x[i] * 0.5)
+        return x, y.at[i].set(x[i] + y[i])
+
+    program, loop = loop_of(body, (30, 20), (30, 20))
+    first, last = (place for place, nest in enumerate(loop.body) for s in nest.stages
+                   for a in s.assigns if a.buffer in program.results)
+    assert first <= last
 
 
 def test_stencils_take_turns(loop_of):

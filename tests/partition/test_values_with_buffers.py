@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc import mlc_jit
 from hlo_mlc.expr.core import loads
 from hlo_mlc.partition.lowering import DEPTH_LIMIT, FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
 from hlo_mlc.tensor.classify import is_map, stride
@@ -40,6 +42,29 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
     x, place = arrays("float32", (30, 20)), arrays("int32", (1,))
     parts = take_apart(lambda x, k: jnp.tanh(x).at[:, k].add(1), x[0], place[0][0])
     assert _stored(parts).count((30, 20)) == 2  # all of it, and the column again
+
+
+@pytest.mark.parametrize("update", [
+    lambda x, y: x.at[::2, 1::2].set(y),
+    lambda x, y: x.at[::2, 1::2].add(y).at[1::2, ::2].add(y * 2),
+    lambda x, y: x.at[jnp.arange(15) * 2 + 1, :10].set(y),
+    lambda x, y: x[jnp.arange(15) * 2][:, :10] + x[29 - 2 * jnp.arange(15)][:, 10:] * y,
+])
+def test_places_in_even_steps_are_not_stored(take_apart, arrays, update):
+    """They are expressions of where they are read, in bounds without a question."""
+    parts = take_apart(update, *arrays("float32", (30, 20), (15, 10)))
+    (program,) = parts.programs
+    assert not [b for b in (*program.operands, *program.temporaries) if b.dtype.is_integer]
+    assert all(a.guard is None for stage in _stages(parts) for a in stage.assigns)
+
+
+def test_places_that_wrap_around_are_stored_or_computed_but_right(take_apart, arrays):
+    """257 numbers of eight bits are no even steps."""
+    def function(x, y):
+        return jnp.tanh(x).at[(jnp.arange(257).astype(jnp.int8) * 2).astype(jnp.int32) & 127].add(y)
+
+    args = arrays("float32", (300,), (257,))
+    np.testing.assert_allclose(mlc_jit(function, choose="ours")(*args), function(*args), rtol=1e-5)
 
 
 def test_a_sum_of_more_terms_is_a_reduction(take_apart, arrays):
