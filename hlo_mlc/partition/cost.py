@@ -43,6 +43,11 @@ SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each ot
 PARALLEL_OPERATIONS = 200_000
 BYTE_OPERATIONS = 10
 
+# A loop of which a trip touches fewer bytes becomes one function there, in which a scalar costs
+# next to nothing; in others each has a call of its own.  Source: small_while_loop_hoisting_pass.cc
+# and cpu_options.cc in xla/service/cpu.
+ONE_FUNCTION_BYTES = 1024
+
 # What passes between a cluster and the rest might have stayed in registers in one of XLA's
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
 BORDER_BYTES = 200_000
@@ -53,7 +58,8 @@ SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
 def estimate(kernel: Kernel, target: CpuTarget, in_loop: bool = False) -> Estimate:
     """Predict both sides from the kernel's stages; `in_loop`: inside a loop of XLA's."""
-    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, in_loop)]
+    place = _Place(1, in_loop, in_pieces=False)
+    parts = [part for step in kernel.program.steps for part in _parts(step, target, place)]
     largest = max(parts, key=lambda part: part.ours_us, default=None)
     return Estimate(
         sum(part.ours_us for part in parts) + target.rates.call_us,
@@ -75,25 +81,46 @@ class _Part:
     contraction_flops: int
 
 
-def _parts(step: Step, target: CpuTarget, trips: int, in_loop: bool,
-           cached: Set[Buffer] = frozenset()) -> list[_Part]:
-    """`cached`: what our code finds in the first cache from the trip before."""
-    if not isinstance(step, Nest):
-        inner = trips * step.likely_trips
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a step stands: in how many trips of the loops around it, whether in a loop of XLA's
+    program, and whether that is made of calls for each of its operations."""
+
+    trips: int
+    in_loop: bool
+    in_pieces: bool
+    cached: Set[Buffer] = frozenset()  # what our code finds in the first cache from the trip before
+
+    def inside(self, step: Step, target: CpuTarget) -> _Place:
+        """The same of what stands in `step`."""
         in_blocks = pointwise(step, target) if isinstance(step, Loop) else None
-        cached = frozenset() if in_blocks is None else in_blocks.kept
-        return [part for s in step.inner for part in _parts(s, target, inner, True, cached)]
+        return _Place(self.trips * step.likely_trips, True,
+                      self.in_pieces or _touched_bytes(step) >= ONE_FUNCTION_BYTES,
+                      frozenset() if in_blocks is None else in_blocks.kept)
+
+
+def _touched_bytes(step: Step) -> int:
+    """Read and written, loops gone through once."""
+    if isinstance(step, Nest):
+        return sum(Work.of(stage).moved_bytes for stage in step.stages)
+    return sum(_touched_bytes(inner) for inner in step.inner)
+
+
+def _parts(step: Step, target: CpuTarget, place: _Place) -> list[_Part]:
+    if not isinstance(step, Nest):
+        inner = place.inside(step, target)
+        return [part for s in step.inner for part in _parts(s, target, inner)]
     template = choose_template(step, target)[0].name
     parts = []
-    near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
+    near = {*step.private, *place.cached}  # and what an earlier stage of the nest has touched
     for stage in step.stages:
-        parts.append(_part(stage, template, target, trips, in_loop, near))
+        parts.append(_part(stage, template, target, place, near))
         near |= {*stage.inputs, *stage.outputs}
     return parts
 
 
-def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: bool,
-          near: Set[Buffer]) -> _Part:
+def _part(stage: Stage, template: str, target: CpuTarget, place: _Place, near: Set[Buffer]
+          ) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
     work = Work.of(stage)
@@ -114,9 +141,10 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int, in_loop: b
         ours = OurTime(work, False, _vector_us(work, rates) / vector, threads, scalar_us)
     kind, xla = xla_us(stage, ours, target)
     memory = rates.pass_us(sum(size for b, size in work.moved.items() if b not in near))
-    if not in_loop:
+    trips = place.trips
+    if not place.in_loop:
         xla += rates.thunk_us
-    elif points(stage) > 1 or is_written_out(stage):  # for scalars XLA has no thunks there
+    elif place.in_pieces or points(stage) > 1 or is_written_out(stage):
         xla += rates.loop_thunk_us
     return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
                  trips * contraction_flops(stage))

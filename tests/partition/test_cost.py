@@ -296,6 +296,37 @@ def test_scalars_in_loops_of_xla_stay_there() -> None:
     assert not plan.taken
 
 
+def _filter(count: int) -> Callable:
+    """A scan that carries so many scalars, each of which follows from the one before."""
+
+    def function(x: jax.Array) -> jax.Array:
+        def step(state: tuple, value: jax.Array) -> tuple:
+            following = []
+            for old in state:
+                value = old + jnp.tanh(value) * 0.5
+                following.append(value)
+            return tuple(following), value
+
+        return lax.scan(step, (x[0],) * count, x)[1]
+
+    return function
+
+
+def test_many_scalars_in_a_loop_have_calls_of_their_own_there() -> None:
+    """A loop of few is one function there as well."""
+    few, many = (cluster_of(_filter(count), (600,)) for count in (3, 200))
+    assert not choose_predicted(few, TARGET).take
+    verdict = choose_predicted(many, TARGET)
+    assert verdict.take and verdict.xla_us > 3 * verdict.ours_us
+
+
+@pytest.mark.parametrize(("shape", "kept"), [
+    ((1 << 22,), 100), ((1 << 16,), 1), ((4, 1 << 18), 50)])
+def test_the_first_few_of_long_rows_are_found_faster(shape: tuple[int, ...], kept: int) -> None:
+    verdict = choose_predicted(cluster_of(lambda x: lax.top_k(x, kept), shape), TARGET)
+    assert verdict.take and verdict.xla_us > 2 * verdict.ours_us
+
+
 def test_next_to_nothing_is_not_worth_it() -> None:
     """A few tanh beside a large reversal."""
 

@@ -68,8 +68,12 @@ class _Candidates:
 
         def block(b: Var) -> Body:
             first = index.multiply(b, index.constant(BLOCK))
-            return (*self._look(first), If(self._is_wanted(load(self.best, ())),
-                                           self._collect(first, BLOCK)))
+            return self._where_wanted(first, BLOCK, (loop(
+                "part", BLOCK // s.width, LoopKind.SERIAL, lambda v: part(first, v)),))
+
+        def part(first: Expr, v: Var) -> Body:
+            here = index.add(first, index.multiply(v, index.constant(s.width)))
+            return self._where_wanted(here, s.width, self._collect(here, s.width))
 
         body = (Store(self.held, (), const(0, U32)), Store(self.all, (), const(1, U32)),
                 Store(self.last, (), self.least.identity[0]),
@@ -88,8 +92,12 @@ class _Candidates:
         return apply("or", apply("lt", key, load(self.last, ())),
                      apply("ne", load(self.all, ()), const(0, U32)))
 
-    def _look(self, first: Expr) -> Body:
-        """The smallest key of a block."""
+    def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
+        """`body`, if some of the elements from `first` on may be among the first few."""
+        return (*self._look(first, count), If(self._is_wanted(load(self.best, ())), body))
+
+    def _look(self, first: Expr, count: int) -> Body:
+        """The smallest key of some elements."""
         width, (start,) = self.sorting.width, self.least.identity
 
         def key(i: Expr) -> Expr:
@@ -99,7 +107,7 @@ class _Candidates:
         def lane(body: Callable[[Var], Body]) -> Stmt:
             return loop("lane", width, LoopKind.VECTORIZE, body)
 
-        each = loop("vector", BLOCK // width, LoopKind.UNROLL, lambda v: (lane(lambda i: (
+        each = loop("vector", count // width, LoopKind.UNROLL, lambda v: (lane(lambda i: (
             Accumulate((self.bests,), (i,), self.least, (key(index.add(index.multiply(
                 v, index.constant(width)), i)),)),)),))
         return exist((self.bests,), (
