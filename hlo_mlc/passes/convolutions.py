@@ -1,13 +1,20 @@
-"""Convolutions that are products of matrices in disguise."""
+"""Convolutions that are products of matrices, or other convolutions, in disguise."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.ops.contraction import Convolution
+
+# Phases that are written out, each as loops of its own: 128 of them made 110,000 lines.
+MOST_PHASES = 8
 
 
 def product_of_each_group(node: Node, context: Rewriter) -> Value | None:
@@ -46,6 +53,80 @@ def product_of_each_group(node: Node, context: Rewriter) -> Value | None:
     return _transposed(products, tuple(order[d] for d in range(last + 1)), context)
 
 
+def phases_as_features(node: Node, context: Rewriter) -> Value | None:
+    """A convolution of inputs that lie s apart -> one of inputs side by side, whose features are
+    the s outputs between them:
+
+        y[s q - t] = sum(x[q + j] k[s j + t] over j)    ->    z[q, t] = sum(x[q + j] k[j, t] over j)
+
+    Terms are those between which there are no zeros, in the same order.  Few phases are loops of
+    their own as they stand (tensor/phases.py).  Source: Shi et al., sub-pixel convolution, 2016.
+    """
+    c = Convolution.of(node)
+    apart = math.prod(w.input_dilation for w in c.windows)
+    if apart <= MOST_PHASES or c.feature_groups > 1 or c.batch_groups > 1 or any(
+            (w.stride, w.kernel_dilation) != (1, 1) or w.reversed for w in c.windows) \
+            or 0 in node.results[0].type.shape:
+        return None
+    kernel, windows = _phases_of_kernel(node.operands[1], c, context)
+    steps = [w.input_dilation for w in c.windows]
+    outputs = [node.results[0].type.shape[d] for d in c.output_axes[2:]]
+    first = [-(w.before // s) for w, s in zip(c.windows, steps, strict=True)]
+    last = [-((w.before + 1 - length) // s)
+            for w, s, length in zip(c.windows, steps, outputs, strict=True)]
+    counts = [b - a + 1 for a, b in zip(first, last, strict=True)]
+    rank, batch = len(steps), node.operands[0].type.shape[c.input_axes[0]]
+    features = kernel.type.shape[-1] // apart
+    dtype = node.results[0].type.dtype
+    spatial = tuple(range(1, rank + 1))
+    attributes = {
+        **node.attributes, "padding": tuple(
+            (-a, n - w.input_size + a + m - 1)
+            for a, n, w, m in zip(first, counts, c.windows, windows, strict=True)),
+        "lhs_dilation": (1,) * rank, "kernel_input_feature_dimension": rank,
+        "kernel_output_feature_dimension": rank + 1,
+        "kernel_spatial_dimensions": tuple(range(rank)),
+        "output_batch_dimension": 0, "output_feature_dimension": rank + 1,
+        "output_spatial_dimensions": spatial}
+    phases = context.add("stablehlo.convolution", (node.operands[0], kernel), TensorType(
+        (batch, *counts, apart * features), dtype), attributes)
+    result = _reshaped(phases, (batch, *counts, *steps, features), context)
+    beside = itertools.chain.from_iterable((d, d + rank) for d in spatial)
+    result = _transposed(result, (0, *beside, 2 * rank + 1), context)
+    result = _reshaped(result, (batch, *(n * s for n, s in zip(counts, steps, strict=True)),
+                                features), context)
+    starts = [s - 1 - w.before % s for w, s in zip(c.windows, steps, strict=True)]
+    ends = [start + length for start, length in zip(starts, outputs, strict=True)]
+    result = context.add("stablehlo.slice", (result,), TensorType(
+        (batch, *outputs, features), dtype), {
+            "start_indices": (0, *starts, 0), "limit_indices": (batch, *ends, features),
+            "strides": (1,) * (rank + 2)})
+    order = dict(zip(c.output_axes, (0, rank + 1, *spatial), strict=True))
+    return _transposed(result, tuple(order[d] for d in range(rank + 2)), context)
+
+
+def _phases_of_kernel(kernel: Value, c: Convolution, context: Rewriter
+                      ) -> tuple[Value, list[int]]:
+    """The kernel [*windows, c, phases and o], the last phase of an axis first, and its windows."""
+    steps = [w.input_dilation for w in c.windows]
+    windows = [-(-w.size // s) for w, s in zip(c.windows, steps, strict=True)]
+    kernel = _transposed(kernel, (*c.kernel_axes[2:], c.kernel_axes[1], c.kernel_axes[0]), context)
+    rank, (channels, features) = len(steps), kernel.type.shape[-2:]
+    dtype = kernel.type.dtype
+    more = [m * s - w.size for m, s, w in zip(windows, steps, c.windows, strict=True)]
+    nothing = context.constant(np.zeros((), dtype.numpy))
+    kernel = context.add("stablehlo.pad", (kernel, nothing), TensorType(
+        (*(m * s for m, s in zip(windows, steps, strict=True)), channels, features), dtype), {
+            "edge_padding_low": (0,) * (rank + 2), "edge_padding_high": (*more, 0, 0),
+            "interior_padding": (0,) * (rank + 2)})
+    split = itertools.chain.from_iterable(zip(windows, steps, strict=True))
+    kernel = _reshaped(kernel, (*split, channels, features), context)
+    phases = tuple(range(1, 2 * rank, 2))
+    kernel = context.add("stablehlo.reverse", (kernel,), kernel.type, {"dimensions": phases})
+    kernel = _transposed(kernel, (*range(0, 2 * rank, 2), 2 * rank, *phases, 2 * rank + 1), context)
+    return _reshaped(kernel, (*windows, channels, math.prod(steps) * features), context), windows
+
+
 def _every(value: Value, strides: Mapping[int, int], context: Rewriter) -> Value:
     """The elements that are so far apart along some axes, from the first one on."""
     extents = value.type.shape
@@ -66,5 +147,5 @@ def _reshaped(value: Value, shape: Sequence[int], context: Rewriter) -> Value:
 
 
 CONVOLUTION_RULES: Mapping[str, Sequence[Rule]] = {
-    "stablehlo.convolution": (product_of_each_group,),
+    "stablehlo.convolution": (product_of_each_group, phases_as_features),
 }
