@@ -1,0 +1,48 @@
+"""Kernels of several nests: what is shared out among threads in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from hlo_mlc.expr.core import Const
+from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+
+
+def _accumulated(x: jax.Array) -> jax.Array:
+    """Copies, and zeros but for a row: half of each trip is one thread's."""
+    def trip(n: int, x: jax.Array) -> jax.Array:
+        others = x.at[n + 1].set(0)
+        return others + jnp.zeros_like(x).at[n].set(jnp.sin(x[n + 1]))
+
+    return lax.fori_loop(0, 100, trip, x)
+
+
+def _smoothed(x: jax.Array) -> jax.Array:
+    """All of each trip is shared."""
+    return lax.fori_loop(0, 100, lambda _, x: x.at[1:-1].set(x[:-2] * 0.5 + x[2:] * 0.25 + 1), x)
+
+
+@pytest.mark.parametrize(("function", "shape", "shared"), [
+    (_accumulated, (500, 100), False),
+    (_accumulated, (4000, 100), True),  # worth waking for
+    (_smoothed, (500, 100), True),
+    (_smoothed, (50, 100), False),
+], ids=["asleep", "large", "awake", "small"])
+def test_threads_that_fall_asleep_are_not_woken_in_every_trip(
+        function: Callable, shape: tuple[int, ...], shared: bool, take_apart: Callable,
+        arrays: Callable) -> None:
+    (program,) = take_apart(function, *arrays("float32", shape)).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    in_trips = [stmt for trip in loops.body if isinstance(trip, For)
+                and trip.kind is LoopKind.SERIAL and isinstance(trip.extent, Const)
+                and trip.extent.value in (50, 100) for stmt in walk(trip.body)]
+    assert in_trips
+    assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
+               for stmt in in_trips) is shared
