@@ -1,12 +1,14 @@
-"""Writes docs/performance.md: cost against size over three decades, all cases on a roofline, and
-the same work through other packages.
+"""Writes docs/performance.md: cost against size over three decades, all cases on a roofline, the
+same work through other packages, and programs that users reported slow or wrong.
 
     python scripts/performance.py              # measures for two minutes, on an idle machine
     python scripts/performance.py --draw       # draws again what was measured
 
-What is measured is kept in docs/performance.json; what others need for the same work is measured by
+What is measured is kept in docs/performance.json; what others need for the same work, and what
+users reported, is measured by
 
     hlo-mlc bench --peers --json docs/peers.json
+    hlo-mlc bench --group issues --neighbours --json docs/issues.json
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from hlo_mlc_bench import peers as others
 from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
-from hlo_mlc_bench.results import environment
+from hlo_mlc_bench.results import Results, Row, environment, load
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
 DOCS = _ROOT / "docs"
 MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
+ISSUES = DOCS / "issues.json"
+_TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
 
 _ROUNDS = 15
 _WIDTH, _HEIGHT, _MARGIN, _GAP = 280, 220, 56, 64  # of a panel, around it, between two; pixels
@@ -259,7 +263,7 @@ def _key(measured: Measured) -> list[str]:
             text(_MARGIN + 80, 34, "● jax.jit", colour=XLA)]
 
 
-def page(measured: Measured, peers: Mapping[str, Any]) -> str:
+def page(measured: Measured, peers: Mapping[str, Any], issues: Results) -> str:
     """docs/performance.md."""
     limits = measured.limits
     lines = [
@@ -278,6 +282,7 @@ def page(measured: Measured, peers: Mapping[str, Any]) -> str:
         "left out.", "",
         "![Operations in a second against operations for each byte](roofline.svg)", "",
         *_beside_others(peers),
+        *_reported(issues),
     ]
     return "\n".join(lines)
 
@@ -307,9 +312,48 @@ def _ms(row: others.PeerRow, name: str) -> str:
     return f"{row.ms[name]:.3g}" if name in row.ms else ""
 
 
-def draw(measured: Measured, peers: Mapping[str, Any], folder: Path = DOCS) -> None:
+def _reported(issues: Results) -> list[str]:
+    """A table of the programs that were rebuilt from reports."""
+    here = issues.environment
+    rows = {row.name: row for row in issues.rows}
+    reported = [rows[case.name] for case in CASES if case.name in rows]
+    wrong = [row.name for row in reported
+             if row.jax_error is not None and row.jax_error > row.allowed_error]
+    return [
+        "## What users reported", "",
+        "Programs that were reported slow or wrong on CPUs, rebuilt from the threads "
+        f"(`hlo-mlc bench --group issues`; {here['cpu']}, {here['cores']} cores, JAX "
+        f"{here['packages']['jax']}, {here['date'][:10]}). Times are milliseconds of a call; each "
+        "result is checked against an evaluation in 64 bits. Neighbours are the same programs of "
+        "an odd size, another dtype and another layout; the lowest of the ratios measured is "
+        f"shown. Wrong results of jax.jit, as reported: {', '.join(wrong) or 'none'}.", "",
+        "| program | reported | hlo_mlc | jax.jit | ratio | neighbours | first call | by jax.jit |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        *(_report(row, rows) for row in reported), ""]
+
+
+def _report(row: Row, rows: Mapping[str, Row]) -> str:
+    case = BY_NAME[row.name]
+    threads = ", ".join(_link(thread) for thread in case.threads)
+    near = [found.ratio for one in case.neighbours
+            if (found := rows.get(one.name)) is not None and found.ratio is not None]
+    lowest = f"{min(near):.2f}" if near else ""
+    if row.ratio is None:
+        return f"| {row.name} | {threads} | {row.status} | | | {lowest} | | |"
+    first = f"{row.ours_first_call_s * 1e3:.0f} | {row.jax_first_call_s * 1e3:.0f}"
+    return (f"| {row.name} | {threads} | {row.ours_ms:.3g} | {row.jax_ms:.3g} | {row.ratio:.2f} | "
+            f"{lowest} | {first} |")
+
+
+def _link(thread: str) -> str:
+    tracker, _, number = thread.partition(" #")
+    return f"[{thread}](https://github.com/{_TRACKERS[tracker]}/issues/{number})"
+
+
+def draw(measured: Measured, peers: Mapping[str, Any], issues: Results, folder: Path = DOCS
+         ) -> None:
     """Writes the page and its pictures."""
-    (folder / "performance.md").write_text(page(measured, peers))
+    (folder / "performance.md").write_text(page(measured, peers, issues))
     (folder / "scaling.svg").write_text(scaling(measured))
     (folder / "roofline.svg").write_text(roofline(measured))
 
@@ -319,7 +363,7 @@ def main(arguments: Sequence[str]) -> None:
     if "--draw" not in arguments:
         measured = measure(machine_limits(Options.from_environment()))
         MEASURED.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()))
+    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), load(ISSUES))
     print(f"wrote {DOCS / 'performance.md'}")
 
 

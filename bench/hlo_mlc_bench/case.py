@@ -65,7 +65,9 @@ class Case:
     the result's largest magnitude (0: exact); about four times what XLA shows. `figure` is the
     ratio jax.jit / hlo_mlc to reach. `tiny` are sizes for tests. `view` is how the argument number
     `viewed` arrives: "plain", "transposed" (last two axes swapped) or "strided" (every other
-    element of a larger array).
+    element of a larger array). `threads` are reports of users that it is rebuilt from. Where
+    `xla_errs`, jax.jit is known to give wrong results: its error excuses nothing, and what is right
+    is evaluated one operation at a time.
     """
 
     name: str
@@ -79,6 +81,8 @@ class Case:
     dtype: str = "float32"
     view: str = "plain"
     viewed: int = 0
+    threads: tuple[str, ...] = ()
+    xla_errs: bool = False
     neighbours: tuple[Case, ...] = field(default=(), repr=False)
 
     def make(self, seed: int = 0, *, tiny: bool = False) -> Workload:

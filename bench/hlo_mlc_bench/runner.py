@@ -112,7 +112,7 @@ def _check(
     """The errors of both results, and what is wrong with ours ("" if nothing is)."""
     if not check.same_types(ours, by_jax):
         return {}, f"results have types {_types(ours)}, those of jax.jit {_types(by_jax)}"
-    expected = check.reference(function, args)
+    expected = check.reference(function, args, xla_errs=case.xla_errs)
     jax_error, ours_error = check.error(by_jax, expected), check.error(ours, expected)
     allowed = check.bound(case, jax_error)
     errors = {"jax_error": jax_error, "ours_error": ours_error, "allowed_error": allowed}

@@ -18,10 +18,10 @@ _LARGEST_TINY = 2000  # elements of one argument
 def test_runs_under_plain_jax_within_its_tolerance(case: Case) -> None:
     function, args = case_at_tiny_size(case)
     with case.in_its_mode():
-        results = jax.jit(function)(*args)
+        results = (function if case.xla_errs else jax.jit(function))(*args)
     assert all(np.isfinite(np.asarray(leaf, np.float64)).all() for leaf in jax.tree.leaves(results))
-    allowed = check.bound(case, xla_error=0.0)
-    assert check.error(results, check.reference(function, args)) <= allowed
+    expected = check.reference(function, args, xla_errs=case.xla_errs)
+    assert check.error(results, expected) <= check.bound(case, xla_error=0.0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -59,7 +59,8 @@ def test_a_view_changes_the_layout_but_not_the_result(name: str) -> None:
     case, plain = BY_NAME[name], BY_NAME[name.partition("/")[0]]
     (viewed, viewed_args), (function, args) = case_at_tiny_size(case), case_at_tiny_size(plain)
     assert viewed_args[case.viewed].shape != args[case.viewed].shape
-    both = (jax.tree.leaves(f(*a)) for f, a in ((viewed, viewed_args), (function, args)))
+    with case.in_its_mode():
+        both = [jax.tree.leaves(f(*a)) for f, a in ((viewed, viewed_args), (function, args))]
     for one, other in zip(*both, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
@@ -69,7 +70,7 @@ def test_names_are_unique_and_the_demo_is_in_the_registry() -> None:
     assert set(DEMO) <= set(BY_NAME)
     assert GROUPS == ("models", "attention", "elementwise", "rows", "contractions",
                       "convolutions", "loops", "linear algebra",
-                      "math", "random", "movement", "sorting", "overhead")
+                      "math", "random", "movement", "sorting", "overhead", "issues")
 
 
 def test_arguments_have_the_dtype_of_the_case() -> None:
@@ -77,7 +78,7 @@ def test_arguments_have_the_dtype_of_the_case() -> None:
         _, args = case_at_tiny_size(case)
         found = {leaf.dtype for leaf in jax.tree.leaves(args)}
         other = {"random": {jnp.dtype(jnp.uint32)}, "movement": {jnp.dtype(jnp.int32)},
-                 "sorting": {jnp.dtype(jnp.int32)}}
+                 "sorting": {jnp.dtype(jnp.int32)}, "issues": {jnp.dtype(jnp.int32)}}
         assert found - other.get(case.group, set()) <= {jnp.dtype(case.dtype)}, case.name
         assert found, case.name
 

@@ -75,3 +75,20 @@ def test_same_types() -> None:
     assert not check.same_types({"a": one}, {"b": one})
     assert not check.same_types(one, jnp.ones(3))
     assert not check.same_types(one, one.astype(jnp.bfloat16))
+
+
+def test_a_wrong_jax_jit_excuses_nothing() -> None:
+    case = replace(BY_NAME["exp"], tolerance=4, xla_errs=True)
+    assert check.bound(case, xla_error=1.0) == 4 * float(np.finfo(np.float32).eps)
+
+
+def test_reference_of_what_jax_jit_gets_wrong_goes_operation_by_operation() -> None:
+    """Nothing is compiled as a whole: the function sees numbers."""
+    seen = []
+
+    def function(x: jnp.ndarray) -> jnp.ndarray:
+        seen.append(float(x[0]))
+        return x / 3
+
+    (third,) = check.reference(function, (jnp.ones(2),), xla_errs=True)
+    assert seen == [1.0] and third.dtype == np.float64 and third[0] == 1 / 3

@@ -16,6 +16,7 @@ import pytest
 from hlo_mlc import mlc_jit
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME
+from hlo_mlc_bench.results import Results, Row, load
 
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
@@ -25,6 +26,11 @@ _OTHERS = {"environment": _ENVIRONMENT, "peers": {"NumPy": "2", "IREE": "3"}, "r
      "failed": {"NumPy": "no program for it"}},
     {"name": "exp", "ms": {"hlo_mlc": 2.0, "jax.jit": 0.1, "NumPy": 1.0}, "failed": {}},
     {"name": "gru", "ms": {"hlo_mlc": 3.0, "jax.jit": 4.0}, "failed": {}}]}
+_REPORTED = Results(_ENVIRONMENT, (
+    Row(name="median", group="issues", status="right", jax_ms=8.0, ours_ms=2.0, ratio=4.0,
+        ours_first_call_s=0.1, jax_first_call_s=0.25),
+    Row(name="median/odd", group="issues", status="right", jax_ms=3.0, ours_ms=2.0, ratio=1.5),
+    Row(name="popped", group="issues", status="wrong")))
 
 
 @pytest.fixture
@@ -48,7 +54,7 @@ def test_sizes_span_three_decades_of_work(name: str) -> None:
 
 
 def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
-    _SCRIPT["draw"](measured, _OTHERS, tmp_path)
+    _SCRIPT["draw"](measured, _OTHERS, _REPORTED, tmp_path)
     for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
         root = ET.fromstring((tmp_path / name).read_text())
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
@@ -60,6 +66,9 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
     text = (tmp_path / "performance.md").read_text()
     assert "| exp | 1,000 | 0.001 | 0.002 | 2.00 |" in text and "100 GFLOP/s" in text
     assert "| gelu | 0.5 | 2 |  | 1 | 2.00 |" in text and "| gru | 3 | 4 |  |  |  |" in text
+    assert "[jax #4379](https://github.com/jax-ml/jax/issues/4379) | 2 | 8 | 4.00 | 1.50 | 100 |" \
+        " 250 |" in text
+    assert "issues/31284) | wrong |" in text
     assert "its geometric mean is 1.00, and 1 of 2 are at least 0.97" in text
 
 
@@ -88,7 +97,8 @@ def test_cases_are_measured(case: Case) -> None:
 
 def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
     others = json.loads(_SCRIPT["PEERS"].read_text())
-    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others, tmp_path)
+    reported = load(_SCRIPT["ISSUES"])
+    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others, reported, tmp_path)
     for name in ("performance.md", "scaling.svg", "roofline.svg"):
         assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), \
             "run python scripts/performance.py --draw"

@@ -7,6 +7,7 @@ from hlo_mlc_bench.cases import (
     contractions,
     convolutions,
     elementwise,
+    issues,
     linear_algebra,
     loops,
     math,
@@ -30,6 +31,7 @@ CASES = (
     *movement.CASES,
     *sorting.CASES,
     *overhead.CASES,
+    *issues.CASES,
 )
 """All cases, in the order in which they are run and shown; neighbours hang on their case."""
 
