@@ -87,6 +87,11 @@ def rank_correlation(points: Sequence[Point]) -> float:
     return float(np.corrcoef(first, second)[0, 1])
 
 
+def within(points: Sequence[Point], factor: float = 2.0) -> float:
+    """The share of predictions that are off by no more than a factor."""
+    return sum(point.off <= factor for point in points) / len(points)
+
+
 def _ranks(values: Sequence[float]) -> np.ndarray:
     """The place of each value, from 0; equal ones share the mean of theirs."""
     array = np.asarray(values)
@@ -97,9 +102,11 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 def caption(ours: Sequence[Point], xla: Sequence[Point], ratios: Sequence[Point]) -> str:
     """The figures in words."""
-    figures = [f"{name} {rank_correlation(points):.2f}" for name, points in (
-        ("all times", [*ours, *xla]), ("hlo_mlc", ours), ("jax.jit", xla), ("ratios", ratios))]
-    return f"rank correlation of {len(ours)} cases: {', '.join(figures)}"
+    kinds = ("all times", [*ours, *xla]), ("hlo_mlc", ours), ("jax.jit", xla), ("ratios", ratios)
+    figures = [f"{name} {rank_correlation(points):.2f}" for name, points in kinds]
+    near = [f"{name} {within(points):.0%}" for name, points in kinds[1:]]
+    return f"rank correlation of {len(ours)} cases: {', '.join(figures)}; within 2x: " \
+        + ", ".join(near)
 
 
 def picture(results: Results, ours: Sequence[Point], xla: Sequence[Point],

@@ -134,7 +134,8 @@ def _rates(options: Options, refresh: bool) -> Facts:
         f"arithmetic {rates.xla_arithmetic:.2f}, exp {rates.xla_exp:.2f}, passes "
         f"{rates.xla_near:.2f} {rates.xla_far:.2f} {rates.xla_distant:.2f}, sums of rows "
         f"{rates.xla_reduction:.2f}, products {rates.xla_small_product:.2f} "
-        f"{rates.xla_medium_product:.2f} {rates.xla_large_product:.2f}")
+        f"{rates.xla_medium_product:.2f} {rates.xla_large_product:.2f}, of bf16 "
+        f"{rates.xla_narrow_product:.2f}")
     if rates == Rates():
         yield "remembered in", "nowhere: these are typical figures, not measured ones"
     else:

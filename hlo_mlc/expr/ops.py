@@ -36,8 +36,10 @@ class ScalarOp:
     """`name(args) -> result`; all args have one type unless `meaning` says otherwise.
 
     `cost` is how many simple operations it takes, of floats where that makes a difference;
-    `xla_extra` so many more in XLA's code than in ours, measured on Zen 4 and Emerald Rapids with
-    128k and 256k normally distributed values in f32.
+    `xla_extra` so many more in XLA's code than in ours where that has vectors, measured on Zen 4
+    and Emerald Rapids with 128k and 256k normally distributed values in f32. `xla_ns` are
+    nanoseconds of one thread for each f32 and each f64 where it calls a function for every element
+    (64k evenly distributed values, Zen 5), no matter how wide the machine's vectors are; else 0.
     """
 
     name: str
@@ -49,6 +51,7 @@ class ScalarOp:
     accuracy: Accuracy = Accuracy.EXACT
     cost: int = 1
     xla_extra: int = 0
+    xla_ns: tuple[float, float] = (0.0, 0.0)
 
 
 def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -289,10 +292,11 @@ def convert(x: Array, to: DType) -> Array:
 
 
 def _arithmetic(name: str, meaning: Callable[[Array, Array], Array], *, cost: int = 1,
-                xla_extra: int = 0, commutative: bool = False, infix: str = "") -> ScalarOp:
+                xla_ns: tuple[float, float] = (0.0, 0.0), commutative: bool = False,
+                infix: str = "") -> ScalarOp:
     """An op of two operands whose result is rounded once."""
     return ScalarOp(name, 2, _through_f32(meaning), commutative=commutative, infix=infix,
-                    accuracy=Accuracy.ROUNDED, cost=cost, xla_extra=xla_extra)
+                    accuracy=Accuracy.ROUNDED, cost=cost, xla_ns=xla_ns)
 
 
 def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[ScalarOp]:
@@ -300,10 +304,10 @@ def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[
 
 
 def _function(name: str, meaning: Callable[..., Array], *, arity: int = 1, cost: int = 12,
-              xla_extra: int = 0) -> ScalarOp:
+              xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0)) -> ScalarOp:
     """An op that is composed of simple ones."""
     return ScalarOp(name, arity, _through_f32(meaning), accuracy=Accuracy.APPROXIMATE, cost=cost,
-                    xla_extra=xla_extra)
+                    xla_extra=xla_extra, xla_ns=xla_ns)
 
 
 _TABLE = [
@@ -314,7 +318,7 @@ _TABLE = [
                 commutative=True, infix="*"),
     _arithmetic("div", _divide, infix="/", cost=4),
     _arithmetic("div_common", _divide, cost=2),  # by a divisor that many quotients share
-    _arithmetic("rem", _remainder, infix="%", cost=8, xla_extra=370),
+    _arithmetic("rem", _remainder, infix="%", cost=8, xla_ns=(14, 14)),
     ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
     ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
     ScalarOp("fma", 3, _through_f32(_fma), accuracy=Accuracy.ROUNDED),
@@ -327,31 +331,31 @@ _TABLE = [
     ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4),
     # functions
     _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45),
-    _function("cbrt", np.cbrt, xla_extra=550),
-    _function("pow", _power, arity=2, cost=30, xla_extra=110),
+    _function("cbrt", np.cbrt, xla_ns=(10.5, 10.5)),
+    _function("pow", _power, arity=2, cost=30, xla_ns=(7.5, 9)),
     _function("exp", np.exp, xla_extra=9),
     _function("expm1", np.expm1, xla_extra=15),
-    _function("log", np.log, xla_extra=17),
-    _function("log1p", np.log1p, xla_extra=15),
-    _function("logistic", _logistic, xla_extra=10),
-    _function("sin", np.sin, xla_extra=250),
-    _function("cos", np.cos, xla_extra=250),
-    _function("tan", np.tan, xla_extra=600),
-    _function("asin", np.arcsin, xla_extra=300),
-    _function("acos", np.arccos, xla_extra=400),
+    _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
+    _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4)),
+    _function("logistic", _logistic, xla_extra=10, xla_ns=(0, 2)),
+    _function("sin", np.sin, xla_ns=(4, 9)),
+    _function("cos", np.cos, xla_ns=(4, 9)),
+    _function("tan", np.tan, xla_ns=(7, 9)),
+    _function("asin", np.arcsin, xla_ns=(17, 14)),
+    _function("acos", np.arccos, xla_ns=(17, 13)),
     _function("atan", np.arctan, xla_extra=180),
-    _function("atan2", np.arctan2, arity=2, cost=30, xla_extra=500),
-    _function("sinh", np.sinh, xla_extra=60),
-    _function("cosh", np.cosh, xla_extra=40),
+    _function("atan2", np.arctan2, arity=2, cost=30, xla_ns=(25, 14)),
+    _function("sinh", np.sinh, xla_extra=60, xla_ns=(0, 4)),
+    _function("cosh", np.cosh, xla_extra=40, xla_ns=(0, 3)),
     _function("tanh", np.tanh, xla_extra=4),
-    _function("asinh", np.arcsinh, xla_extra=100),
-    _function("acosh", np.arccosh, xla_extra=80),
-    _function("atanh", np.arctanh, xla_extra=65),
-    _function("erf", erf, cost=14, xla_extra=2),
-    _function("erfc", erfc, cost=45, xla_extra=40),
-    _function("erf_inv", erf_inv, cost=25, xla_extra=67),
-    _function("lgamma", lgamma, cost=200, xla_extra=235),
-    _function("digamma", digamma, cost=170, xla_extra=340),
+    _function("asinh", np.arcsinh, xla_ns=(5, 9)),
+    _function("acosh", np.arccosh, xla_ns=(3, 7)),
+    _function("atanh", np.arctanh, xla_ns=(3.5, 7.5)),
+    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 10)),
+    _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4)),
+    _function("erf_inv", erf_inv, cost=25, xla_ns=(2.7, 19)),
+    _function("lgamma", lgamma, cost=200, xla_ns=(11, 30)),
+    _function("digamma", digamma, cost=170, xla_ns=(18, 25)),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

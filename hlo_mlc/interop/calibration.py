@@ -41,7 +41,8 @@ _FEWEST_ROUNDS = 6
 _LEAST_US = 0.05  # where noise leaves nothing of a difference
 # What is beyond comes from other programs that use the cores.
 _LONGEST_WAKING_US = 25.0
-_PLAUSIBLE = {"compute": (0.8, 4.0), "wait": (0.9, 1.6)}  # XLA's time / ours
+# XLA's time / ours; it may have instructions that we do not use.
+_PLAUSIBLE = {"compute": (0.8, 4.0), "wait": (0.9, 1.6), "narrow": (0.25, 4.0)}
 _CHAIN = 16  # steps of four operations: long enough that memory does not count
 _CHAIN_OPERATIONS = 4 * _CHAIN
 _CHAIN_SIZES = (1 << 14, 1 << 16)
@@ -148,6 +149,10 @@ def _products(target: CpuTarget, rates: Rates) -> Iterator[Found]:
         yield {f"xla_{name}_product": _ratio(xla_us, ours_us, "compute", typical)}
         if name == "large":
             yield {"vector_products": size**3 / target.lanes(4) / ours_us / target.cores}
+    size = _PRODUCTS["large"]
+    narrow = _values(size, size).astype(jnp.bfloat16)
+    ours_us, xla_us = _compare(jnp.matmul, narrow, narrow).inside(rates)
+    yield {"xla_narrow_product": _ratio(xla_us, ours_us, "narrow", rates.xla_narrow_product)}
 
 
 def _loops(target: CpuTarget, rates: Rates) -> Iterator[Found]:

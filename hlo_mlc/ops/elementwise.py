@@ -16,7 +16,7 @@ from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops import bessel, bits
+from hlo_mlc.ops import bits
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
@@ -188,8 +188,6 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("chlo.erf_inv", "erf_inv", _FLOAT),
     _row("chlo.lgamma", "lgamma", _FLOAT),
     _row("chlo.digamma", "digamma", _FLOAT),
-    _define("chlo.bessel_i1e", lambda node, elements: bessel.i1e(elements[0]),
-            [_example("chlo.bessel_i1e", [t], t) for t in _FLOAT], cost=80, is_exact=False),
     # bits and logic
     _row("stablehlo.and", "and", _LOGICAL),
     _row("stablehlo.or", "or", _LOGICAL),

@@ -1,7 +1,9 @@
-"""What XLA needs for a stage: recorded ratios to our time, by kind of stage.
+"""What XLA needs for a stage: what its code for it does, where that is another thing than ours.
 
-They come from paired runs (bench/results; single operations at sizes from 1k to 4M elements); those
-that differ most between machines are measured on each (target/rates.py).
+It computes some of it one by one, on one thread, or by a library, and pays for every loop that it
+runs on several threads; else its time is a ratio to ours, by kind of stage.  The figures come from
+paired runs (bench/results; single operations at sizes from 1k to 4M elements); those that differ
+most between machines are measured on each (target/rates.py).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, loads, walk
-from hlo_mlc.expr.dtypes import F32, I8, I32
+from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.nodes import written_out
@@ -32,13 +34,29 @@ from hlo_mlc.tensor.classify import (
     is_written_out,
     slides,
     stride,
+    walks_columns,
 )
+from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import is_several
 from hlo_mlc.tensor.core import Stage
 
-# What a rotation of an integer, of which random numbers are made, costs more in XLA's code than in
-# ours, in the unit of `cost`: a million took XLA 2.5 to 7 times as long as us.
-_EXTRA_OF_ROTATION = 6
+# XLA uses several threads from about so many operations on, a byte counting as ten (as in
+# xla/service/cpu/parallel_task_assignment.cc): loops over 64 KB ran on one, over 96 to 256 on two.
+_PARALLEL_OPERATIONS = 1_000_000
+_BYTE_OPERATIONS = 10
+# What it takes to begin and end on several threads that are awake: chains of 16 to 32 such loops
+# took 3 to 5 us each more than they computed on Zen 5, single ones 6 to 10.
+FORK_US = 4.0
+# In loops it stays on one thread below this: 128 KB a trip took 0.6 us, what one computes.
+_SMALL_LOOP_BYTES = 1 << 20
+
+# One thread gets at least so large a share of what all get from memory: a few are enough for it.
+_SHARES = 4
+
+# Nanoseconds of one thread for a rotation of an integer, of which random numbers are made: a
+# million took XLA 2.5 to 7 times as long as us; a million random numbers, of 10 rotations each, 2.6
+# to 4.8 ms on two threads.
+_ROTATION_NS = 0.25
 
 # XLA's time / ours, where nobody measures it on the machine itself.
 # Integers divided one by one, by bytes: 16k to 1M took 3 to 8, 3.5 to 17, 2.4 to 4, and 2.4 to 4.5.
@@ -46,8 +64,12 @@ _INTEGER_DIVISION = {1: 6.0, 2: 7.0, 4: 2.5, 8: 2.5}
 _MOVE = 1.0
 _ACROSS = 1.5  # transposes: 1.3 for those in a cache, 2 to 4 for 12 to 32 MB
 _FAR = 8  # elements between what neighbours read, so that it counts as one
-_LOOKED_UP = 1.2  # rows of 64 and 251 elements 2 to 3.9, of 256 and single elements 1.0 to 1.2
-_LOOKED_UP_NARROW = 0.65  # of less than 4 bytes
+# Of single elements and rows of 256 1.0 to 1.2, of 64 and 251 2 to 3.9, of 256 in bf16 2.4 to 2.9.
+_LOOKED_UP = 1.2
+_SHORT_ROW = 32  # elements: rows of 16 that are added to one took 0.4 ns each, 0.1 in one piece
+# Multiply-adds per microsecond of one thread in sums of products that were written as such, for
+# which no library is called (convolutions in loops of NPBench: 20 per nanosecond on two).
+_SCALAR_PRODUCTS = 10_000
 # Reductions of few terms, which we write out: nanoseconds of XLA per element on all threads, over
 # leading axes (2.6 to 7.7, of 2 to 4 rows of 300,000), last ones (0.36 to 3.9) and others (0.12 to
 # 1.0); sums, sums of what is computed, maxima.
@@ -55,8 +77,8 @@ _FEW_ROWS_NS, _FEW_COLUMNS_NS, _FEW_BETWEEN_NS = 2.5, 0.4, 0.12
 _FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
 # Scatters: both sides go element by element, or add vectors, one row after the other.  Sums, maxima
 # and counts of 1,000 to 200,000 elements took XLA 0.76 to 1.3 times as long as us where they were
-# many, rows of 8 to 64 elements 1.0 to 2.0; what few take is starting them.
-_SCATTER, _SCATTER_ROWS = 0.9, 1.1
+# many, rows of 8 to 64 elements 1.0 to 4.0; what few take is starting them.
+_SCATTER, _SCATTER_ROWS = 0.9, 1.5
 _SERIAL = 0.95
 _MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
 # Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to
@@ -81,13 +103,15 @@ _OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
 # Small matrices: nanoseconds of LAPACK for each call, and for each simple operation of ours.  On
 # Zen 5, 10,000 Cholesky and triangular factors, LUs and QRs of 2 to 8 square took 72 to 1,500 each.
 _MATRIX_NS, _MATRIX_OPERATION_NS = 60, 0.7
-# Scans: nanoseconds of XLA per result and operation of the combiner, at least.  It took 5 to 15 for
-# sums and maxima of any layout, 480 for cumulative logsumexp; twice as long where each is widened.
-_SCAN_NS, _SCAN_NARROW_NS = 5.0, 10.0
+# Scans: nanoseconds of XLA per result and operation of the combiner.  It took 1.5 to 15 for sums
+# and maxima of any layout (the least with JAX 0.12), 480 for cumulative logsumexp; two to five
+# times as long where each is widened.
+_SCAN_NS, _SCAN_NARROW_NS = 3.0, 8.0
 # Sorts: nanoseconds of XLA per element and doubling of the row, on one thread: of integers alone
-# (2.2 to 5.8), of floats, and of several operands (11 to 45).  The first few of f32 have code of
-# their own: per element (1.4 to 1.8), and per result and doubling (10 to 20).
-_SORT_INTEGERS_NS, _SORT_NS, _SORT_MORE_NS = 2.5, 14.0, 3.0
+# (1.8 to 5.8), of floats, and of several operands (7 with JAX 0.12, 10 to 45 before).  The first
+# few of f32 have code of their own: per element (1.4 to 1.8), and per result and doubling (10 to
+# 20).
+_SORT_INTEGERS_NS, _SORT_NS, _SORT_MORE_NS = 2.0, 10.0, 2.0
 _FIRST_NS, _FIRST_RESULT_NS = 1.5, 12.0
 
 
@@ -110,10 +134,34 @@ class OurTime:
         return self.alone_us / self.threads
 
 
-def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where XLA computes a stage: in the body of a loop of its own or of ours, and, if there is a
+    sum of products among its operations, by a library that is made for them; `in_pieces`: each
+    operation of the loop has a call of its own."""
+
+    in_loop: bool = False
+    by_library: bool = True
+    in_pieces: bool = False
+
+
+def is_parallel(operations: int, moved_bytes: int) -> bool:
+    """Whether XLA uses several threads for so much."""
+    return operations + _BYTE_OPERATIONS * moved_bytes >= _PARALLEL_OPERATIONS
+
+
+def _threads(work: Work, target: CpuTarget, around: Surroundings) -> int:
+    if around.in_loop and work.moved_bytes < _SMALL_LOOP_BYTES \
+            or not is_parallel(work.operations + 2 * work.products, work.moved_bytes):
+        return 1
+    return target.cores
+
+
+def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
+           ) -> tuple[str, float]:
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
-    work, memory = ours.computing_us, rates.pass_us(ours.work.moved_bytes)
+    memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         each = _MATRIX_NS + _MATRIX_OPERATION_NS * cost(*stage.expressions)
         return "small matrices", max(points(stage) * each / 1e3, memory)
@@ -124,20 +172,35 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
     if stage.sort is not None:
         return "sort", max(_sort_us(stage), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
+        work = ours.computing_us
         return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
     if ours.is_serial:
-        return "serial", work * _SERIAL
+        return "serial", ours.alone_us * _SERIAL
     if stage.combiner is not None and len(stage.accumulators) > 1 \
             and not is_several(stage.combiner):
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = _SEVERAL_NARROW_NS if narrow else _SEVERAL_NS
         return "reduction with several results", max(points(stage) * each / 1e3, memory)
-    if multiplies(stage) and slides(stage):
+    threads = _threads(ours.work, target, around)
+    if around.in_loop:
+        memory *= min(target.cores / threads, _SHARES)
+    kind, us = _loop_us(stage, ours, memory, threads, rates, around)
+    return kind, us + (FORK_US if threads > 1 else 0)
+
+
+def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Rates,
+             around: Surroundings) -> tuple[str, float]:
+    """The same of what it computes in loops over all points, on so many threads."""
+    work = ours.alone_us / threads
+    if multiplies(stage) and slides(stage) and around.by_library:
         return "convolution", _convolution_us(stage, work, memory)
     if contraction(stage) is not None:
-        return "product", _product_us(stage, work, memory, rates)
+        us = _product_us(stage, work, memory, rates)
+        if not around.by_library:
+            us = max(us, points(stage) / _SCALAR_PRODUCTS / threads)
+        return "product", us
     if is_map(stage):
-        return _map_us(stage, ours, memory, rates)
+        return _map_us(stage, ours, work, memory, threads, rates)
     if terms := window(stage):
         results = math.prod(v.extent for v in stage.axes)
         each = terms * _OVERLAP_NS if slides(stage) else min(
@@ -146,8 +209,10 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget) -> tuple[str, float]:
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
-    return "reduction", max(work * _computing_ratio(stage, rates) * _FOLD,
-                            memory * rates.xla_reduction)
+    us = max(work * _computing_ratio(stage, rates) * _FOLD, memory * rates.xla_reduction)
+    if _is_scalar(stage):
+        us = max(us, ours.scalar_us / threads)
+    return "reduction", us + _calls_us(stage) / threads
 
 
 def _sort_us(stage: Stage) -> float:
@@ -168,6 +233,21 @@ def written_out_us(nodes: Sequence[Node]) -> float:
                for node in nodes if node in short) / 1e3
 
 
+def convolutions_us(nodes: Sequence[Node]) -> float:
+    """What XLA needs for convolutions with a channel for each group among them, of which stages
+    may have no trace either: their constant factors become part of expressions."""
+    total = 0.0
+    for node in nodes:
+        if node.op == "stablehlo.convolution":
+            kernel, a = node.operands[1].type.shape, node.attributes
+            groups = a.get("feature_group_count", 1)
+            if kernel[a["kernel_input_feature_dimension"]] == 1 \
+                    and kernel[a["kernel_output_feature_dimension"]] == groups:
+                terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
+                total += node.results[0].type.size * terms * _DEPTHWISE_NS / 1e3
+    return total
+
+
 def _few_terms_ns(node: Node) -> float:
     axes, rank = node.attributes["dimensions"], len(node.operands[0].type.shape)
     return _FEW_COLUMNS_NS if rank - 1 in axes else _FEW_ROWS_NS if 0 in axes else _FEW_BETWEEN_NS
@@ -181,6 +261,8 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float
     is_large = size > _LARGE and min(rows, columns) > _FEW_ROWS
     ratio = rates.xla_large_product if is_large else rates.xla_medium_product \
         if size > _MEDIUM else rates.xla_small_product
+    if size > _LARGE and any(b.dtype is BF16 for b in stage.inputs):
+        ratio = rates.xla_narrow_product
     if stage.terms[0].dtype.is_integer:
         of_bytes = stage.terms[0].dtype is I32 and all(
             load.dtype is I8 for load in loads(stage.terms[0]))
@@ -190,15 +272,25 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float
     return max(work * ratio, memory * ratio, batch * _EACH_PRODUCT_US)
 
 
-def _map_us(stage: Stage, ours: OurTime, memory: float, rates: Rates) -> tuple[str, float]:
+def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
+            ) -> tuple[str, float]:
+    moves = not ours.work.operations
     ratio = _ACROSS if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
-        if ours.work.operations else _looked_up(stage) if _looks_up(stage) else _MOVE
-    if not ours.work.operations:
-        return "move", max(ours.computing_us, memory) * ratio
-    us = max(ours.computing_us * _computing_ratio(stage, rates), memory * ratio)
+        if not moves else _LOOKED_UP if _looks_up(stage) else _MOVE
+    us = max(work * (ratio if moves else _computing_ratio(stage, rates)), memory * ratio)
+    us += _calls_us(stage) / threads
+    if _is_scalar(stage):
+        us = max(us, ours.scalar_us / threads)
     if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
-        us = max(us, ours.scalar_us)  # it computes what overwrites a part of a value so
-    return "map", us
+        us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
+    return "move" if moves else "map", us
+
+
+def _is_scalar(stage: Stage) -> bool:
+    """XLA has no vectors for it: it looks places up, or its rows are short."""
+    along = coalesce(stage)
+    row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
+    return _looks_up(stage) or bool(row) and row[-1].extent < _SHORT_ROW
 
 
 def _walks_across(stage: Stage) -> bool:
@@ -208,10 +300,6 @@ def _walks_across(stage: Stage) -> bool:
     apart = {load: abs(stride(load, last) or 0) for load in read}
     return any(step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))
                for load, step in apart.items())
-
-
-def _looked_up(stage: Stage) -> float:
-    return _LOOKED_UP if all(b.dtype.bytes >= 4 for b in stage.outputs) else _LOOKED_UP_NARROW
 
 
 def _looks_up(stage: Stage) -> bool:
@@ -224,16 +312,16 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
     """XLA's time / ours for what a stage computes."""
     each = cost(*stage.expressions)
     ours = theirs = 0  # for functions that XLA computes in another way
-    division = division_there = rotated = 0.0
+    division = division_there = 0.0
     for node in walk(*stage.expressions):
         if not isinstance(node, Apply):
             continue
         op = OPS[node.op]
-        if node.dtype.is_float and op.xla_extra:
+        if node.dtype.is_float and called_ns(node):
+            ours += cost_of_node(node)
+        elif node.dtype.is_float and op.xla_extra:
             ours += op.cost
             theirs += op.cost + op.xla_extra
-        elif rotates(node):
-            rotated += _EXTRA_OF_ROTATION
         elif divides_integers(node):
             division += cost_of_node(node)
             division_there += cost_of_node(node) * _INTEGER_DIVISION[node.dtype.bytes]
@@ -242,7 +330,20 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
     exp = OPS["exp"]
     special = theirs * rates.xla_exp * exp.cost / (exp.cost + exp.xla_extra)
     plain = (each - ours - division) * rates.xla_arithmetic
-    return (plain + special + division_there + rotated) / each
+    return (plain + special + division_there) / each
+
+
+def called_ns(node: Apply) -> float:
+    """Nanoseconds of one thread of XLA's for what it computes one by one; else 0."""
+    if rotates(node):
+        return _ROTATION_NS
+    return OPS[node.op].xla_ns[node.dtype is F64] if node.dtype.is_float else 0.0
+
+
+def _calls_us(stage: Stage) -> float:
+    """What such operations take on one thread."""
+    each = sum(called_ns(node) for node in walk(*stage.expressions) if isinstance(node, Apply))
+    return points(stage) * each / 1e3
 
 
 def _convolution_us(stage: Stage, work: float, memory: float) -> float:

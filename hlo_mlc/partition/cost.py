@@ -8,13 +8,21 @@ are rough; the ratios between both sides decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Set
+from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.registry import moves
-from hlo_mlc.partition.baseline import OurTime, written_out_us, xla_us
+from hlo_mlc.partition.baseline import (
+    FORK_US,
+    OurTime,
+    Surroundings,
+    convolutions_us,
+    is_parallel,
+    written_out_us,
+    xla_us,
+)
 from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
@@ -29,19 +37,14 @@ from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.tensor.classify import is_map, is_written_out
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Stage, Step, TensorProgram
 
-# Where nothing is vectorized (scatters, recurrences), so many scalar operations take the time of
-# one on vectors, whose rate counts what really waits for memory and other operations.
-_SCALAR_OPERATIONS = 4
-# Operations for an element that does not lie beside those of the next lanes: transposing 2048
-# square of f32 and of bf16 took a quarter of a nanosecond each on two threads, exp of every other
-# element 0.13 more than of neighbours.
-_APART = 16
+# Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
+# to three a cycle: wider vectors do not help.
+_SCALAR_OPERATIONS = 10_000
+# Nanoseconds of one thread for an element that does not lie beside those of the next lanes, no
+# matter how many these are: transposing 2048 square of f32 and of bf16 took half of one on Zen 4,
+# exp of every other element 0.26 more than of neighbours, looking up 131,072 0.3 on Zen 5.
+_APART_NS = 0.35
 SERIAL_STAGE_US = 0.002  # the latency of a few operations that wait for each other
-
-# XLA uses several threads from so many operations on, a byte counting as ten.
-# Source: xla/service/cpu/parallel_task_assignment.cc, two threads' worth.
-PARALLEL_OPERATIONS = 200_000
-BYTE_OPERATIONS = 10
 
 # A loop of which a trip touches fewer bytes becomes one function there, in which a scalar costs
 # next to nothing; in others each has a call of its own.  Source: small_while_loop_hoisting_pass.cc
@@ -52,14 +55,19 @@ ONE_FUNCTION_BYTES = 1024
 # fusions; mostly it would not have, so this is more than memory gives.  In bytes per microsecond.
 BORDER_BYTES = 200_000
 
+# JAX making an array of each result but the first: 4 and 16 of 8 elements took 4 and 19 us more
+# than one, with as many operands, by either side.
+_RESULT_US = 1.2
+
 MARGIN = 1.02  # less of an advantage is none: nobody could measure it
 SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
+_WHOLE = Surroundings()
 
-def estimate(kernel: Kernel, target: CpuTarget, in_loop: bool = False) -> Estimate:
-    """Predict both sides from the kernel's stages; `in_loop`: inside a loop of XLA's."""
-    place = _Place(1, in_loop, in_pieces=False)
-    parts = [part for step in kernel.program.steps for part in _parts(step, target, place)]
+
+def estimate(kernel: Kernel, target: CpuTarget, around: Surroundings = _WHOLE) -> Estimate:
+    """Predict both sides from the kernel's stages, and from what XLA has them in."""
+    parts = [part for step in kernel.program.steps for part in _parts(step, target, 1, around)]
     largest = max(parts, key=lambda part: part.ours_us, default=None)
     return Estimate(
         sum(part.ours_us for part in parts) + target.rates.call_us,
@@ -81,22 +89,23 @@ class _Part:
     contraction_flops: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a step stands: in how many trips of the loops around it, whether in a loop of XLA's
-    program, and whether that is made of calls for each of its operations."""
-
-    trips: int
-    in_loop: bool
-    in_pieces: bool
-    cached: Set[Buffer] = frozenset()  # what our code finds in the first cache from the trip before
-
-    def inside(self, step: Step, target: CpuTarget) -> _Place:
-        """The same of what stands in `step`."""
+def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
+           cached: Set[Buffer] = frozenset()) -> list[_Part]:
+    """`cached`: what our code finds in the first cache from the trip before."""
+    if not isinstance(step, Nest):
+        inner = trips * step.likely_trips
         in_blocks = pointwise(step, target) if isinstance(step, Loop) else None
-        return _Place(self.trips * step.likely_trips, True,
-                      self.in_pieces or _touched_bytes(step) >= ONE_FUNCTION_BYTES,
-                      frozenset() if in_blocks is None else in_blocks.kept)
+        cached = frozenset() if in_blocks is None else in_blocks.kept
+        around = replace(around, in_loop=True, in_pieces=(
+            around.in_pieces or _touched_bytes(step) >= ONE_FUNCTION_BYTES))
+        return [part for s in step.inner for part in _parts(s, target, inner, around, cached)]
+    template = choose_template(step, target)[0].name
+    parts = []
+    near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
+    for stage in step.stages:
+        parts.append(_part(stage, template, target, trips, around, near))
+        near |= {*stage.inputs, *stage.outputs}
+    return parts
 
 
 def _touched_bytes(step: Step) -> int:
@@ -106,31 +115,18 @@ def _touched_bytes(step: Step) -> int:
     return sum(_touched_bytes(inner) for inner in step.inner)
 
 
-def _parts(step: Step, target: CpuTarget, place: _Place) -> list[_Part]:
-    if not isinstance(step, Nest):
-        inner = place.inside(step, target)
-        return [part for s in step.inner for part in _parts(s, target, inner)]
-    template = choose_template(step, target)[0].name
-    parts = []
-    near = {*step.private, *place.cached}  # and what an earlier stage of the nest has touched
-    for stage in step.stages:
-        parts.append(_part(stage, template, target, place, near))
-        near |= {*stage.inputs, *stage.outputs}
-    return parts
-
-
-def _part(stage: Stage, template: str, target: CpuTarget, place: _Place, near: Set[Buffer]
-          ) -> _Part:
+def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
+          around: Surroundings, near: Set[Buffer]) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
     work = Work.of(stage)
     vector = lanes((stage,), target)
     accesses = points(stage) * (1 + len(stage.inputs))
-    scalar_us = (work.operations + accesses) / (_SCALAR_OPERATIONS * rates.vector_operations)
+    scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
     if template == "plain":
         ours = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
     elif stage.sort is not None:
-        alone = _vector_us(work, rates) / vector + sorting_us(stage, target)
+        alone = _vector_us(work, vector, rates) + sorting_us(stage, target)
         threads = min(target.cores, sorting_tasks(stage, target))
         ours = OurTime(work, False, alone, threads, scalar_us)
     else:
@@ -138,22 +134,22 @@ def _part(stage: Stage, template: str, target: CpuTarget, place: _Place, near: S
         threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))
         if template == "reduction" and not is_map(stage):  # lanes that stay empty
             vector = min(vector, stage.reduce_axes[-1].extent)
-        ours = OurTime(work, False, _vector_us(work, rates) / vector, threads, scalar_us)
-    kind, xla = xla_us(stage, ours, target)
-    memory = rates.pass_us(sum(size for b, size in work.moved.items() if b not in near))
-    trips = place.trips
-    if not place.in_loop:
+        ours = OurTime(work, False, _vector_us(work, vector, rates), threads, scalar_us)
+    kind, xla = xla_us(stage, ours, target, around)
+    far = {b: size for b, size in work.moved.items() if b not in near}
+    memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
+    if not around.in_loop:
         xla += rates.thunk_us
-    elif place.in_pieces or points(stage) > 1 or is_written_out(stage):
+    elif around.in_pieces or points(stage) > 1 or is_written_out(stage):
         xla += rates.loop_thunk_us
     return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
                  trips * contraction_flops(stage))
 
 
-def _vector_us(work: Work, rates: Rates) -> float:
-    """Computing on one thread, if vectors had one lane."""
-    return (work.operations + _APART * work.apart) / rates.vector_operations \
-        + work.products / rates.vector_products
+def _vector_us(work: Work, vector: int, rates: Rates) -> float:
+    """Computing on one thread; `vector`: its lanes."""
+    vectors = work.operations / rates.vector_operations + work.products / rates.vector_products
+    return vectors / vector + _APART_NS * work.apart / 1e3
 
 
 def border_bytes(program: TensorProgram) -> int:
@@ -181,8 +177,10 @@ def choose_all(cluster: Cluster, target: CpuTarget) -> Verdict:
 
 def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
-    predicted = estimate(cluster.kernel, target, cluster.in_loop)
+    predicted = estimate(cluster.kernel, target, Surroundings(
+        cluster.in_loop, calls_libraries(cluster.nodes)))
     ours, xla = predicted.ours_us, predicted.xla_us + written_out_us(cluster.nodes)
+    xla = max(xla, convolutions_us(cluster.nodes))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
@@ -208,9 +206,15 @@ def _alone(predicted: Estimate, starts: bool, target: CpuTarget) -> tuple[float,
     several = target.cores > 1
     ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
     xla = rates.start_us if starts else 0.0
-    if several and work + BYTE_OPERATIONS * predicted.bytes >= PARALLEL_OPERATIONS:
-        xla += rates.xla_fork_us
+    if several and is_parallel(work, predicted.bytes):
+        xla += max(0.0, rates.xla_fork_us - FORK_US)  # stages have what awake threads take
     return ours, xla
+
+
+def calls_libraries(nodes: Iterable[Node]) -> bool:
+    """Whether there are products or convolutions among them, or in their regions."""
+    return any(node.op in ("stablehlo.dot_general", "stablehlo.convolution")
+               or any(calls_libraries(region.nodes) for region in node.regions) for node in nodes)
 
 
 def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
@@ -220,7 +224,8 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     verdicts = [verdict for _, verdict in (*plan.taken, *plan.rejected)]
     ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
     xla = sum(v.xla_us for v in verdicts)
-    return Prediction(target.rates.dispatch_us + ours, target.rates.dispatch_us + xla)
+    called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
+    return Prediction(called + ours, called + xla)
 
 
 def predict_rejected(plan: Plan) -> Prediction | None:

@@ -42,7 +42,8 @@ class Rates:
     fork_us: float = 5.0
     xla_fork_us: float = 15.0
     # XLA's time / ours for arithmetic on vectors, exponentials, passes over memory, sums of rows,
-    # and products of matrices with up to 2^23 multiply-adds, up to 2^26, and more.
+    # and products of matrices with up to 2^23 multiply-adds, up to 2^26, and more; the last in bf16
+    # too, for which there may be instructions that we do not use.
     xla_arithmetic: float = 1.1
     xla_exp: float = 1.925
     xla_near: float = 1.2
@@ -52,6 +53,7 @@ class Rates:
     xla_small_product: float = 2.0
     xla_medium_product: float = 1.2
     xla_large_product: float = 1.02
+    xla_narrow_product: float = 1.1
 
     @property
     def are_sane(self) -> bool:
@@ -62,9 +64,10 @@ class Rates:
         """How fast a pass over memory of this size is."""
         return _between(moved_bytes, self.near_bytes, self.far_bytes, self.distant_bytes)
 
-    def pass_us(self, moved_bytes: float) -> float:
-        """How long a pass over memory of this size takes."""
-        return moved_bytes / self.bytes_per_us(moved_bytes)
+    def pass_us(self, moved_bytes: float, held_bytes: float = 0) -> float:
+        """How long it takes to read and write so much, of arrays that are larger than that: these
+        decide where it comes from."""
+        return moved_bytes / self.bytes_per_us(max(moved_bytes, held_bytes))
 
     def xla_pass(self, moved_bytes: float) -> float:
         """XLA's time / ours for a pass over memory of this size."""

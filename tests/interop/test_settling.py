@@ -148,9 +148,8 @@ Y = jnp.linspace(-2.0, 2.0, 180_000).reshape(600, 300) ** 3
 
 
 def covariance(x: jax.Array) -> jax.Array:
-    """Predicted to be no faster by us than by XLA, but not by far."""
-    x = x - x.mean(1, keepdims=True)
-    return x @ x.T / (x.shape[1] - 1)
+    """Of rows, times these.  Predicted to be hardly faster by us than by XLA."""
+    return (x @ x.T) @ x / x.shape[1]
 
 
 @pytest.mark.parametrize("xla, count", [(2e-3, 1), (1.04e-3, 1), (1.02e-3, 0), (0.5e-3, 0)])

@@ -15,6 +15,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition import cost
+from hlo_mlc.partition.baseline import FORK_US, Surroundings
 from hlo_mlc.partition.cost import (
     by_gain,
     choose_all,
@@ -166,8 +167,9 @@ def times(function: Callable, *shapes: tuple[int, ...], target: CpuTarget = TARG
 
 
 def test_products_of_many_small_matrices_take_xla_longer() -> None:
-    one = times(jnp.matmul, (128, 64), (64, 128))
-    many = times(jnp.matmul, (12, 128, 64), (12, 64, 128))
+    alone = replace(TARGET, cores=1)  # where nobody waits for other threads
+    one = times(jnp.matmul, (128, 64), (64, 128), target=alone)
+    many = times(jnp.matmul, (12, 128, 64), (12, 64, 128), target=alone)
     assert many.xla_us / many.ours_us > 1.5 * one.xla_us / one.ours_us
     tiny = times(jnp.matmul, (512, 8, 8), (512, 8, 8))
     assert tiny.xla_us > 50
@@ -178,6 +180,81 @@ def test_what_is_computed_for_a_factor_serves_many_products() -> None:
     plan = plan_of(jnp.matmul, narrow, narrow)
     ((_, verdict),) = [*plan.taken, *plan.rejected]
     assert verdict.estimate.operations < 256**3 / 4
+
+
+def test_every_parallel_loop_of_xla_has_a_fork() -> None:
+    """But for small ones, and what one thread does anyhow."""
+
+    def forks(function: Callable, *shapes: tuple[int, ...]) -> bool:
+        rates = replace(TARGET.rates, vector_operations=1e9, near_bytes=1e9)  # which take no time
+        free = replace(TARGET, cores=4, rates=rates)
+        return times(function, *shapes, target=free).xla_us \
+            - times(function, *shapes, target=replace(free, cores=1)).xla_us > FORK_US / 2
+
+    assert forks(lambda x: x * 2 + 1, (1 << 16,))
+    assert forks(lambda x: x.sum(0), (512, 512))
+    assert not forks(lambda x: x * 2 + 1, (1 << 12,))
+    assert not forks(lambda x: jnp.sort(x), (1 << 16,))
+
+
+def test_loops_of_xla_stay_on_one_thread_while_they_are_small() -> None:
+    """Smaller ones take longer for each element then, though that lies in a nearer cache."""
+    def each_us(size: int) -> float:
+        def repeated(x: jax.Array) -> jax.Array:
+            return lax.fori_loop(0, 100, lambda _, v: v[::-1] * 2 + v, x)
+
+        return times(repeated, (size,), target=replace(TARGET, cores=4)).xla_us / size
+
+    assert each_us(1 << 14) > 2 * each_us(1 << 20)
+
+
+def test_where_an_array_lies_decides_how_fast_a_part_of_it_comes() -> None:
+    """Rows of a matrix that no cache holds, one in each trip."""
+    def rows(count: int) -> Callable:
+        def step(i: jax.Array, total: jax.Array, x: jax.Array) -> jax.Array:
+            return total + lax.dynamic_index_in_dim(x, i, 0, keepdims=False)
+
+        return lambda x: lax.fori_loop(0, count, lambda i, v: step(i, v, x), x[0])
+
+    few, many = (times(rows(100), (n, 8192)) for n in (100, 10_000))
+    assert many.ours_us > 1.5 * few.ours_us
+    assert many.xla_us > 1.5 * few.xla_us
+
+
+def test_what_xla_computes_one_by_one_takes_as_long_on_wide_vectors() -> None:
+    def functions_us(level: str) -> float:
+        with jax.enable_x64(True):
+            kernel = cluster_of(jnp.sin, jax.ShapeDtypeStruct((MILLION,), jnp.float64)).kernel
+        return estimate(kernel, replace(named(level), cores=2)).xla_us
+
+    assert functions_us("x86-64-v4") == pytest.approx(functions_us("x86-64-v3"), rel=0.1)
+
+
+def test_short_rows_and_sums_without_a_library_take_xla_longer() -> None:
+    def scaled(x: jax.Array) -> jax.Array:
+        return x * x[0] + x[1]
+
+    few = replace(TARGET, cores=2)
+    short, long = (times(scaled, shape, target=few) for shape in ((1 << 12, 16), (1 << 8, 1 << 8)))
+    assert short.xla_us > 1.4 * long.xla_us
+    assert short.ours_us == pytest.approx(long.ours_us, rel=0.1)
+
+    def summed(x: jax.Array, y: jax.Array) -> jax.Array:
+        return (x[:, :, None] * y[None]).sum(1)
+
+    by_hand = cluster_of(summed, (256, 256), (256, 256))
+    by_library = cluster_of(jnp.matmul, (256, 256), (256, 256))
+    assert choose_predicted(by_hand, TARGET).xla_us \
+        > 1.5 * choose_predicted(by_library, TARGET).xla_us
+
+
+def test_convolutions_by_constants_are_convolutions_there() -> None:
+    """Though their weights are part of our expressions."""
+    weights = np.asarray([1, 4, 6, 4, 1], np.float32).reshape(1, 1, 5)
+    given = cluster_of(lambda x, w: lax.conv(x, w, (1,), "SAME"), (512, 1, 512), (1, 1, 5))
+    constant = cluster_of(lambda x: lax.conv(x, weights, (1,), "SAME"), (512, 1, 512))
+    xla_us = choose_predicted(given, TARGET).xla_us
+    assert choose_predicted(constant, TARGET).xla_us == pytest.approx(xla_us, rel=0.5)
 
 
 def test_positions_of_maxima_are_found_one_by_one_there() -> None:
@@ -275,6 +352,13 @@ def test_the_prediction_for_a_program() -> None:
     assert predicted.xla_us == TARGET.rates.dispatch_us + verdict.xla_us
     left = predict(plan_of(lambda x: x[::-1], (2048, 2048)), TARGET)
     assert left.ours_us == left.xla_us
+
+
+def test_every_result_is_an_array_to_make() -> None:
+    one, three = (predict(plan_of(lambda x, n=n: [x + k for k in range(1, n + 1)], (8,)), TARGET)
+                  for n in (1, 3))
+    assert three.ours_us > one.ours_us + 2
+    assert three.xla_us > one.xla_us + 2
 
 
 def test_scalars_in_loops_of_xla_stay_there() -> None:
@@ -411,9 +495,9 @@ def test_the_rest_is_taken_around_calls_of_libraries() -> None:
 def test_each_cluster_is_estimated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     estimated = []
 
-    def counting(kernel: Kernel, target: CpuTarget, in_loop: bool) -> Estimate:
+    def counting(kernel: Kernel, target: CpuTarget, around: Surroundings) -> Estimate:
         estimated.append(kernel.fingerprint)
-        return estimate(kernel, target, in_loop)
+        return estimate(kernel, target, around)
 
     monkeypatch.setattr(cost, "estimate", counting)
     report = mlc_jit(lambda x: by_xla(jnp.exp(x)) @ x, choose="auto").report(jnp.ones((300, 300)))
