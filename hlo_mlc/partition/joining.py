@@ -132,14 +132,16 @@ def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
-    """Let the consumer of a matrix product walk in the order in which the product is computed.
+    """Let the consumer of a matrix product, or of a fold of rows, walk in the order in which that is
+    computed.
 
         y[h, s] = f(z[s, h])   after   z[s, h] = sum ...   ->   for s, h: y[h, s] = f(z[s, h])
 
     Heads split off or axes swapped behind a product become a way of storing its result.
     """
     producer = nest.stages[0]
-    if len(nest.stages) > 1 or not is_map(stage) or contraction(producer) is None:
+    if len(nest.stages) > 1 or not is_map(stage) \
+            or (contraction(producer) is None and not walks_columns(producer)):
         return stage
     for assign in producer.assigns:
         found = reads(stage, assign.buffer)

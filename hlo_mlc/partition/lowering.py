@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
@@ -39,7 +39,7 @@ from hlo_mlc.partition.nodes import (
 )
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.access import at_axes
-from hlo_mlc.tensor.classify import CROSSING_LEAST, stride
+from hlo_mlc.tensor.classify import CROSSING_LEAST, stride, walks_columns
 from hlo_mlc.tensor.coalesce import in_memory_order
 from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Assign, Stage
@@ -371,6 +371,10 @@ class StageLowering:
                         for buffer, e in zip(buffers, finished, strict=True))
         stage = Stage(self.fresh("s"), axes, assigns, reduce_axes, fold.combiner, terms,
                       fold.initial, accumulators)
+        # sum over i of x[i, k, j] into y[j, k]: rows are of terms, results are stored apart.
+        turned = replace(stage, axes=in_memory_order(axes, terms)) if axes else stage
+        if walks_columns(turned) and not walks_columns(stage):
+            stage = turned
         self._emit(node, in_one_pass(stage, self.fresh) or stage, inner=inner)
 
     def _staged(self, node: Node, staged: Staged) -> None:
