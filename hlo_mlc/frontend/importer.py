@@ -85,6 +85,7 @@ class _Importer:
         self._types: dict[ir.Type, TensorType | None] = {}
         self._attributes: dict[ir.Attribute, Attribute] = {}
         self._locations = LocationReader()
+        self._callers: list[ir.Location] = []  # of the functions being inlined
 
     def function(self, function: ir.Operation) -> Graph:
         graph = self._region(function.regions[0])
@@ -137,8 +138,10 @@ class _Importer:
         arguments = self._read(call.operands)
         self._values.update(zip(region.blocks[0].arguments, arguments, strict=True))
         self._calls.append(callee)
+        self._callers.append(call.location)
         nodes = self._nodes(operations[:-1])
         self._calls.pop()
+        self._callers.pop()
         results = self._read(operations[-1].operands)
         self._values.update(zip(call.results, results, strict=True))
         self._inlined += 1
@@ -195,7 +198,7 @@ class _Importer:
             attributes,
             regions,
             literal,
-            self._locations.read(operation.location),
+            self._locations.read(operation.location, self._callers),
             # Regions with inlined calls differ from those of the operation.
             Origin(
                 operation, self._module, attributes, regions if inlined == self._inlined else ()

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxlib.mlir import ir
+
+# Where packages are installed: a line of theirs is not one that the user wrote.
+_INSTALLED = ("/site-packages/", "/dist-packages/")
 
 # An op's name ("jit(f)/sin") and the file:line of the frame; either may be empty.
 _Place = tuple[str, str]
@@ -14,9 +19,15 @@ class LocationReader:
     def __init__(self) -> None:
         self._places: dict[ir.Attribute, _Place] = {}
 
-    def read(self, location: ir.Location) -> str:
-        """For example "model.py:12 jit(f)/sin"; empty for an unknown location."""
+    def read(self, location: ir.Location, callers: Sequence[ir.Location] = ()) -> str:
+        """For example "model.py:12 jit(f)/sin"; empty for an unknown location.
+
+        `callers` are those of the calls that it is inside of, the outermost first: where it names
+        no line itself, as in functions that JAX keeps the traces of, they do.
+        """
         name, frame = self._place(location)
+        for caller in reversed(callers):
+            frame = _nearer(frame, self._place(caller)[1])
         return f"{frame} {name}".strip()
 
     def _place(self, location: ir.Location) -> _Place:
@@ -34,8 +45,19 @@ class LocationReader:
             return location.name_str.rstrip(":"), self._place(location.child_loc)[1]
         if isinstance(location, ir.CallSiteLoc):
             name, frame = self._place(location.callee)
-            return name, frame or self._place(location.caller)[1]
+            return name, _nearer(frame, self._place(location.caller)[1])
         if isinstance(location, ir.FusedLoc):
             places = [self._place(part) for part in location.locations]
             return max(places, key=lambda place: (bool(place[1]), bool(place[0])), default=("", ""))
         return "", ""
+
+
+def _nearer(frame: str, around: str) -> str:
+    """Of a line and one that leads to it, the one that is nearer to what the user wrote."""
+    if not frame or (_is_installed(frame) and around and not _is_installed(around)):
+        return around
+    return frame
+
+
+def _is_installed(frame: str) -> bool:
+    return any(folder in frame for folder in _INSTALLED)

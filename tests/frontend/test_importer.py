@@ -197,6 +197,32 @@ def test_location_is_the_innermost_frame_and_the_name_of_the_op() -> None:
     assert [node.location for node in graph.nodes] == ["model.py:12 jit(f)/sin", "other.py:7", ""]
 
 
+def test_a_line_of_the_users_is_better_than_one_of_a_package_that_is_installed() -> None:
+    installed = '"dense"("/usr/lib/python3/site-packages/nn/linear.py":9:1)'
+    graph = _imported(
+        f'%0 = stablehlo.sine %a : tensor<f32> loc("dot"(callsite({installed} at '
+        '"m"("me.py":3:1))))\n'
+        f'%1 = stablehlo.sine %a : tensor<f32> loc("dot"({installed}))\nfunc.return',
+        "%a: tensor<f32>",
+    )
+    assert [node.location for node in graph.nodes] == [
+        "me.py:3 dot", "/usr/lib/python3/site-packages/nn/linear.py:9 dot"]
+
+
+def test_what_names_no_line_has_that_of_the_call_that_it_is_inside_of() -> None:
+    """As the bodies of functions that JAX keeps the traces of, such as jnp.cumsum."""
+    module = parse_module(
+        "module {\nfunc.func @main(%a: tensor<f32>) -> tensor<f32> {\n"
+        '%0 = call @twice(%a) : (tensor<f32>) -> tensor<f32> loc("jit(f)/jit(g)"("me.py":3:1))\n'
+        "func.return %0 : tensor<f32>\n}\n"
+        "func.func private @twice(%a: tensor<f32>) -> tensor<f32> {\n"
+        '%0 = stablehlo.sine %a : tensor<f32> loc("sin")\n'
+        '%1 = stablehlo.sine %0 : tensor<f32> loc("sin"("g.py":5:1))\n'
+        "func.return %1 : tensor<f32>\n}\n}")
+    graph = import_function(module)
+    assert [node.location for node in graph.nodes] == ["me.py:3 sin", "g.py:5 sin"]
+
+
 def test_captures_of_a_region_that_cannot_be_read_are_operands() -> None:
     context = mlir.make_ir_context()
     context.allow_unregistered_dialects = True
