@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hlo_mlc.support.options import is_enabled
 
 if TYPE_CHECKING:
+    from hlo_mlc.interop.comparing import compare
     from hlo_mlc.interop.export import entry, export
     from hlo_mlc.interop.jit import mlc_jit
     from hlo_mlc.interop.load import load
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from hlo_mlc.interop.standalone import export_c
     from hlo_mlc.support.errors import MlcError, UnsupportedOpError
 
-__all__ = ["MlcError", "UnsupportedOpError", "__version__", "compile_stablehlo", "enabled", "entry",
-           "export", "export_c", "install", "load", "mlc_jit", "uninstall"]
+__all__ = ["MlcError", "UnsupportedOpError", "__version__", "compare", "compile_stablehlo",
+           "enabled", "entry", "export", "export_c", "install", "load", "mlc_jit", "uninstall"]
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "mlc_jit": "hlo_mlc.interop.jit",
+    "compare": "hlo_mlc.interop.comparing",
     "compile_stablehlo": "hlo_mlc.interop.module",
     "entry": "hlo_mlc.interop.export",
     "export": "hlo_mlc.interop.export",

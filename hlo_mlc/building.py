@@ -32,7 +32,7 @@ from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules, open_records, target_key
 from hlo_mlc.runtime.variants import KernelCode
-from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
@@ -53,13 +53,18 @@ _ASSEMBLERS = 2
 _SWITCH_INTERVAL = 1e-4
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
 _MISFITS = 3
+_TAG = b"kernel for CPUs: "
 _LENGTH = struct.Struct("<Q")  # of the description in front of an object
 
 
 @dataclass(frozen=True, slots=True)
 class KernelObject:
-    """A compiled kernel as it is kept on disk: machine code, and how it was made."""
+    """A compiled kernel as it is kept on disk: machine code, and how it was made.
 
+    `name` is what people called it where it was first compiled.
+    """
+
+    name: str
     symbol: str
     scratch_bytes: int
     lines: int  # of the LLVM IR that it was made from
@@ -73,19 +78,29 @@ class KernelObject:
                             "lines": self.lines,
                             "nests": [asdict(nest) for nest in self.nests],
                             "guarded": self.proof.guarded}).encode()
-        return _LENGTH.pack(len(about)) + about + self.code
+        return b"".join((_TAG, self.name.encode(), b"\n", _LENGTH.pack(len(about)), about,
+                         self.code))
 
     @classmethod
     def unpack(cls, data: bytes) -> KernelObject:
         """The object from its bytes, whose integrity the cache has checked."""
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        about = json.loads(data[_LENGTH.size:end])
+        named = data.index(b"\n", len(_TAG)) + 1
+        (length,) = _LENGTH.unpack_from(data, named)
+        begin, end = named + _LENGTH.size, named + _LENGTH.size + length
+        about = json.loads(data[begin:end])
         nests = tuple(NestReport(n["template"], n["parameters"],
                                  tuple(map(tuple, n["refused"])), n["text"])
                       for n in about["nests"])
-        return cls(about["symbol"], about["scratch_bytes"], about["lines"], nests,
-                   Proof(tuple(about["guarded"])), data[end:])
+        return cls(object_name(data), about["symbol"], about["scratch_bytes"], about["lines"],
+                   nests, Proof(tuple(about["guarded"])), data[end:])
+
+
+def object_name(packed: bytes) -> str:
+    """What people call the kernel whose object begins so; "" for what is no object of a kernel for
+    CPUs."""
+    if not packed.startswith(_TAG):
+        return ""
+    return packed[len(_TAG):].partition(b"\n")[0].decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +228,7 @@ def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     with _counted(options) as tally:
         loops, proof = _proved(loops, tally)
     source = print_program(loops, target, options.check)
-    return _assembled(loops, decisions, proof, source, target, cache, key)
+    return _assembled(kernel, loops, decisions, proof, source, target, cache, key)
 
 
 def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> KernelSource:
@@ -271,10 +286,10 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget
                 remaining -= begun.lines
                 pending.append(_Pending(kernel, begun.source, assembler.submit(begun.work)))
         for one in pending:
-            kernel, name = one.kernel, one.kernel.program.name
+            kernel, name = one.kernel, one.kernel.name
             with _noted(failed, kernel, options):
                 stored, code = one.future.result()
-                record.stage(f"assemble {name}", f"90-{name}.s",
+                record.stage(f"assemble {name}", f"90-{file_name(name)}.s",
                              lambda source=one.source: assembly(source, target))
                 kernel_id = kernel.fingerprint + variant_of(target)
                 lease = variants.lease(kernel_id)
@@ -318,22 +333,22 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
     key = object_key(kernel, target, schedules, options.check)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
-    name = kernel.program.name
+    name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
         return _Begun("", stored.lines, functools.partial(_load, stored))
     announce()
-    record.stage(f"tensors {name}", f"40-{name}.tensors.txt", lambda: program_text(kernel.program))
+    record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = replay(kernel.program, target, schedules)
-    record.attach(f"50-{name}.schedule.txt", lambda: decisions_text(decisions))
-    record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+    record.attach(f"50-{file}.schedule.txt", lambda: decisions_text(decisions))
+    record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text(loops))
     loops, proof = _proved(loops, tally)
-    record.stage(f"prove {name}", f"70-{name}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
+    record.stage(f"prove {name}", f"70-{file}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
     source = print_program(loops, target, options.check, most_lines)
-    record.stage(f"print {name}", f"80-{name}.ll", lambda: source)
+    record.stage(f"print {name}", f"80-{file}.ll", lambda: source)
     work = functools.partial(_load, stored) if stored is not None else \
-        lambda: _load(_assembled(loops, decisions, proof, source, target, cache, key))
+        lambda: _load(_assembled(kernel, loops, decisions, proof, source, target, cache, key))
     return _Begun(source, source.count("\n"), work)
 
 
@@ -363,10 +378,10 @@ def proofs_here(options: Options) -> Counter[str]:
     return proof_counts(options.cache_dir, _generators())
 
 
-def _assembled(loops: LoopProgram, decisions: Sequence[Decision], proof: Proof, source: str,
-               target: CpuTarget, cache: ObjectCache, key: str) -> KernelObject:
+def _assembled(kernel: Kernel, loops: LoopProgram, decisions: Sequence[Decision], proof: Proof,
+               source: str, target: CpuTarget, cache: ObjectCache, key: str) -> KernelObject:
     """The object of a kernel, which is also put into the cache."""
-    fresh = KernelObject(loops.name, loops.scratch_bytes, source.count("\n"),
+    fresh = KernelObject(kernel.name, loops.name, loops.scratch_bytes, source.count("\n"),
                          tuple(map(nest_report, decisions)), proof, compile_ir(source, target))
     cache.put(key, fresh.pack())
     return fresh

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
@@ -16,7 +16,7 @@ from hlo_mlc.building import BuiltKernel, build_kernels, scheduled, variant_of
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.importer import import_function, read_donations
-from hlo_mlc.graph.core import Graph
+from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
@@ -30,11 +30,22 @@ from hlo_mlc.partition.cost import (
     predict_rejected,
     worth_it,
 )
-from hlo_mlc.partition.plan import Chooser, Cluster, Plan, Verdict, partition, with_taken, without
+from hlo_mlc.partition.naming import named_at, short_line
+from hlo_mlc.partition.plan import (
+    CONTROL_FLOW,
+    Chooser,
+    Cluster,
+    Plan,
+    Verdict,
+    partition,
+    with_taken,
+    without,
+)
+from hlo_mlc.partition.shares import least_us, runs
 from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
 from hlo_mlc.passes.simplify import simplify
-from hlo_mlc.report import KernelReport, LeftReport, Report, nest_line
+from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
 from hlo_mlc.runtime.records import OURS, open_records, target_key
@@ -88,8 +99,10 @@ def compile_module(module: ir.Module, options: Options, *, entry: str = "main",
         emitted = module if not plan.taken else emit_module(
             plan.graph, module, entry, variant=variant_of(target))
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
-    report = replace(report_on(plan, built, time.perf_counter() - began, record),
+    report = replace(report_on(graph, plan, built, time.perf_counter() - began, record,
+                               lambda node: least_us(node, target)),
                      predicted=predict(plan, target), rejected=predict_rejected(plan),
+                     advice=FAULT_ADVICE if failed else "",
                      level="" if target.name == HOST else target.name)
     report = replace(report, kernels=tuple(_as_tuned(k, options, target) for k in report.kernels))
     _say(entry, report, built, options, target)
@@ -176,7 +189,7 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
 def located(fault: Fault, cluster: Cluster) -> Fault:
     """What failed for a cluster, with a line of the user's that it computes."""
     places = (node.location for node in cluster.nodes if node.location)
-    return replace(fault, part="a cluster", location=fault.location or next(places, ""))
+    return replace(fault, part=cluster.kernel.name, location=fault.location or next(places, ""))
 
 
 def _describe(clusters: Sequence[Cluster], target: CpuTarget) -> None:
@@ -238,27 +251,35 @@ def plan_text(plan: Plan) -> str:
     lines = [format_graph(plan.graph)]
     for title, group in (("taken", plan.taken), ("left to XLA", plan.rejected)):
         for cluster, verdict in group:
-            lines.append(f"{title}: {cluster.kernel.program.name} ({verdict.reason}; ours "
-                         f"{verdict.ours_us:.1f} us, XLA {verdict.xla_us:.1f} us)")
+            lines.append(f"{title}: {cluster.kernel.name}, {cluster.kernel.program.name} "
+                         f"({verdict.reason}; ours {verdict.ours_us:.1f} us, XLA "
+                         f"{verdict.xla_us:.1f} us)")
             lines += [f"  {node.op} {node.location}" for node in cluster.nodes]
     lines += [f"not modelled: {node.op} {node.location}: {why}" for node, why in plan.left.items()]
     return "\n".join(lines) + "\n"
 
 
-def report_on(plan: Plan, built: Mapping[str, BuiltKernel], seconds: float, record: Recorder
-              ) -> Report:
-    """What became of a program: its kernels, and what is left to XLA."""
+def report_on(graph: Graph, plan: Plan, built: Mapping[str, BuiltKernel], seconds: float,
+              record: Recorder, least_us: Callable[[Node], float]) -> Report:
+    """What became of a program: its kernels, and what is left to XLA, where `least_us` is what an
+    operation that is not modelled takes."""
     kernels: dict[str, KernelReport] = {}
+    times = runs(graph)
     for cluster, verdict in plan.taken:
         fingerprint = cluster.kernel.fingerprint
-        if fingerprint in kernels:
-            kernels[fingerprint] = replace(kernels[fingerprint],
-                                           uses=kernels[fingerprint].uses + 1)
+        calls = times.get(cluster.nodes[0], 1)
+        if known := kernels.get(fingerprint):
+            kernels[fingerprint] = replace(known, uses=known.uses + 1, calls=known.calls + calls)
             continue
-        kernels[fingerprint] = _kernel_report(cluster, verdict, built[fingerprint])
-    left = [LeftReport(n.op, n.location, why) for n, why in plan.left.items()]
-    left += [LeftReport(n.op, n.location, verdict.reason)
-             for cluster, verdict in plan.rejected for n in cluster.nodes]
+        kernels[fingerprint] = replace(_kernel_report(cluster, verdict, built[fingerprint]),
+                                       calls=calls)
+    left = [LeftReport(n.op, n.location, why,
+                       named_at(n.op.partition(".")[2], short_line(n.location)),
+                       times.get(n, 1) * least_us(n)) for n, why in plan.left.items()]
+    for cluster, verdict in plan.rejected:
+        share_us = times.get(cluster.nodes[0], 1) * verdict.xla_us / len(cluster.nodes)
+        left += [LeftReport(n.op, n.location, verdict.reason, cluster.kernel.name, share_us)
+                 for n in cluster.nodes]
     taken = {n for cluster, _ in plan.taken for n in cluster.nodes}
     apart = tuple(LeftReport(n.op, n.location, why) for n, why in plan.apart.items() if n in taken)
     return Report(plan.coverage, kernels=tuple(kernels.values()), left=tuple(left), apart=apart,
@@ -268,10 +289,11 @@ def report_on(plan: Plan, built: Mapping[str, BuiltKernel], seconds: float, reco
 def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> KernelReport:
     program = cluster.kernel.program
     predicted = verdict.estimate
+    nodes = tuple(all_nodes(cluster.nodes))
     return KernelReport(
-        id=cluster.kernel.fingerprint, name=program.name,
-        ops=tuple(n.op for n in cluster.nodes),
-        locations=tuple(dict.fromkeys(n.location for n in cluster.nodes if n.location)),
+        id=cluster.kernel.fingerprint, name=cluster.kernel.name,
+        ops=tuple(n.op for n in nodes),
+        locations=tuple(dict.fromkeys(n.location for n in nodes if n.location)),
         nests=built.nests,
         operands=tuple(TensorType(b.shape, b.dtype) for b in program.operands),
         results=tuple(TensorType(b.shape, b.dtype) for b in program.results),
@@ -280,6 +302,15 @@ def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> Ke
         data_dependent=any(map(is_data_dependent, program.steps)),
         ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason,
         proof=str(built.proof), kept=built)
+
+
+def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes, and those of the loops and branches among them."""
+    for node in nodes:
+        yield node
+        if node.op in CONTROL_FLOW:
+            for region in node.regions:
+                yield from all_nodes(region.nodes)
 
 
 def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:

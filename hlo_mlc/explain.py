@@ -1,43 +1,276 @@
-"""A report in words: every kernel is run alone to see how near it comes to the machine's limits."""
+"""What became of a function, at a glance: where a call's time goes, and what may be done about it.
+
+Every kernel is run alone to see how near it comes to the machine's limits.
+"""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from hlo_mlc.building import BuiltKernel, built_kernel
 from hlo_mlc.compiler import target_of
 from hlo_mlc.limits import Limits, best_us, machine_limits
-from hlo_mlc.report import KernelReport, KernelTime, Report
+from hlo_mlc.ops.definition import OpKind
+from hlo_mlc.ops.registry import DEFINITIONS, MOVEMENT, SUMMING
+from hlo_mlc.report import (
+    WIDTH,
+    KernelReport,
+    KernelTime,
+    LeftReport,
+    Report,
+    counted,
+    lines_of,
+    op_counts,
+    time_share,
+    wrapped,
+)
 from hlo_mlc.runtime.measure import bind_kernel, made_up
 from hlo_mlc.support.options import Options
 
 _SECONDS_EACH = 0.02
 _LARGEST_BYTES = 1 << 30  # of operands and results that are made up for a kernel
 _LEAST_GAIN_US = 10.0  # what a call of a program costs (`hlo-mlc doctor`): less is hardly seen
+_NEAR_LIMIT = 0.9  # from this share of it on, no schedule is much faster
 _OUTDATED_SHARE = 1.25  # of limits that were measured while something else ran
+_MOST_LINES = 30  # that a terminal shows at once, with the prompt
+_MOST_KERNELS = 10
+# What of the rest is shown, so that there is room for kernels: parts that are left to XLA, of two
+# lines at most, and lines of reasons and of advice.
+_MOST_LEFT, _MOST_REASON, _MOST_ADVICE = 3, 3, 5
+_EVEN = 0.02  # of a ratio: less is the same time
 
 
-def explain(report: Report, options: Options) -> str:
-    """The report as text, with what may help below it; kernels whose time does not depend on their
-    operands' values are timed.
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What became of a function: `print` shows it in 30 lines at most, or with all there is to say
+    if it is `verbose`; `as_dict()` has the same as data.
+
+    `times` are those of kernels that were run alone, by their ids.
+    """
+
+    name: str
+    report: Report
+    times: Mapping[str, KernelTime]
+    options: Options
+    verbose: bool = False
+
+    def __str__(self) -> str:
+        return "\n".join(self._long() if self.verbose else self._short())
+
+    __repr__ = __str__  # what a person sees who asks for it at a prompt
+
+    @property
+    def kernels(self) -> list[KernelReport]:
+        """The kernels, those that take the largest share of a call first."""
+        return sorted(self.report.kernels, key=lambda kernel: -self.us(kernel))
+
+    def us(self, kernel: KernelReport) -> float:
+        """What a kernel takes of one call of the function: as measured, else as predicted."""
+        time = self.times.get(kernel.id)
+        return kernel.calls * (kernel.ours_us if time is None else time.us)
+
+    @property
+    def ours_us(self) -> float:
+        """What our kernels take of one call."""
+        return sum(map(self.us, self.report.kernels))
+
+    @property
+    def advice(self) -> list[str]:
+        """What may be done next, the most promising first."""
+        found = advice_on(self.report, self.times, self.options)
+        if self.report.kernels and not self.report.comparisons and self.name.isidentifier():
+            found.append(f"hlo_mlc.compare({self.name}, ...) times both sides on your arguments")
+        return found
+
+    def as_dict(self) -> dict[str, object]:
+        """The same for machines: of what JSON knows only."""
+        report = self.report
+        found = report.as_dict()
+        share = time_share(self.ours_us, report.left_us, bool(report.kernels))
+        return {
+            "function": self.name,
+            **found,
+            "time": {"ours_us": self.ours_us, "left_us": report.left_us, "ours_share": share,
+                     "speedup": report.speedup,
+                     "speedup_is_measured": bool(report.comparisons)},
+            "kernels": [{**kernel.as_dict(), "us": self.us(kernel),
+                         "measured": asdict(self.times[kernel.id]) if kernel.id in self.times
+                         else None} for kernel in self.kernels],
+            "advice": self.advice,
+        }
+
+    def _short(self) -> list[str]:
+        """At most `_MOST_LINES`: the head and what follows are never cut, kernels are."""
+        head = self._head()
+        left, advice = self._left_lines(), self._advice_lines()
+        room = _MOST_LINES - len(head) - len(left) - len(advice)
+        return [*head, *self._kernel_lines(room), *left, *advice]
+
+    def _long(self) -> list[str]:
+        lines = [*self._head(), "", self.report.explain(self.times)]
+        return [*lines, *self._advice_lines()]
+
+    def _head(self) -> list[str]:
+        report = self.report
+        if not report.kernels:
+            lines = [f"{self.name}: XLA runs all of it"]
+            if not report.reasons and not report.left:
+                lines += wrapped("there is nothing in it that a kernel could do")
+        else:
+            share = time_share(self.ours_us, report.left_us, True)
+            kernels = counted(len(report.kernels), "kernel")
+            known = sum(kernel.id in self.times for kernel in report.kernels)
+            how = "measured" if known == len(report.kernels) else "predicted" \
+                if not known else f"{known} of {len(report.kernels)} measured"
+            rest = f"{duration(report.left_us)} or more" if report.left_us else "nothing"
+            level = f", compiled for {report.level}" if report.level else ""
+            lines = [f"{self.name}: {self._gain()}{level}",
+                     f"coverage: {share:.0%} of the time and {report.coverage:.0%} of the "
+                     f"operations, in {kernels} of ours",
+                     f"time of a call: {duration(self.ours_us)} in our kernels ({how}), {rest} in "
+                     "XLA's"]
+        reasons = [line for reason in report.reasons for line in wrapped(reason)]
+        lines += reasons if len(reasons) <= _MOST_REASON else [*reasons[:_MOST_REASON - 1], "  …"]
+        lines += [f"  {comparison}" for comparison in report.comparisons]
+        if self.options.deterministic:
+            lines += wrapped("deterministic: our kernels give the same bits on any number of "
+                             "threads")
+        return list(map(_cut, lines))
+
+    def _gain(self) -> str:
+        """How much faster a call is than by XLA alone, and how that is known."""
+        how = "measured" if self.report.comparisons else "predicted"
+        speedup = self.report.speedup
+        if abs(speedup - 1) <= _EVEN:
+            return f"as fast as by XLA alone ({how})"
+        return f"{speedup:.2f}x as fast as by XLA alone ({how})"
+
+    def _kernel_lines(self, room: int) -> list[str]:
+        """The kernels with the largest shares in a table of at most `room` lines: an empty one, its
+        head, and one for all that are not shown."""
+        if not self.report.kernels:
+            return []
+        total = self.ours_us + self.report.left_us
+        most = min(_MOST_KERNELS, room - 3)
+        shown, more = self.kernels[:most], self.kernels[most:]
+        lines = [f"{'share':>6} {'time':>9} {'XLA/ours':>9} {'of limit':>9}  kernel"]
+        rows = [self._row(kernel, total) for kernel in shown]
+        after = []
+        if more:
+            us = sum(map(self.us, more))
+            after = [f"{_percent(us, total):>6} {duration(us):>9} {'':19}  "
+                     f"and {counted(len(more), 'kernel')} more (verbose=True)"]
+        spare = room - 1 - len(lines) - len(rows) - len(after)
+        for number, (kernel, row) in enumerate(zip(shown, rows, strict=True)):
+            lines.append(row)
+            if number < spare:
+                lines.append(_cut(f"{'':8}{_contents(kernel)}"))
+        return ["", *lines, *after]
+
+    def _row(self, kernel: KernelReport, total: float) -> str:
+        time, us = self.times.get(kernel.id), self.us(kernel)
+        limit = f"{min(time.share, 1.0):.0%}" if time is not None else "-"
+        tuned = kernel.tuned.xla_ratio if kernel.tuned is not None else 0.0
+        ratio = tuned or kernel.xla_us / max(kernel.ours_us, 1e-9)
+        about = "" if tuned else "~"
+        calls = f" x{kernel.calls}" if kernel.calls > 1 else ""
+        return _cut(f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} "
+                    f"{limit:>9}  {kernel.name}{calls}")
+
+    def _left_lines(self) -> list[str]:
+        """What stays with XLA, the costliest of it, and why."""
+        parts: dict[tuple[str, str], list[LeftReport]] = {}
+        for left in self.report.left:
+            parts.setdefault((left.part, left.reason), []).append(left)
+        groups = sorted(parts.items(), key=lambda part: -sum(one.us for one in part[1]))
+        if not groups:
+            return []
+        lines = ["", "left to XLA, the costliest first:"]
+        for (name, reason), group in groups[:_MOST_LEFT]:
+            us = sum(one.us for one in group)
+            what = name or op_counts(one.op for one in group)
+            about = f"{duration(us):>9}" if us else f"{'':9}"
+            line = f"{about}  {what}: {reason}"
+            lines += [line] if len(line) <= WIDTH else [_cut(f"{about}  {what}:"),
+                                                        _cut(f"{'':13}{reason}")]
+        if more := groups[_MOST_LEFT:]:
+            us = sum(one.us for _, group in more for one in group)
+            lines.append(f"{duration(us):>9}  {len(more)} more (verbose=True)")
+        return lines
+
+    def _advice_lines(self) -> list[str]:
+        lines = []
+        for advice in self.advice:
+            mark = "next: " if not lines else "      "
+            lines += textwrap.wrap(advice, WIDTH, initial_indent=mark, subsequent_indent=" " * 6,
+                                   break_long_words=False, break_on_hyphens=False)
+        return ["", *lines[:_MOST_ADVICE]] if lines else []
+
+
+def explain(report: Report, options: Options, name: str, verbose: bool = False) -> Explanation:
+    """What there is to say of a function; kernels whose time does not depend on their operands'
+    values are timed.
 
     The first one on a machine also measures the machine, for a second.
     """
-    times = measure_kernels(report, options)
-    advice = [f"  {line}" for line in advice_on(report, times, options)]
-    lines = [report.explain(times), *(["", "what may help:"] if advice else []), *advice]
-    if options.deterministic:
-        lines.insert(0, "deterministic: our kernels give the same bits on any number of threads")
-    return "\n".join(lines)
+    return Explanation(name, report, measure_kernels(report, options), options, verbose)
+
+
+def duration(us: float) -> str:
+    """A time in the unit that suits it."""
+    if us < 999.5:
+        return f"{us:.1f} us" if us < 99.95 else f"{us:.0f} us"
+    if us < 999_500:
+        return f"{us / 1e3:.3g} ms"
+    return f"{us / 1e6:.3g} s"
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _contents(kernel: KernelReport) -> str:
+    """The ops of a kernel and the user's lines that it computes, in one line."""
+    where = lines_of(kernel.locations)
+    named = kernel.name.partition("@")[2]
+    where = "" if where == named else f" at {where}"
+    ops = op_counts(sorted((op for op in kernel.ops if op not in MOVEMENT), key=_renown)
+                    or kernel.ops)
+    room = max(WIDTH - 8 - len(where), _LEAST_OPS)
+    if len(ops) > room:
+        ops = f"{ops[:room - 3].rpartition(',')[0]}, …"
+    return f"{ops}{where}"
+
+
+_LEAST_OPS = 40  # columns: the lines are cut before the ops have less
+
+
+def _renown(op: str) -> int:
+    """What a kernel is known by comes first: folds and products, then functions, arithmetic last.
+    """
+    if op not in DEFINITIONS or op in SUMMING:
+        return 0
+    return 1 if DEFINITIONS[op].kind is not OpKind.ELEMENTWISE else \
+        2 if DEFINITIONS[op].cost > 1 else 3
+
+
+def _cut(line: str) -> str:
+    """A line that a terminal does not fold."""
+    return line if len(line) <= WIDTH else f"{line[:WIDTH - 1]}…"
 
 
 def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options) -> list[str]:
     """What the user may try next, a line for each."""
-    lines = []
-    gains = {kernel.name: times[kernel.id].us * (1 - times[kernel.id].share) * kernel.uses
-             for kernel in report.kernels if kernel.id in times and kernel.tuned is None}
+    lines = [report.advice] if report.advice else []
+    if not report.kernels and report.left and report.rejected is None:
+        lines.append("nothing: there are no kernels of ours for this so far")
+    gains = {kernel.name: kernel.calls * times[kernel.id].us * (1 - times[kernel.id].share)
+             for kernel in report.kernels if kernel.id in times and kernel.tuned is None
+             and times[kernel.id].share < _NEAR_LIMIT}
     name = max(gains, key=gains.__getitem__, default="")
     can_change = not options.deterministic
     if can_change and name and gains[name] >= _LEAST_GAIN_US:

@@ -37,7 +37,7 @@ from hlo_mlc.partition.plan import Plan, partition, without
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
-from hlo_mlc.support.dumps import Recorder
+from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
@@ -114,7 +114,8 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
         emitted = emit_module(_with_scratch(plan.graph, scratch), module, entry) \
             if plan.taken else module
         record.stage("emit", "99-stablehlo.mlir", lambda: str(emitted), of="module")
-    report = report_on(plan, built, time.perf_counter() - began, record)
+    report = report_on(graph, plan, built, time.perf_counter() - began, record,
+                       lambda node: 0.0)  # there is no model of what it takes there
     kernels = tuple(replace(k, resources=built[k.id].resources) for k in report.kernels)
     return CompiledModule(emitted, replace(report, kernels=kernels), tuple(failed.values()))
 
@@ -165,18 +166,18 @@ def _build(kernel: Kernel, options: Options, target: CudaTarget, record: Recorde
         known = _built.get(key)
         if known is not None and record.folder is None:  # a dump shows all stages every time
             return known
-        name = kernel.program.name
-        record.stage(f"tensors {name}", f"40-{name}.tensors.txt",
+        name, file = kernel.name, file_name(kernel.name)
+        record.stage(f"tensors {name}", f"40-{file}.tensors.txt",
                      lambda: program_text(kernel.program))
         loops, decisions = schedule_program(kernel.program, target)
-        record.stage(f"schedule {name}", f"60-{name}.loops.txt", lambda: loops_text(loops))
+        record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text(loops))
         loops, proof = prove(loops)
-        record.stage(f"prove {name}", f"70-{name}.proof.txt",
+        record.stage(f"prove {name}", f"70-{file}.proof.txt",
                      lambda: f"{proof}\n{loops_text(loops)}")
         source = print_program(loops, target)
-        record.stage(f"print {name}", f"80-{name}.cu", lambda: source.text)
+        record.stage(f"print {name}", f"80-{file}.cu", lambda: source.text)
         compiled = _compiled(source, target, object_cache(options))
-        record.stage(f"assemble {name}", f"90-{name}.resources.txt",
+        record.stage(f"assemble {name}", f"90-{file}.resources.txt",
                      lambda: "\n".join(resources(compiled, source)) + "\n")
         depends = any(d.template.name == "scatter" and depends_on_order(d.nest)
                       for d in decisions)
@@ -190,7 +191,7 @@ def build_for_gpu(kernel: Kernel, options: Options, target: CudaTarget) -> GpuKe
 
     Raises: CodegenError where there is no compiler for CUDA C++, or it rejects the kernel.
     """
-    with Recorder.open(None, kernel.program.name) as record:
+    with Recorder.open(None, kernel.name) as record:
         return _build(kernel, options, target, record)
 
 

@@ -6,12 +6,13 @@ import itertools
 import os
 import re
 import textwrap
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
+from hlo_mlc.partition.naming import short_line
 from hlo_mlc.runtime.records import Measured
 
 
@@ -29,6 +30,8 @@ class NestReport:
 class KernelReport:
     """One kernel: what it computes and what it is expected to cost.
 
+    `id` is its identity, the hash of what it computes; `name` is for people. `calls` is how often
+    one call of the program runs it, in all its places, as far as that is known.
     `data_dependent` says that its time depends on the values of its operands: it may not be run on
     made-up ones.  `kept` is what keeps it callable as long as somebody has the report.
     """
@@ -48,19 +51,41 @@ class KernelReport:
     xla_us: float
     reason: str
     uses: int = 1
+    calls: int = 1
     proof: str = ""  # what was shown of its loops, and what is checked at run time
     resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
     tuned: Measured | None = None  # when its schedule was found, if it was
     kept: object = field(default=None, repr=False, compare=False)
 
+    def as_dict(self) -> dict[str, object]:
+        """The same for machines: of what JSON knows only."""
+        return {
+            "name": self.name, "id": self.id, "ops": list(self.ops),
+            "locations": list(self.locations), "uses": self.uses, "calls": self.calls,
+            "operands": list(map(str, self.operands)), "results": list(map(str, self.results)),
+            "bytes": self.bytes, "operations": self.operations,
+            "contraction_flops": self.contraction_flops,
+            "data_dependent": self.data_dependent,
+            "predicted": {"ours_us": self.ours_us, "xla_us": self.xla_us, "reason": self.reason},
+            "nests": [asdict(nest) for nest in self.nests],
+            "tuned": None if self.tuned is None else asdict(self.tuned),
+            "proof": self.proof, "resources": list(self.resources),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class LeftReport:
-    """An op that stays with XLA, or begins a kernel, and why."""
+    """An op that stays with XLA, or begins a kernel, and why.
+
+    What XLA might have fused is one `part`, whose predicted time the ops of it share: `us` is what
+    one call of the program needs for this one, at least.
+    """
 
     op: str
     location: str
     reason: str
+    part: str = ""
+    us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +133,41 @@ class Report:
     rejected: Prediction | None = None  # of what is left to XLA and could be compiled
     settled_at: Path | None = None  # where it is kept what calls settle, if they are to
     level: str = ""  # of CPUs that it was compiled for, if not for this machine
+    advice: str = ""  # what its author may do about the reasons
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
 
     @classmethod
-    def untouched(cls, reason: str) -> Report:
+    def untouched(cls, reason: str, advice: str = "") -> Report:
         """The report on a program that stays with XLA as a whole."""
-        return cls(coverage=0.0, reasons=(reason,))
+        return cls(coverage=0.0, reasons=(reason,), advice=advice)
+
+    @property
+    def ours_us(self) -> float:
+        """What our kernels are predicted to take of one call."""
+        return sum(kernel.calls * kernel.ours_us for kernel in self.kernels)
+
+    @property
+    def left_us(self) -> float:
+        """What is left to XLA is predicted to take at least."""
+        return sum(left.us for left in self.left)
+
+    @property
+    def time_coverage(self) -> float:
+        """The share of a call's predicted time that our kernels take, 0 to 1."""
+        return time_share(self.ours_us, self.left_us, bool(self.kernels))
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as by XLA alone a call is: as measured, else as predicted."""
+        if self.comparisons:
+            best = max(comparison.speedup for comparison in self.comparisons)
+            return best if self.kernels else 1.0
+        if self.predicted is not None:
+            return self.predicted.xla_us / self.predicted.ours_us
+        by_xla = sum(kernel.calls * kernel.xla_us for kernel in self.kernels)
+        total = self.ours_us + self.left_us
+        return (by_xla + self.left_us) / total if total else 1.0
 
     @property
     def headline(self) -> str:
@@ -123,18 +176,18 @@ class Report:
         kernels = counted(count, "kernel")
         called = f" ({calls} calls)" if calls > count else ""
         level = f" for {self.level}" if self.level else ""
-        return (f"coverage: {self.coverage:.0%} of the operations in {kernels}{called}; "
-                f"compiled{level} in {self.seconds * 1e3:.0f} ms")
+        return (f"coverage: {self.time_coverage:.0%} of the time and {self.coverage:.0%} of the "
+                f"operations in {kernels}{called}; compiled{level} in {self.seconds * 1e3:.0f} ms")
 
     def explain(self, measured: Mapping[str, KernelTime] | None = None) -> str:
         """The report as text for a person, with the kernels' times (by id) that were measured."""
-        lines = [self.headline, *map(str, self.comparisons), *self.reasons]
+        lines = [*wrapped(self.headline, ""), *map(str, self.comparisons), *self.reasons]
         if self.predicted is not None:
             lines.append(str(self.predicted))
         if self.stage_seconds:
             stages = [f"{stage} {seconds * 1e3:.1f}"
                       for stage, seconds in self.stage_seconds.items()]
-            lines += _wrapped(f"milliseconds: {', '.join(stages)}")
+            lines += wrapped(f"milliseconds: {', '.join(stages)}")
         for kernel in self.kernels:
             lines += ["", *_kernel_lines(kernel, (measured or {}).get(kernel.id))]
         for title, items in (("left to XLA:", self.left),
@@ -142,24 +195,53 @@ class Report:
             if items:
                 lines += ["", title]
                 for reason, what in _by_reason(items):
-                    lines += [*_wrapped(reason), *_wrapped(what, "    ")]
+                    lines += [*wrapped(reason), *wrapped(what, "    ")]
         refusals = _refusals(self.kernels)
         if refusals:
             lines += ["", "templates that do not apply:", *refusals]
         return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, object]:
+        """The report for machines: of what JSON knows only."""
+        return {
+            "coverage": {"time": self.time_coverage, "operations": self.coverage},
+            "time": {"ours_us": self.ours_us, "left_us": self.left_us,
+                     "ours_share": self.time_coverage, "speedup": self.speedup,
+                     "speedup_is_measured": bool(self.comparisons)},
+            "kernels": [kernel.as_dict() for kernel in self.kernels],
+            "left": [asdict(left) for left in self.left],
+            "apart": [asdict(apart) for apart in self.apart],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "predicted": None if self.predicted is None else asdict(self.predicted),
+            "reasons": list(self.reasons),
+            "advice": [self.advice] if self.advice else [],
+            "level": self.level,
+            "compile_seconds": self.seconds,
+            "stage_seconds": dict(self.stage_seconds),
+        }
 
     def left_lines(self) -> list[str]:
         """Why ops stay with XLA, a line for each reason."""
         return [f"{reason}: {what}" for reason, what in _by_reason(self.left)]
 
 
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
+FAULT_ADVICE = ("that is a fault of ours: the warning at your line names a folder with what shows "
+                "it again, which we would like to see")
+
+
+def time_share(ours_us: float, left_us: float, any_kernel: bool) -> float:
+    """The share of both that is ours; of a program that does nothing, whether there is anything."""
+    total = ours_us + left_us
+    return ours_us / total if total else float(any_kernel)
+
+
+def wrapped(text: str, indent: str = "  ") -> list[str]:
     """A text that may be long as lines that a terminal does not fold."""
-    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
                          break_long_words=False, break_on_hyphens=False)
 
 
-_WIDTH = 80  # columns: what a terminal has unless it is made wider
+WIDTH = 80  # columns: what a terminal has unless it is made wider
 
 
 def _by_reason(items: Iterable[LeftReport]) -> list[tuple[str, str]]:
@@ -168,11 +250,11 @@ def _by_reason(items: Iterable[LeftReport]) -> list[tuple[str, str]]:
     for item in items:
         grouped.setdefault(item.reason, []).append(item)
     return [(reason, " ".join((op_counts(item.op for item in group),
-                               *_places(item.location for item in group))))
+                               *places(item.location for item in group))))
             for reason, group in grouped.items()]
 
 
-def _places(locations: Iterable[str]) -> list[str]:
+def places(locations: Iterable[str]) -> list[str]:
     """`at model.py:12, model.py:15`: the user's lines; where none is known, what JAX names."""
     found = [_LOCATION.fullmatch(location) for location in locations if location]
     here = str(Path.cwd()) + os.sep
@@ -183,6 +265,24 @@ def _places(locations: Iterable[str]) -> list[str]:
     return [f"{word} {', '.join(shown[:_PLACES])}{more}"] if shown else []
 
 
+def lines_of(locations: Iterable[str]) -> str:
+    """`model.py:7, 12-15`: the user's lines in order, each file named once; "" for none."""
+    numbers: dict[str, set[int]] = {}
+    for location in locations:
+        if line := short_line(location):
+            file, _, number = line.rpartition(":")
+            numbers.setdefault(file, set()).add(int(number))
+    return ", ".join(f"{file}:{', '.join(_ranges(sorted(lines)))}"
+                     for file, lines in numbers.items())
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """`7`, `12-15`: runs of numbers."""
+    for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        first, *rest = (number for _, number in run)
+        yield f"{first}-{rest[-1]}" if rest else str(first)
+
+
 _LOCATION = re.compile(r"(?:(?P<line>\S.*?:\d+)(?: |$))?(?P<name>.*)")
 _PLACES = 6  # of one kernel or reason, to be shown
 
@@ -190,12 +290,12 @@ _PLACES = 6  # of one kernel or reason, to be shown
 def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
     uses = f", called at {kernel.uses} places" if kernel.uses > 1 else ""
     operands, results = (", ".join(map(str, types)) for types in (kernel.operands, kernel.results))
-    lines = [f"{kernel.name}{uses}",
-             *_wrapped(op_counts(kernel.ops)),
-             *(line for places in _places(kernel.locations) for line in _wrapped(places)),
-             *_wrapped(f"({operands}) -> ({results})"),
+    lines = [f"{kernel.name}{uses} ({kernel.id})",
+             *wrapped(op_counts(kernel.ops)),
+             *(line for where in places(kernel.locations) for line in wrapped(where)),
+             *wrapped(f"({operands}) -> ({results})"),
              f"  {_work(kernel)}",
-             *_wrapped(f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
+             *wrapped(f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
                        f"({kernel.reason})")]
     if kernel.tuned is not None:
         lines.append(f"  tuned: {_gain(kernel.tuned)}")
@@ -207,7 +307,7 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
         count = len(list(nests))
         lines += _folded(line if count == 1 else f"{count} times {line}")
     if kernel.proof:
-        lines += _wrapped(kernel.proof)
+        lines += wrapped(kernel.proof)
     return [*lines, *(f"  {line}" for line in kernel.resources)]
 
 
@@ -223,7 +323,7 @@ def _work(kernel: KernelReport) -> str:
 
 def _folded(nest: str) -> list[str]:
     """The line of a nest as two, template and text, if it is too long for one."""
-    if len(nest) + len("  ") <= _WIDTH:
+    if len(nest) + len("  ") <= WIDTH:
         return [f"  {nest}"]
     template, _, text = nest.partition("): ")
     return [f"  {template}):", f"    {text}"]
@@ -240,7 +340,7 @@ def _refusals(kernels: Iterable[KernelReport]) -> list[str]:
     for template, reasons in counts.items():
         listed = ", ".join(reason if count == 1 else f"{reason} ({count} nests)"
                            for reason, count in reasons.items())
-        lines += _wrapped(f"not {template}: {listed}")
+        lines += wrapped(f"not {template}: {listed}")
     return lines
 
 

@@ -252,7 +252,7 @@ def run(emulated: Callable) -> Callable[..., list[np.ndarray]]:
     def run(function: Callable, *args: object) -> list[np.ndarray]:
         compiled = mlc_jit(function, choose="ours")
         results = [np.asarray(r) for r in jax.tree.leaves(compiled(*args))]
-        assert compiled.report().coverage == 1, compiled.explain()
+        assert compiled.report().coverage == 1, str(compiled.explain(verbose=True))
         _assert_agree(emulated(function, *args) or results, results)
         return results
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -11,7 +15,7 @@ import pytest
 from hlo_mlc import compile_stablehlo, explain, mlc_jit
 from hlo_mlc.explain import advice_on, measure_kernels
 from hlo_mlc.limits import Level, Limits
-from hlo_mlc.report import KernelTime, LeftReport, Report, byte_size, op_counts
+from hlo_mlc.report import Comparison, KernelTime, LeftReport, Report, byte_size, op_counts
 from hlo_mlc.support.options import Options
 
 
@@ -34,7 +38,7 @@ def test_a_function_in_words() -> None:
         return by_xla(jax.nn.softmax(x @ x.T))
 
     g = mlc_jit(function, choose="ours")
-    text = g.explain(X)
+    text = str(g.explain(X, verbose=True))
     assert "of the operations in 2 kernels; compiled in" in text
     assert "partition " in text
     assert "subtract, exponential, divide" in text
@@ -46,6 +50,93 @@ def test_a_function_in_words() -> None:
     assert "left to XLA:\n  zeta, polygamma and Bessel functions are" in text
     assert "bessel_i1e at" in text
     assert "% of what this machine can do" in text
+
+
+def layers(x: jax.Array) -> jax.Array:
+    """A program of more kernels than are shown, of which some stay with XLA."""
+    for n in range(1, 16):
+        x = jnp.sort(jnp.cumsum(x * n, n % 2), (n + 1) % 2)
+        x = by_xla(x) if n % 4 == 0 else x[:, ::-1] / n
+    return x
+
+
+@pytest.mark.parametrize("choose", ["ours", "auto", "xla"])
+@pytest.mark.parametrize("function", [layers, jax.nn.softmax, by_xla, lambda x: x, jnp.linalg.qr,
+                                      lambda x: jax.lax.scan(lambda c, y: (c * y, c), x[0], x)])
+def test_it_is_seen_at_a_glance(function: Callable, choose: str) -> None:
+    shown = mlc_jit(function, choose=choose).explain(X)
+    lines = str(shown).splitlines()
+    assert len(lines) <= 30 and max(map(len, lines)) <= 80
+    assert lines == [line.rstrip() for line in lines]
+    assert repr(shown) == str(shown)
+    assert set(json.loads(json.dumps(shown.as_dict()))) >= {
+        "function", "coverage", "time", "kernels", "left", "reasons", "advice"}
+
+
+def test_thirty_lines_are_enough_for_any_report() -> None:
+    """However much there is to say."""
+    report = mlc_jit(layers, choose="ours").report(X)
+    reason = "it is long " * 40
+    left = tuple(LeftReport("stablehlo.fft", f"/m.py:{n} fft", reason, f"fft@m.py:{n}", 9.0)
+                 for n in range(9))
+    full = dataclasses.replace(report, reasons=(reason,), advice=reason, left=left, comparisons=(
+        Comparison("ours", 10.0, 20.0, 2.0), Comparison("auto", 10.0, 20.0, 2.0)))
+    options = Options.from_environment(choose="ours", deterministic=True)
+    shown = str(explain.Explanation("f" * 90, full, {}, options)).splitlines()
+    assert len(shown) <= 30 and max(map(len, shown)) <= 80
+    assert sum("%" in line and "@test_explain.py" in line for line in shown) >= 3
+    assert {"left to XLA, the costliest first:", "next: it is long"} <= {
+        line if line.startswith("left") else line[:16] for line in shown}
+
+
+def test_the_costliest_come_first() -> None:
+    shown = mlc_jit(layers, choose="ours").explain(X)
+    times = [shown.us(kernel) for kernel in shown.kernels]
+    assert times == sorted(times, reverse=True) and len(times) > 10
+    rows = [line for line in str(shown).splitlines() if "@test_explain.py:" in line and "%" in line]
+    assert [re.sub(r" x\d+$", "", row.split("  ")[-1]) for row in rows] == [
+        kernel.name for kernel in shown.kernels[:10]]
+    assert f"and {len(times) - 10} kernels more (verbose=True)" in str(shown)
+    content = shown.as_dict()
+    assert [k["name"] for k in content["kernels"]] == [k.name for k in shown.kernels]
+    assert content["time"]["ours_us"] == pytest.approx(sum(times))
+    assert "left to XLA, the costliest first:" in str(shown)
+    assert "bessel_i1e@test_explain.py:" in str(shown)
+
+
+def test_coverage_is_a_share_of_the_time() -> None:
+    def mostly_xla(x: jax.Array) -> jax.Array:
+        return jnp.linalg.qr(x.T + 1)[0] + jnp.tanh(x.T * 2)
+
+    report = mlc_jit(mostly_xla, choose="ours").report(X)
+    assert report.coverage > 0.5 > report.time_coverage > 0
+    assert report.time_coverage == report.ours_us / (report.ours_us + report.left_us)
+    assert f"coverage: {report.time_coverage:.0%} of the time and " in report.headline
+    assert mlc_jit(jnp.tanh, choose="ours").report(X).time_coverage == 1
+    assert mlc_jit(jnp.tanh, choose="xla").report(X).time_coverage == 0
+
+
+def test_kernels_in_loops_of_xlas_count_as_often_as_they_run() -> None:
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 7, lambda _, y: jnp.tanh(by_xla(y)), x)
+
+    report = mlc_jit(loop, choose="ours").report(X)
+    assert {kernel.calls for kernel in report.kernels} == {7}
+    (bessel,) = (left for left in report.left if "bessel" in left.op)
+    (once,) = mlc_jit(by_xla, choose="ours").report(X).left
+    assert bessel.us == pytest.approx(7 * once.us)
+
+
+def test_what_to_do_where_nothing_is_ours() -> None:
+    def advice(function: Callable, **options: object) -> str:
+        return " ".join(str(mlc_jit(function, **options).explain(X)).split())
+
+    assert "XLA runs all of it choose=\"xla\" asks for it next: leave out" in advice(
+        jnp.tanh, choose="xla")
+    printing = advice(lambda x: (jax.debug.callback(lambda _: None, x), x + 1)[1])
+    assert "XLA runs all of it it has side effects" in printing
+    assert "next: take them out, or put mlc_jit around the part without them" in printing
+    assert "next: nothing: there are no kernels of ours for this so far" in advice(by_xla)
 
 
 def test_what_is_refused_for_the_same_reason_stands_together() -> None:
@@ -104,7 +195,7 @@ def test_kernels_are_run_alone() -> None:
 def test_what_depends_on_its_arguments_is_not_run() -> None:
     g = mlc_jit(lambda x: jax.lax.while_loop(lambda v: v[0] > 1, lambda v: v * 2, x), choose="ours")
     assert not measure_kernels(g.report(X[0]), Options.from_environment())
-    assert "not measured: its time depends on the values" in g.explain(X[0])
+    assert "not measured: its time depends on the values" in str(g.explain(X[0], verbose=True))
 
 
 def test_reports_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,12 +208,14 @@ def test_reports_are_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_to_measure_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explain, "machine_limits", lambda options: pytest.fail("it measures"))
-    assert 'choose="xla" asks for it' in mlc_jit(lambda x: x + 1, choose="xla").explain(X)
+    shown = mlc_jit(lambda x: x + 1, choose="xla").explain(X, verbose=True)
+    assert 'choose="xla" asks for it' in str(shown)
 
 
 def test_modules_too(tmp_path: Path) -> None:
     text = jax.jit(jnp.tanh).lower(X).as_text()
-    assert "% of what this machine can do" in compile_stablehlo(text, choose="ours").explain()
+    shown = compile_stablehlo(text, choose="ours").explain(verbose=True)
+    assert "% of what this machine can do" in str(shown)
 
 
 def test_times_are_shown_with_their_kernel() -> None:

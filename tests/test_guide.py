@@ -8,6 +8,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+import hlo_mlc
 from hlo_mlc import mlc_jit
 
 _GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
@@ -32,10 +33,18 @@ def test_its_blocks_run_in_order(
 
 def test_it_quotes_what_explain_says() -> None:
     guide = _GUIDE.read_text()
-    (quoted,) = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
-    ours = mlc_jit(lambda x: jnp.tanh(x).sum(-1), choose="ours").report(jnp.ones((64, 256)))
+    short, block, compared = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
+    function = mlc_jit(lambda x: jnp.tanh(x).sum(-1), choose="ours")
+    x = jnp.ones((64, 256))
+    shown = str(function.explain(x))
+    for phrase in ("coverage: 100% of the time and 100% of the operations, in ", "time of a call: ",
+                   " share      time  XLA/ours  of limit  kernel\n", "x as fast as by XLA alone ("):
+        assert phrase in short and phrase in shown
     for phrase in ("read and written", "simple operations", "predicted ", "XLA ", "reduction("):
-        assert phrase in quoted and phrase in ours.explain()
+        assert phrase in block and phrase in function.report(x).explain()
+    table = str(hlo_mlc.compare(function, x, rounds=1))
+    for phrase in ("jax.jit / ours", "a call", "  spread", "first call", "error against f64"):
+        assert phrase in compared and phrase in table
     left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(8)).explain()
     for reason in ("predicted no faster than by XLA", "Fourier transforms "):
         assert reason in guide and reason in left

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hlo_mlc.interop.referee import largest_error
 from hlo_mlc_bench.case import Case, Function
 
 XLA_MARGIN = 2.0
@@ -37,7 +38,7 @@ def error(results: Any, expected: list[np.ndarray]) -> float:
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
     if len(leaves) != len(expected):
         return math.inf
-    return max((_leaf_error(*pair) for pair in zip(leaves, expected, strict=True)), default=0.0)
+    return max((largest_error(*pair) for pair in zip(leaves, expected, strict=True)), default=0.0)
 
 
 def bound(case: Case, xla_error: float) -> float:
@@ -59,19 +60,3 @@ def same_types(results: Any, others: Any) -> bool:
 
 def _widened(x: jax.Array) -> jax.Array:
     return x.astype(jnp.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x
-
-
-def _leaf_error(result: np.ndarray, expected: np.ndarray) -> float:
-    if result.shape != expected.shape:
-        return math.inf
-    if not jnp.issubdtype(result.dtype, jnp.floating):
-        return 0.0 if np.array_equal(result, expected) else math.inf
-    wide = result.astype(np.float64)
-    finite = np.isfinite(expected)
-    if not np.array_equal(wide[~finite], expected[~finite], equal_nan=True):
-        return math.inf
-    if not np.isfinite(wide[finite]).all():
-        return math.inf
-    difference = np.abs(wide[finite] - expected[finite]).max(initial=0.0)
-    scale = np.abs(expected[finite]).max(initial=0.0)
-    return float(difference / scale) if scale > 0 else float(difference)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from hlo_mlc.building import variant_of
 from hlo_mlc.compiler import target_of
+from hlo_mlc.interop.comparing import first_call_s
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench import check, timing
@@ -83,8 +84,8 @@ def _measure(case: Case, compile_ours: Compile, rounds: int) -> Row:
     # Functions of their own, so that neither finds the other's trace.
     by_jax, ours = jax.jit(case.make()[0]), compile_ours(case.make()[0])
     first_calls = {
-        "jax_first_call_s": timing.first_call_s(by_jax, args),
-        "ours_first_call_s": timing.first_call_s(ours, args),
+        "jax_first_call_s": first_call_s(by_jax, args),
+        "ours_first_call_s": first_call_s(ours, args),
     }
     errors, complaint = _check(case, function, by_jax(*args), ours(*args), args)
     if complaint:

@@ -1,16 +1,24 @@
-"""`hlo-mlc bench`: the registry of benchmarks, or parts of it."""
+"""`hlo-mlc bench`: the registry of benchmarks, or parts of it; or a function of the user's."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
+import jax
+from click.core import ParameterSource
 from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
+from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring, parameters
+from hlo_mlc.cli.function import arguments, check_traceable, read_arrays, resolve
 from hlo_mlc.cli.peers import compare
+from hlo_mlc.interop.comparing import FunctionComparison
+from hlo_mlc.interop.comparing import compare as compare_function
+from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.support.errors import UsageError, did_you_mean
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, GROUPS
@@ -31,6 +39,9 @@ from hlo_mlc_bench.runner import DEFAULT_ROUNDS
     help="How often both sides are timed.",
 )
 @parameters.json_path
+@parameters.argument_types()
+@parameters.argument_files
+@parameters.x64
 @click.option(
     "--peers",
     is_flag=True,
@@ -52,13 +63,32 @@ def bench(
     choose: str,
     rounds: int,
     json_path: Path | None,
+    given: tuple[str, ...],
+    files: tuple[Path, ...],
+    x64: bool,
     peers: bool,
     resume: Path | None,
 ) -> None:
     """Runs benchmarks, all or those of the given NAMES, against jax.jit.
 
-    Results are checked before anything is timed; a wrong one gives exit status 1.
+    Results are checked before anything is timed; a wrong one gives exit status 1. A name like
+    MODULE:FUNCTION is a function of yours: it is timed with our kernels and by jax.jit in turns,
+    and both are held against f64. Its arguments come from --arg-file, --arg, or the function's
+    attribute `example_args`; where there are types only, values are made up.
     """
+    if functions := [name for name in names if ":" in name]:
+        if len(names) > 1 or groups or neighbours or list_only or peers or resume:
+            raise UsageError(f"{functions[0]} is a function, which is measured by itself: it takes "
+                             "--arg, --arg-file, --choose, --rounds, --x64 and --json")
+        chosen = ctx.get_parameter_source("rounds") is not ParameterSource.DEFAULT
+        found = _compared(functions[0], choose, given, files, x64, rounds if chosen else None)
+        click.echo(str(found))
+        if json_path is not None:
+            _write(json_path, found)
+        return
+    if given or files or x64:
+        raise UsageError("--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
+                         "registry has its own arguments")
     console = measuring.make_console()
     cases = select(names, groups, neighbours)
     if list_only:
@@ -93,6 +123,30 @@ def bench(
     if not complete:
         click.echo("interrupted: the rows above are kept", err=True)
     ctx.exit(measuring.exit_status(results.rows, complete))
+
+
+def _compared(program: str, choose: str, given: Sequence[str], files: Sequence[Path], x64: bool,
+              rounds: int | None) -> FunctionComparison:
+    """A function of the user's by both sides.
+
+    Raises: UsageError for what is no function, or arguments that it does not take.
+    """
+    if given and files:
+        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+    with jax.enable_x64(x64 or jax.config.jax_enable_x64):
+        function = resolve(program)
+        args = read_arrays(files) if files else arguments(function, given)
+        check_traceable(program, function, args)
+        ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
+            function, choose=choose)
+        return compare_function(ours, *args, rounds=rounds)
+
+
+def _write(path: Path, found: FunctionComparison) -> None:
+    try:
+        write_whole(path, [json.dumps(found.as_dict(), indent=1).encode()], PUBLIC)
+    except OSError as error:
+        raise UsageError(f"Cannot write {path}: {error.strerror or error}") from error
 
 
 def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> list[Case]:

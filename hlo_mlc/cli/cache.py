@@ -6,6 +6,7 @@ import datetime
 
 import click
 
+from hlo_mlc.building import object_name
 from hlo_mlc.interop.choices import choices_folder
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
@@ -13,6 +14,7 @@ from hlo_mlc.runtime.notes import forget_notes, note_paths
 from hlo_mlc.support.options import Options
 
 _MIB = 1 << 20
+_NAME_BYTES = 512  # with which an object of a kernel begins
 _MACHINE_NOTES = ("limits-", "rates-")
 
 
@@ -29,7 +31,8 @@ def list_entries() -> None:
     entries = objects.entries()
     for entry in entries:
         used = datetime.datetime.fromtimestamp(entry.used_at).isoformat(" ", timespec="seconds")
-        click.echo(f"{entry.key}  {entry.size_bytes:9d} bytes  used {used}")
+        name = object_name(objects.beginning(entry.key, _NAME_BYTES)) or "(no name)"
+        click.echo(f"{name}  {entry.size_bytes} bytes  used {used}  {entry.key}")
     size = sum(entry.size_bytes for entry in entries) / _MIB
     click.echo(f"{counted(len(entries), 'kernel')}, {size:.1f} of {options.cache_limit_mib} MiB "
                f"in {objects.folder}")

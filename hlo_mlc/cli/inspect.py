@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,8 @@ _DUMP = "HLO_MLC_DUMP"
 @parameters.choose
 @parameters.target
 @parameters.x64
+@click.option("--verbose", is_flag=True, help="All that is known of each kernel, and why.")
+@click.option("--json", "as_json", is_flag=True, help="The same for machines.")
 @click.option(
     "--dump",
     type=click.Path(file_okay=False, path_type=Path),
@@ -39,6 +42,8 @@ def inspect(
     choose: str,
     target: str,
     x64: bool,
+    verbose: bool,
+    as_json: bool,
     dump: Path | None,
 ) -> None:
     """Explains what of PROGRAM runs in our kernels, and why the rest does not.
@@ -56,16 +61,17 @@ def inspect(
             if given:
                 raise UsageError("--arg is for MODULE:FUNCTION: a StableHLO file says itself what "
                                  "it takes")
-            text = compile_stablehlo(Path(program), entry=entry, choose=choose,
-                                     target=target).explain()
+            found = compile_stablehlo(Path(program), entry=entry, choose=choose,
+                                      target=target).explain(verbose=verbose)
         else:
             function = resolve(program)
             args = arguments(function, given)
             check_traceable(program, function, args)
-            text = mlc_jit(function, choose=choose, target=target).explain(*args)
-    click.echo(text)
+            found = mlc_jit(function, choose=choose, target=target).explain(*args,
+                                                                            verbose=verbose)
+    click.echo(json.dumps(found.as_dict(), indent=1) if as_json else str(found))
     if dump is not None:
-        click.echo(f"stages: {dump}")
+        click.echo(f"stages: {dump}", err=as_json)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,15 @@ json_path = click.option(
 
 x64 = click.option("--x64", is_flag=True, help="With 64-bit types enabled in JAX.")
 
+argument_files = click.option(
+    "--arg-file",
+    "files",
+    multiple=True,
+    type=FILE,
+    metavar="FILE",
+    help="Arguments to measure with: a .npy file for each, or a .npz file with all in order.",
+)
+
 ARGUMENT_HELP = "Type of an argument of the function, as f32[512,1024]; one --arg for each."
 
 

@@ -29,14 +29,7 @@ _INTERRUPTED = 130  # as shells have it
 @click.command()
 @click.argument("program")
 @parameters.argument_types()
-@click.option(
-    "--arg-file",
-    "files",
-    multiple=True,
-    type=parameters.FILE,
-    metavar="FILE",
-    help="Arguments to measure with: a .npy file for each, or a .npz file with all in order.",
-)
+@parameters.argument_files
 @parameters.entry
 @click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(

@@ -39,7 +39,8 @@ class CpuTargets:
         if kernel is None:
             raise _unknown(kernel_id)
         made = kernel_object(kernel, options.replace(check=False), target)  # as it is to be used
-        return made.code, {"symbol": made.symbol, "scratch_bytes": made.scratch_bytes,
+        return made.code, {"name": kernel.name, "symbol": made.symbol,
+                           "scratch_bytes": made.scratch_bytes,
                            "nests": list(map(nest_line, made.nests))}
 
 
@@ -81,6 +82,7 @@ class GpuTargets:
             raise UsageError(f"Kernel {kernel_id} takes more scratch memory on {target.name} than "
                              f"on {self._least.name}: export a file for each")
         return made.compiled.cubin, {
+            "name": made.kernel.name,
             "functions": list(made.source.functions), "plan": list(made.source.plan),
             "nests": list(map(nest_line, made.nests)), "resources": list(made.resources)}
 

@@ -15,7 +15,7 @@ from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.interop.measuring import choose_fastest, register_handler
-from hlo_mlc.report import Report
+from hlo_mlc.report import FAULT_ADVICE, Report
 from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
 
@@ -35,7 +35,8 @@ def compile_extracted(
     faults = faults or Faults()
     subject = Subject(entry, options, lambda: module)
     answer: list[tuple[ir.Module | None, Report]] = []
-    with faults.contained(subject, lambda reason: answer.append((None, Report.untouched(reason)))):
+    with faults.contained(subject, lambda reason: answer.append(
+            (None, Report.untouched(reason, FAULT_ADVICE)))):
         answer.append(compile_function(module, subject, faults, entry=entry, platform=platform))
     return answer[0]
 
@@ -57,7 +58,9 @@ def compile_function(
     path = settled_path(module, options, entry)
     known = Choice(settled[path]) if path in settled else remembered(path, options)
     if known is not None and known.choose == "xla":
-        compiled, report = None, Report.untouched("calls have shown that XLA is faster")
+        compiled, report = None, Report.untouched(
+            "calls have shown that XLA is faster",
+            "tune(...) may make ours faster; `hlo-mlc cache clear` forgets what calls have shown")
     else:
         if known is not None:
             subject = dataclasses.replace(subject, options=options.replace(choose=known.choose))
@@ -70,7 +73,8 @@ def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: 
                     ) -> tuple[ir.Module | None, Report]:
     options = subject.options
     if options.choose == "xla":
-        return None, Report.untouched('choose="xla" asks for it')
+        return None, Report.untouched(
+            'choose="xla" asks for it', 'leave out choose="xla" (and HLO_MLC_CHOOSE)')
     compiled = _compile(module, options, entry, platform)
     if compiled.module is not module:
         register_handler(platform)

@@ -35,7 +35,7 @@ class Faults:
 
     def __init__(self, are_told: bool = True) -> None:
         self.are_told = are_told
-        self._told: set[tuple[str, str]] = set()
+        self._told: set[tuple[bool, str]] = set()
 
     def contained(self, subject: Subject, leave: Callable[[str], None]) -> Contained:
         """A context: what fails in it is told, and ends here; `leave` is given the reason why the
@@ -52,9 +52,10 @@ class Faults:
 
     def tell(self, fault: Fault, subject: Subject) -> None:
         """Warns of a fault at the line that it is about, unless that was done before."""
-        if not self.are_told or (fault.part, fault.reason) in self._told:
+        kind = bool(fault.part), fault.reason  # of all kernels that it is about, the first is named
+        if not self.are_told or kind in self._told:
             return
-        self._told.add((fault.part, fault.reason))
+        self._told.add(kind)
         of = f"{fault.part} of {subject.name}" if fault.part else subject.name
         folder = keep(fault, subject.program, subject.options)
         kept = "" if folder is None else f" (what it takes to see it again is in {folder})"

@@ -88,9 +88,9 @@ def mlc_jit(
     has. With `deterministic`, our kernels give the same bits on any number of threads and in every
     process, and nothing that was tuned or measured has a say. All else is as for `jax.jit`, and so
     is what comes back, which composes with every transformation. It has more methods:
-    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` says
-    it in words, `tune(*args)` looks for faster schedules, and `choosing(choose)` is the same
-    function with another choice.
+    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` shows
+    where its time goes, `tune(*args)` looks for faster schedules, and `choosing(choose)` is the
+    same function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
     (`jax.jit = mlc_jit`; see also `hlo_mlc.install`).

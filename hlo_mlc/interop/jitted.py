@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, ov
 
 from jax.extend import source_info_util
 
+from hlo_mlc.explain import Explanation
 from hlo_mlc.explain import explain as explain_report
 from hlo_mlc.gpu import GpuKernel
 from hlo_mlc.interop import compat
@@ -40,7 +41,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Origin:
+class Origin:
     """What an object was made of."""
 
     fun: Callable[..., Any]
@@ -53,7 +54,7 @@ class MlcFunction(JitObject[P, R_co]):
     """What `mlc_jit` returns: used as what `jax.jit` returns, which it is but for more methods."""
 
     choose: str
-    _origin: _Origin
+    _origin: Origin
 
     if TYPE_CHECKING:
         @overload
@@ -86,9 +87,13 @@ class MlcFunction(JitObject[P, R_co]):
         found = function.ledger.find(self.lower(*args, **kwargs).compiler_ir())
         return found or Report.untouched("it computes nothing: its results are its arguments")
 
-    def explain(self, *args: Any, **kwargs: Any) -> str:
-        """The report in words; each kernel is timed and compared with the machine's limits."""
-        return explain_report(self.report(*args, **kwargs), self._origin.options)
+    def explain(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Explanation:
+        """Where the time of such a call goes, to be printed: in 30 lines at most, or with all that
+        is known if `verbose`; its `as_dict()` is for machines. Each kernel is timed and compared
+        with the machine's limits."""
+        origin = self._origin
+        return explain_report(self.report(*args, **kwargs), origin.options, origin.function.name,
+                              verbose)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
              **kwargs: Any) -> TuningReport:
@@ -98,6 +103,11 @@ class MlcFunction(JitObject[P, R_co]):
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
                                 minutes=minutes)
+
+    @property
+    def origin(self) -> Origin:
+        """What it was made of, for whoever makes it anew."""
+        return self._origin
 
     def choosing(self, choose: str, target: str | None = None) -> MlcFunction[P, R_co]:
         """The same function with another choice, for what needs both sides of it, or for another
@@ -151,7 +161,7 @@ def jitted(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str
     if settles:
         compiled.owner = weakref.ref(made)
     made.choose = options.choose
-    made._origin = _Origin(fun, given.function, options, jit_arguments)
+    made._origin = Origin(fun, given.function, options, jit_arguments)
     return made
 
 

@@ -39,7 +39,7 @@ class LoadedReport:
     name: str
     types: str
     coverage: float  # the share of its operations that are in kernels
-    nests: Mapping[str, Sequence[str]]  # of each kernel by its id, what it computes
+    nests: Mapping[str, Sequence[str]]  # of each kernel by its name, how it is computed
     target: str | None  # for which the kernels were compiled that run here; None without any
     parameters: inspect.Signature
 
@@ -53,7 +53,7 @@ class LoadedReport:
         lines = [self.headline, f"{self.coverage:.0%} of the operations in "
                  f"{counted(len(self.nests), 'kernel')}, compiled for {self.target}"]
         for kernel, nests in self.nests.items():
-            lines += [f"  kernel {kernel}", *(f"    {nest}" for nest in nests)]
+            lines += [f"  {kernel}", *(f"    {nest}" for nest in nests)]
         return "\n".join(lines)
 
 
@@ -114,7 +114,7 @@ def describe(path: str | os.PathLike[str]) -> str:
             here = " (what this machine runs)" if target["name"] == best else ""
             lines.append(f"target {target_line(target)}: {byte_size(code)} of code{here}")
             for kernel_id, kernel in target["kernels"].items():
-                lines.append(f"  kernel {kernel_id}")
+                lines.append(f"  {_named(kernel_id, kernel)}")
                 lines += [f"    {line}" for line in (*kernel["nests"],
                                                     *kernel.get("resources", ()))]
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -252,7 +252,14 @@ def _nests(chosen: Mapping[str, Any], target: Mapping[str, Any] | None) -> dict[
     """What each kernel that runs here computes."""
     if target is None:
         return {}
-    return {kernel: list(target["kernels"][kernel]["nests"]) for kernel in chosen["kernels"]}
+    kernels = {kernel_id: target["kernels"][kernel_id] for kernel_id in chosen["kernels"]}
+    return {_named(kernel_id, kernel): list(kernel["nests"])
+            for kernel_id, kernel in kernels.items()}
+
+
+def _named(kernel_id: str, kernel: Mapping[str, Any]) -> str:
+    """What people call a kernel, and its id, which tells it from others of this name."""
+    return f"{kernel['name']} ({kernel_id})"
 
 
 def _parameters(exported: jax.export.Exported, names: Sequence[str], embeds: bool

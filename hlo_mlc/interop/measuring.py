@@ -27,8 +27,7 @@ from hlo_mlc.interop.choices import (
 )
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.invented import invented_arguments
-from hlo_mlc.interop.referee import as_near, disagreement
-from hlo_mlc.interop.widening import widened, widened_array
+from hlo_mlc.interop.referee import as_near, disagreement, exact_results
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, Timing, time_paired
@@ -188,7 +187,7 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
                      for a in given or invented_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
-        exact = functools.cache(lambda: _exact(original, arguments, platform))
+        exact = functools.cache(lambda: exact_results(original, arguments, platform))
         for choose, program in programs.items():
             text = str(program)
             if text in texts.values():
@@ -220,16 +219,6 @@ def _bind(module: ir.Module, arguments: Sequence[jax.Array], platform: str
           ) -> Callable[[], Sequence[jax.Array]]:
     execute = compat.compile_for(platform, module)
     return lambda: jax.block_until_ready(execute(arguments))
-
-
-def _exact(original: ir.Module, arguments: Sequence[jax.Array], platform: str
-           ) -> Sequence[jax.Array] | None:
-    """What the program gives with all floats in f64, if it can be computed so."""
-    wide = widened(original)
-    if wide is None:
-        return None
-    return _bind(wide, [compat.place_on(platform, widened_array(np.asarray(a)))
-                        for a in arguments], platform)()
 
 
 def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) -> PairedTimes:

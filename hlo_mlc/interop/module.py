@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
-from hlo_mlc.explain import explain
+from hlo_mlc.explain import Explanation, explain
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
@@ -120,6 +120,10 @@ class StablehloFunction:
         """The types of the results for such arguments."""
         return self.trace(*args).out_info
 
+    def as_jitted(self) -> MlcFunction[..., tuple[jax.Array, ...]]:
+        """The function as one that JAX traces."""
+        return self._traced
+
     def clear_cache(self) -> None:
         """Forgets all that was compiled of the function."""
         with self._lock:
@@ -142,9 +146,10 @@ class StablehloFunction:
             )
         return self._latest.report
 
-    def explain(self, *args: Any) -> str:
-        """The report in words, with the time of each kernel."""
-        return explain(self.report(*args), self._options)
+    def explain(self, *args: Any, verbose: bool = False) -> Explanation:
+        """Where the time of a call goes, to be printed: in 30 lines at most, or with all that is
+        known if `verbose`; its `as_dict()` is for machines. Each kernel is timed."""
+        return explain(self.report(*args), self._options, f"@{self._name}", verbose)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, or for so many

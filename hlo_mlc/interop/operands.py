@@ -25,7 +25,7 @@ def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str,
                    ) -> list[np.ndarray] | None:
     """What the call in @main is given when the program is called with these arguments; None unless
     all that it takes are arrays or numbers."""
-    values = _matched(argument_types(program, MAIN, MAIN), jax.tree.leaves((args, kwargs)))
+    values = matched_arrays(argument_types(program, MAIN, MAIN), jax.tree.leaves((args, kwargs)))
     if values is None:
         return None
     main = extract(program, ir.SymbolTable(program.operation), MAIN)
@@ -51,7 +51,7 @@ def _return_operands(program: ir.Module) -> None:
             del main.attributes[described]
 
 
-def _matched(types: Sequence[ArgumentType], leaves: Sequence[Any]) -> list[np.ndarray] | None:
+def matched_arrays(types: Sequence[ArgumentType], leaves: Sequence[Any]) -> list[np.ndarray] | None:
     """The leaves that a program takes, which are those of its types in their order: it takes no
     static ones and none that it does not use. None if that leaves a doubt."""
     arrays = [_array(leaf) for leaf in leaves]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, TracedFunction
-from hlo_mlc.report import Report
+from hlo_mlc.report import FAULT_ADVICE, Report
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.warning import is_internal
 
@@ -54,18 +54,18 @@ def _lower_call(
     subject = Subject(function.name, function.options, lambda: str(call_jaxpr),
                       None if line is None or is_internal(line[0]) else line)
 
-    def leave(reason: str) -> None:
-        function.ledger.record(module_context.module, Report.untouched(reason))
+    def leave(reason: str, advice: str = FAULT_ADVICE) -> None:
+        function.ledger.record(module_context.module, Report.untouched(reason, advice))
 
     cache = None
     with function.faults.contained(subject, leave):
-        reason = _why_not(ctx, call_jaxpr, function)
-        if reason is None:
+        refusal = _why_not(ctx, call_jaxpr, function)
+        if refusal is None:
             cache = _body_cache(module_context, operands, function)
         else:
-            leave(reason)
+            leave(refusal.reason, refusal.advice)
             say(Level.FUNCTIONS, function.options.debug,
-                [f"{function.name} stays with XLA: {reason}"])
+                [f"{function.name} stays with XLA: {refusal.reason}"])
     if cache is None:
         return lower(ctx, *operands, **arguments)
     body_context = module_context.replace(
@@ -115,29 +115,40 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
             call.operands[number] = _placeholder(call.operands[number])
 
 
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a call is left to XLA, and what its author may do about it ("" is nothing)."""
+
+    reason: str
+    advice: str = ""
+
+
 def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction
-             ) -> str | None:
+             ) -> _Refusal | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
     if compat.is_for_export(module_context) and not function.for_archive:
-        return ("jax.export takes no custom calls, and its files hold no machine code; "
-                "hlo_mlc.export writes files with our kernels")
+        return _Refusal("jax.export takes no custom calls, and its files hold no machine code; "
+                        "hlo_mlc.export writes files with our kernels")
     platforms = tuple(ctx.platforms or module_context.platforms)
     if len(platforms) != 1 or platforms[0] not in PLATFORMS:
-        return (f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
-                f"{', '.join(PLATFORMS)} alone is compiled")
+        return _Refusal(f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
+                        f"{', '.join(PLATFORMS)} alone is compiled")
     if compat.has_side_effects(call_jaxpr):
-        return "it has side effects (prints, callbacks or references), whose order XLA keeps"
+        return _Refusal(
+            "it has side effects (prints, callbacks or references), whose order XLA keeps",
+            "take them out, or put mlc_jit around the part without them")
     if not call_jaxpr.out_avals:
-        return "it has no results"
+        return _Refusal("it has no results")
     if ctx.dim_var_values:
-        return "it is exported with symbolic shapes"
+        return _Refusal("it is exported with symbolic shapes",
+                        "export it for sizes that are known")
     partitions = compat.partition_count(module_context.axis_context)
     if partitions > 1:
-        return (
+        return _Refusal(
             f"it is partitioned over {partitions} devices outside shard_map: "
-            "custom calls would gather all their operands on each of them"
-        )
+            "custom calls would gather all their operands on each of them",
+            "use jax.shard_map, and mlc_jit inside of it")
     return None
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
+from jaxlib.mlir import ir
 
-from hlo_mlc.interop.widening import widened_array
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.widening import widened, widened_array
 
 _DISAGREEING_SHARE = 0.01  # of a result's elements: ties and cancellations may go either way
 # So many times as far from what is exact may a run be as another one that is right as well, and
@@ -41,6 +45,36 @@ def as_near(results: Sequence[Any], expected: Sequence[Any], exact: Sequence[Any
         return False
     return all(_as_near(np.asarray(a), np.asarray(b), np.asarray(c))
                for a, b, c in zip(results, expected, exact, strict=True))
+
+
+def exact_results(original: ir.Module, arguments: Sequence[Any], platform: str
+                  ) -> Sequence[jax.Array] | None:
+    """What the program gives with all floats in f64, if it can be computed so."""
+    wide = widened(original)
+    if wide is None:
+        return None
+    run = compat.compile_for(platform, wide)
+    return run([compat.place_on(platform, widened_array(np.asarray(a))) for a in arguments])
+
+
+def largest_error(result: np.ndarray, exact: np.ndarray) -> float:
+    """The largest difference of an element from what is exact, relative to the largest of these.
+
+    Infinite where shapes differ, where one side has a NaN or an infinity and the other has not, or
+    where integers differ at all.
+    """
+    if result.shape != exact.shape:
+        return math.inf
+    if not _step_of(result.dtype):
+        return 0.0 if np.array_equal(result, exact) else math.inf
+    wide, finite = widened_array(result), np.isfinite(exact)
+    if not np.array_equal(wide[~finite], exact[~finite], equal_nan=True):
+        return math.inf
+    if not np.isfinite(wide[finite]).all():
+        return math.inf
+    difference = np.abs(wide[finite] - exact[finite]).max(initial=0.0)
+    scale = np.abs(exact[finite]).max(initial=0.0)
+    return float(difference / scale) if scale > 0 else float(difference)
 
 
 def _as_near(actual: np.ndarray, other: np.ndarray, exact: np.ndarray) -> bool:

@@ -34,6 +34,7 @@ from hlo_mlc.interop.isolation import kernel_program, operands_program, original
 from hlo_mlc.interop.operands import called_function, given_operands
 from hlo_mlc.interop.primitive import called
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
@@ -55,7 +56,6 @@ from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.progress import TuningProgress
-from hlo_mlc.tuning.space import Space
 from hlo_mlc.tuning.storage import journal_path, open_storage
 from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
@@ -248,7 +248,7 @@ class _Session:
         for number, fingerprint in enumerate(costliest, 1):
             budget = self._budget(weights[fingerprint] / remaining, len(found) - number + 1)
             remaining -= weights[fingerprint]
-            label = f"kernel {number} of {len(found)}, {fingerprint[:8]}"
+            label = f"{number} of {len(found)}: {found[fingerprint][0].kernel.name}"
             tuned = self._kernel(graph, found[fingerprint], budget, progress, label)
             del self._waiting[0]
             yield tuned
@@ -298,10 +298,11 @@ class _Session:
         space = self._generator.space(kernel.program, self._target)
         known = self._records.get(kernel.fingerprint, target_key(self._target))
         standing = known and space.configuration(known.schedules)
-        study = KernelStudy(self._storage, self._study_name(cluster, space), space,
+        study = KernelStudy(self._storage, self._study_name(cluster), space,
                             [standing] if standing else [])
         study.describe({
-            "kernel": program_text(kernel.program), "ops": op_counts(tuned.ops),
+            "name": kernel.name, "kernel": program_text(kernel.program),
+            "ops": op_counts(tuned.ops),
             "target": f"{self._target.cpu}, {counted(self._target.cores, 'core')}",
             "default": schedules_text(space.schedules(space.default))})
         progress.begin(label, study, space, budget)
@@ -321,11 +322,12 @@ class _Session:
                                    noise=winner.noise, given=program is not None,
                                    interrupted=winner.interrupted)
 
-    def _study_name(self, cluster: Cluster, space: Space) -> str:
-        """Begins with what a person may recognize the kernel by."""
-        templates = dict.fromkeys(t for t, _ in space.schedules(space.default).values())
+    def _study_name(self, cluster: Cluster) -> str:
+        """Begins with what a person may recognize the kernel by; its line, which changes with what
+        is written above it, is not a part of what the study is found by."""
         shape = cluster.kernel.program.results[0]
-        return " ".join((*templates, f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
+        return " ".join((role(cluster.kernel.program),
+                         f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
                          f"{cluster.kernel.fingerprint}-{target_key(self._target)}"))
 
     def _operands(self, graph: Graph, cluster: Cluster, program: ir.Module | None
@@ -344,7 +346,7 @@ class _Session:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
         versions = {name: version(name) for name in ("hlo-mlc", "jaxlib")}
         record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
-                        winner.measured, made=today(versions))
+                        winner.measured, made=today(versions), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
         rebuild_kernel(cluster.kernel, self._options, self._target)
         if kept != record:  # somebody else found a faster one meanwhile
@@ -368,7 +370,7 @@ class _Session:
 def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
     """A kernel of these places before anything came of it."""
     ops = tuple(node.op for node in clusters[0].nodes)
-    return TunedKernel(clusters[0].kernel.program.name, ops, len(clusters), None)
+    return TunedKernel(clusters[0].kernel.name, ops, len(clusters), None)
 
 
 def _why_not(cluster: Cluster, given: bool) -> str:

@@ -151,7 +151,7 @@ def is_parallel(operations: int, moved_bytes: int) -> bool:
 
 
 def _threads(work: Work, target: CpuTarget, around: Surroundings) -> int:
-    if around.in_loop and work.moved_bytes < _SMALL_LOOP_BYTES \
+    if (around.in_loop and work.moved_bytes < _SMALL_LOOP_BYTES) \
             or not is_parallel(work.operations + 2 * work.products, work.moved_bytes):
         return 1
     return target.cores
@@ -290,7 +290,7 @@ def _is_scalar(stage: Stage) -> bool:
     """XLA has no vectors for it: it looks places up, or its rows are short."""
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
-    return _looks_up(stage) or bool(row) and row[-1].extent < _SHORT_ROW
+    return _looks_up(stage) or (bool(row) and row[-1].extent < _SHORT_ROW)
 
 
 def _walks_across(stage: Stage) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.baseline import (
     FORK_US,
     OurTime,
@@ -27,6 +26,7 @@ from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
+from hlo_mlc.partition.shares import least_arithmetic_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
@@ -249,27 +249,13 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
         return plan
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
     total = target.rates.dispatch_us + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected)) \
-        + sum(_least_us(node, target) for node in plan.left)
+        + sum(least_arithmetic_us(node, target) for node in plan.left)
     if saved > (1 - 1 / MARGIN) * total:
         return plan
     reason = f"what kernels would save, {saved:.1f} us, is next to nothing of the program's time"
     left = [(cluster, replace(verdict, take=False, reason=reason))
             for cluster, verdict in plan.taken]
     return replace(plan, taken=[], rejected=[*plan.rejected, *left], remaining=plan.nodes)
-
-
-def _least_us(node: Node, target: CpuTarget) -> float:
-    """What the arithmetic of an operation takes on one thread, in vectors; 0 if that is not known.
-    """
-    types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
-    if node.op in CONTROL_FLOW or moves(node) or not types:
-        return 0.0
-    largest = max(types, key=lambda one: one.size)
-    operations = max(counted_operations((node,)), largest.size)
-    if node.op == "stablehlo.fft":
-        operations = 5 / 2 * largest.size * math.log2(max(2, *node.attributes["fft_length"]))
-    lanes = max(1, target.vector_bytes // largest.dtype.bytes)
-    return operations / (lanes * target.rates.vector_operations)
 
 
 def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[Cluster, ...]:

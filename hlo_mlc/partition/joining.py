@@ -132,8 +132,8 @@ def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:
 
 
 def _follow(nest: Joined, stage: Stage) -> Stage:
-    """Let the consumer of a matrix product, or of a fold of rows, walk in the order in which that is
-    computed.
+    """Let the consumer of a matrix product, or of a fold of rows, walk in the order in which that
+    is computed.
 
         y[h, s] = f(z[s, h])   after   z[s, h] = sum ...   ->   for s, h: y[h, s] = f(z[s, h])
 

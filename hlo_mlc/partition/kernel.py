@@ -15,12 +15,17 @@ from hlo_mlc.tensor.text import program_text
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kernel:
-    """A tensor program in canonical form, and the buffers of the graph that it stands on."""
+    """A tensor program in canonical form, and the buffers of the graph that it stands on.
+
+    `name` is what people call it (naming.py).  Equal kernels may have different ones, from
+    different lines; their fingerprints are equal.
+    """
 
     program: TensorProgram
     fingerprint: str  # hash of the canonical text; equal kernels have equal fingerprints
     inputs: tuple[Buffer, ...]  # the graph's buffers, in calling order
     outputs: tuple[Buffer, ...]
+    name: str
 
 
 def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequence[Buffer],
@@ -32,7 +37,7 @@ def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequen
     program = canonical("kernel", steps, inputs, outputs, aliases=aliases)
     digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]
     known = _programs.setdefault(digest, replace(program, name=f"k_{digest}"))
-    return Kernel(known, digest, tuple(inputs), tuple(outputs))
+    return Kernel(known, digest, tuple(inputs), tuple(outputs), known.name)
 
 
 _programs: weakref.WeakValueDictionary[str, TensorProgram] = weakref.WeakValueDictionary()

@@ -16,6 +16,7 @@ from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.joining import Limits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lowering import StageLowering
+from hlo_mlc.partition.naming import kernel_name, told_apart
 from hlo_mlc.partition.nodes import uses_among
 from hlo_mlc.partition.packing import pack
 from hlo_mlc.partition.units import (
@@ -108,7 +109,25 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     become one kernel.  `donated` are the numbers of parameters and of the results that their
     memory is for; `limits` are those of the target.
     """
-    return _rewritten(_planned(graph, choose, small, donated, frozenset(), limits), graph)
+    plan = _planned(graph, choose, small, donated, frozenset(), limits)
+    return _rewritten(_told_apart(plan, graph), graph)
+
+
+def _told_apart(plan: Plan, graph: Graph) -> Plan:
+    """The plan in which different kernels have different names, whichever of them are taken."""
+    places = {node: place for place, node in enumerate(graph.walk())}
+    clusters = sorted((cluster for cluster, _ in (*plan.taken, *plan.rejected)),
+                      key=lambda cluster: places.get(cluster.nodes[0], 0))
+    names = {cluster.kernel.fingerprint: cluster.kernel.name for cluster in reversed(clusters)}
+    first = dict.fromkeys(cluster.kernel.fingerprint for cluster in clusters)
+    apart = dict(zip(first, told_apart(names[one] for one in first), strict=True))
+
+    def renamed(cluster: Cluster) -> Cluster:
+        name = apart[cluster.kernel.fingerprint]
+        return replace(cluster, kernel=replace(cluster.kernel, name=name))
+
+    return replace(plan, taken=[(renamed(c), v) for c, v in plan.taken],
+                   rejected=[(renamed(c), v) for c, v in plan.rejected])
 
 
 def with_taken(plan: Plan, graph: Graph, more: Collection[Cluster], reason: str) -> Plan:
@@ -315,11 +334,14 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     targets = tuple(values[b] for b in outputs)
     moved = dict(aliases)
     copied = [b for b in outputs if heirs.get(values[b]) in at and b not in moved]
-    return Cluster(kernel, _between(sources, targets, makers), sources, targets,
+    nodes = _between(sources, targets, makers)
+    locations = _locations(kernel, steps, values, makers)
+    kernel = replace(kernel, name=kernel_name(kernel.program, locations,
+                                              [node.location for node in nodes]))
+    return Cluster(kernel, nodes, sources, targets,
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
-                   in_loop, tuple(constants.values()),
-                   _locations(kernel, steps, values, makers))
+                   in_loop, tuple(constants.values()), locations)
 
 
 def _makes_memory(node: Node) -> bool:

@@ -19,6 +19,10 @@ from hlo_mlc.support.errors import KernelFaultError, RuntimeLibraryError, UsageE
 BUFFER_ALIGNMENT = 64
 """How XLA's CPU backend aligns buffers, in bytes."""
 
+SHORTEST_MEASUREMENT_S = 2e-3
+"""Below this, the clock and the scheduler of the system show in what calls are said to take."""
+
+_CALIBRATION_CALLS = 5
 _ONE_SIDE_S = 2e-4  # of one side of a round
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 301
 _SMALL = 8  # more than integers have that are made up without a bound
@@ -189,15 +193,36 @@ def time_in_turns(
     pair_s = max(time.perf_counter() - began, 1e-6)
     calls = max(1, round(2 * _ONE_SIDE_S / pair_s))
     rounds = min(max(int(seconds / (calls * pair_s)), _FEWEST_ROUNDS), _MOST_ROUNDS)
+    return time_paired(_repeated(run_a, calls), _repeated(run_b, calls), rounds).per_call(calls)
 
-    def repeated(run: Callable[[], object]) -> Callable[[], None]:
-        def many() -> None:
-            for _ in range(calls):
-                run()
 
-        return many
+def time_rounds(run_a: Callable[[], object], run_b: Callable[[], object], rounds: int
+                ) -> PairedTimes:
+    """Times one call of each in so many rounds, in each of which either side is called often enough
+    to last `SHORTEST_MEASUREMENT_S`."""
+    calls_a, calls_b = calls_to_measure(run_a), calls_to_measure(run_b)
+    times = time_paired(_repeated(run_a, calls_a), _repeated(run_b, calls_b), rounds)
+    ratio = calls_b / calls_a
+    return PairedTimes(times.a.per_call(calls_a), times.b.per_call(calls_b), times.speedup * ratio,
+                       times.speedup_spread * ratio)
 
-    return time_paired(repeated(run_a), repeated(run_b), rounds).per_call(calls)
+
+def calls_to_measure(run: Callable[[], object]) -> int:
+    """How many calls in a row last `SHORTEST_MEASUREMENT_S`."""
+    samples = []
+    for _ in range(_CALIBRATION_CALLS):
+        start = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - start)
+    return max(1, round(SHORTEST_MEASUREMENT_S / max(statistics.median(samples), 1e-7)))
+
+
+def _repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
+    def many() -> None:
+        for _ in range(calls):
+            run()
+
+    return many
 
 
 def _quartile_distance(samples: list[float]) -> float:

@@ -65,6 +65,7 @@ class Record:
     measured: Measured
     choice: str = ""
     made: Mapping[str, str] = field(default_factory=dict)  # date and versions
+    name: str = ""  # what people called the kernel where it was tuned; earlier records have none
 
     @property
     def digest(self) -> str:
@@ -77,7 +78,7 @@ class Record:
         facts += [f"default / this {best.speedup:.2f}"] if self.schedules else []
         facts += [f"XLA / this {best.xla_ratio:.2f}"] if best.xla_ratio else []
         facts += [self.choice] if self.choice else []
-        return (f"{self.kernel}  {self.target}  {', '.join(facts)}  "
+        return (f"{self.name or 'unnamed'}  {self.kernel}  {self.target}  {', '.join(facts)}  "
                 f"{'; '.join(schedules_text(self.schedules)) or 'default'}")
 
 
@@ -251,7 +252,7 @@ def _to_json(record: Record) -> dict[str, Any]:
         "measured": asdict(record.measured),
         "choice": record.choice,
         "made": dict(record.made),
-    }
+    } | ({"name": record.name} if record.name else {})
     return content | {"digest": _digest(content)}
 
 
@@ -268,7 +269,8 @@ def _from_json(content: Any) -> Record:
         measured = Measured(**{str(k): float(v) for k, v in content["measured"].items()})
         record = Record(str(content["kernel"]), str(content["target"]), schedules, measured,
                         str(content["choice"]), {str(k): str(v)
-                                                 for k, v in content["made"].items()})
+                                                 for k, v in content["made"].items()},
+                        str(content.get("name", "")))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"it is no record: {type(error).__name__}: {error}") from error
     names = all(map(_NAME.fullmatch, (record.kernel, record.target)))

@@ -27,9 +27,9 @@ class StageTime:
 class Recorder:
     """Times the stages of one compilation and, with a folder, writes what each produced.
 
-    Files are numbered in the order of the stages (`10-graph.txt`, …, `90-k_….s`); `index.txt`
-    lists them with times and says "unchanged" where a stage changed nothing. To be used as a
-    context, which ends with the index, also where a stage fails.
+    Files are numbered in the order of the stages (`10-graph.txt`, …, `90-softmax@nn.py-6.s`);
+    `index.txt` lists them with times and says "unchanged" where a stage changed nothing. To be
+    used as a context, which ends with the index, also where a stage fails.
 
     Raises: ConfigurationError where the folder cannot be written.
     """
@@ -44,7 +44,7 @@ class Recorder:
         """A recorder that writes to a new folder below `dump_dir`, or nothing if that is None."""
         if dump_dir is None:
             return cls(None)
-        safe = "".join(c if c.isalnum() or c in "-_" else "_" for c in name) or "module"
+        safe = file_name(name)
         while True:
             folder = dump_dir / f"{next(_runs):03d}-{safe}"
             try:
@@ -107,6 +107,12 @@ class Recorder:
             (self.folder / file).write_text(text)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
+
+
+def file_name(name: str) -> str:
+    """The name of a function or a kernel as a part of a file's: `softmax@model.py-6`."""
+    safe = "".join(c if c.isalnum() or c in "-_@.+#" else "-" for c in name)
+    return safe.lstrip(".") or "module"
 
 
 def _unwritable(folder: Path, error: OSError) -> ConfigurationError:

@@ -68,7 +68,7 @@ class CpuTarget:
     def has_fast_division(self) -> bool:
         """Whether a division of vectors takes less than the seven multiply-adds of a reciprocal."""
         return self.cpu.startswith(_FAST_DIVIDERS) \
-            or self.is_x86 and self.vector_bytes < 64 and self.cpu not in _SLOW_DIVIDERS
+            or (self.is_x86 and self.vector_bytes < 64 and self.cpu not in _SLOW_DIVIDERS)
 
     @property
     def shifts_beside(self) -> bool:

@@ -97,7 +97,8 @@ class _Noted:
 
 def note_text(known: dict[str, Any]) -> str:
     """What is known of a kernel, in Markdown."""
-    lines = [f"**{known.get('ops', 'a kernel')}**", "", f"on {known.get('target', 'a CPU')}", ""]
+    what = ": ".join(filter(None, (known.get("name", ""), known.get("ops", ""))))
+    lines = [f"**{what or 'a kernel'}**", "", f"on {known.get('target', 'a CPU')}", ""]
     measured = "us" in known
     best, default = known["best"] if measured else [], known.get("default", [])
     if measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.partition.naming import role
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
@@ -19,7 +20,7 @@ def replay(program: TensorProgram, target: CpuTarget, schedules: Schedules
     if not schedules:
         return default
     if space_of(program, default[1], target).configuration(schedules) is None:
-        warn(f"hlo_mlc: the recorded schedule of {program.name} is not one that today's "
-             "templates have; it gets the default (tune it again)")
+        warn(f"hlo_mlc: the recorded schedule of {role(program)} ({program.name}) is not one that "
+             "today's templates have; it gets the default (tune it again)")
         return default
     return schedule_program(program, target, schedules)

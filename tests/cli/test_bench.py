@@ -252,3 +252,64 @@ def test_peers_where_there_is_nothing_to_compare(hlo_mlc: Callable) -> None:
     assert result.exit_code != 0 and "no peer has a program" in str(result.output)
     result = hlo_mlc("bench", "--peers", "exp", *_QUICK, "--resume", "out.json")
     assert result.exit_code != 0 and "not --resume" in result.output
+
+
+_MODULE = """
+import jax.numpy as jnp
+
+def softmax(x):
+    e = jnp.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+def example(x):
+    return x * 2
+
+example.example_args = (jnp.ones(8),)
+"""
+
+
+@pytest.fixture
+def module(hlo_mlc: Callable, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+           ) -> str:
+    """A file with functions, in the current folder."""
+    name = f"benched_{request.node.name[:24]}"
+    Path(f"{name}.py").write_text(_MODULE)
+    return f"{name}.py"
+
+
+def test_a_function_of_the_users(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("bench", f"{module}:softmax", "--arg", "f32[64,32]", "--choose", "ours",
+                     "--rounds", "1", "--json", "out.json")
+    assert result.exit_code == 0, result.output
+    for expected in ("softmax ", "jax.jit / ours", "first call", "error against f64", "memory",
+                     "100% of the time in 1 kernel of ours (predicted); 1 round in turns"):
+        assert expected in result.stdout
+    content = json.loads(Path("out.json").read_text())
+    assert content["rounds"] == 1 and content["report"]["kernels"][0]["name"].startswith("softmax@")
+
+
+def test_a_function_with_arguments_of_its_own(hlo_mlc: Callable, module: str) -> None:
+    result = hlo_mlc("bench", f"{module}:example", "--rounds", "1")
+    assert result.exit_code == 0, result.output
+    assert "made up" not in result.stdout
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (("softmx", "--arg", "f32[2]"), "there is no 'softmx' in"),
+    (("softmax",), "Say what the function is called with: --arg f32[512,1024]"),
+    (("softmax", "--arg", "f32[2"), "An argument is written like f32[512,1024]"),
+    (("softmax", "--arg", "f32[2]", "--arg", "f32[2]"), "cannot be traced with these arguments"),
+    (("softmax", "--arg", "f32[2]", "--arg-file", "x.npy"), "by --arg or by --arg-file, not by"),
+    (("softmax", "--peers"), "is a function, which is measured by itself"),
+])
+def test_functions_that_cannot_be_measured(hlo_mlc: Callable, module: str,
+                                           arguments: tuple[str, ...], message: str) -> None:
+    name, *rest = arguments
+    result = hlo_mlc("bench", f"{module}:{name}", *rest)
+    assert result.exit_code == 2
+    assert message in result.stderr and len(result.stderr.splitlines()) == 1
+
+
+def test_arguments_are_not_for_cases(hlo_mlc: Callable) -> None:
+    result = hlo_mlc("bench", "softmax", "--arg", "f32[2]")
+    assert result.exit_code == 2 and "are for MODULE:FUNCTION" in result.stderr

@@ -46,6 +46,14 @@ def test_list(hlo_mlc: Callable, objects: ObjectCache, notes: list[Path]) -> Non
     assert all(str(path) in result.stdout for path in notes[1:3])
 
 
+def test_kernels_are_listed_by_their_names(hlo_mlc: Callable) -> None:
+    mlc_jit(lambda x: jnp.sin(x) * 0.7531, choose="ours")(jnp.ones(77))
+    before = [entry.used_at for entry in object_cache(Options.from_environment()).entries()]
+    (line, *_) = hlo_mlc("cache", "list").stdout.splitlines()
+    assert line.startswith("sin@test_cache.py:")
+    assert [e.used_at for e in object_cache(Options.from_environment()).entries()] == before
+
+
 def test_clear(hlo_mlc: Callable, objects: ObjectCache, notes: list[Path]) -> None:
     assert "removed 2 kernels and 1 choice" in hlo_mlc("cache", "clear").stdout
     assert objects.entries() == []

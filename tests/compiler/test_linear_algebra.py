@@ -44,7 +44,7 @@ def both(function: Callable, *args: np.ndarray, coverage: float = 1
     ours = mlc_jit(function, choose="ours")
     found = [jax.tree.leaves(f(*args)) for f in (ours, jax.jit(function))]
     report = ours.report(*args)
-    assert report.coverage >= coverage, ours.explain(*args)
+    assert report.coverage >= coverage, str(ours.explain(*args, verbose=True))
     for mine, theirs in zip(*found, strict=True):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
     return tuple([np.asarray(r).astype(np.float64) for r in one] for one in found)

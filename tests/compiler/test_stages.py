@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from hlo_mlc import building, mlc_jit
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.report import Report
+from hlo_mlc.support.dumps import file_name
 from hlo_mlc.support.errors import CodegenError, ConfigurationError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
@@ -113,11 +114,11 @@ def test_what_stays_with_xla_is_lowered_as_jax_does(choose: str) -> None:
 def test_a_dump_has_every_stage(tmp_path: Path) -> None:
     report = compiled(attention, *ARGS, dump_dir=tmp_path)
     (folder,) = tmp_path.iterdir()
-    expected = {name.format(k.name) for name in KERNEL_FILES for k in report.kernels}
+    expected = {name.format(file_name(k.name)) for name in KERNEL_FILES for k in report.kernels}
     assert {file.name for file in folder.iterdir()} == MODULE_FILES | expected
     index = (folder / "index.txt").read_text()
     assert f"assemble {report.kernels[0].name}" in index
-    assert "taken: k_" in (folder / "30-plan.txt").read_text()
+    assert f"taken: {report.kernels[0].name}, k_" in (folder / "30-plan.txt").read_text()
 
 
 def test_a_dump_of_kernels_that_are_known_is_complete(tmp_path: Path) -> None:

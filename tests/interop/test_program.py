@@ -101,4 +101,4 @@ def test_it_reads_well() -> None:
     assert types in repr(h) and types in inspect.getdoc(h)
     assert f"program=@{h.__name__}" in str(jax.make_jaxpr(h)(X, Y))
     assert h.report(X, Y) is h.report()
-    assert "coverage: 100%" in h.explain(jax.ShapeDtypeStruct((3, 4), np.float32), Y)
+    assert "coverage: 100%" in str(h.explain(jax.ShapeDtypeStruct((3, 4), np.float32), Y))

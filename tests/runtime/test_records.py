@@ -38,13 +38,20 @@ def test_what_is_put_is_found(records: Records) -> None:
     assert records.get("abc123", "other") is None
 
 
+def test_names_are_kept_with_them(records: Records) -> None:
+    named = dataclasses.replace(RECORD, name="matmul+gelu@model.py:6")
+    records.put(named)
+    assert records.get("abc123", "cpu-2-f00") == named
+    assert str(named).startswith("matmul+gelu@model.py:6  abc123  cpu-2-f00  ")
+
+
 def test_a_person_can_read_it(records: Records) -> None:
     records.put(RECORD)
     content = json.loads((records.folder / "cpu-2-f00" / "abc123.json").read_text())
     assert content["schedules"]["0"] == {"template": "contraction",
                                          "parameters": {"rows": 6, "pack": 1}}
     assert str(RECORD) == (
-        "abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
+        "unnamed  abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
         "0 contraction(rows=6, pack=1); 3 elementwise(unroll=2)")
 
 

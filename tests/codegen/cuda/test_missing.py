@@ -53,7 +53,7 @@ def test_programs_run_without(said: str) -> None:
     free = mlc_jit(lambda x: jnp.sin(x) * 7)
     text = free.trace(X).lower(lowering_platforms=("cuda",)).as_text()
     assert "hlo_mlc_kernel" not in text
-    assert "in 0 kernels" in free.explain()
+    assert "XLA runs all of it" in str(free.explain())
 
 
 DRIVER = textwrap.dedent("""

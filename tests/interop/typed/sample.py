@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 import hlo_mlc
 from hlo_mlc import mlc_jit
+from hlo_mlc.explain import Explanation
 
 
 @mlc_jit
@@ -51,12 +52,14 @@ assert_type(Model.static(X), jax.Array)
 
 assert_type(bare.lower(jax.ShapeDtypeStruct((3,), jnp.float32)), jax.stages.Lowered)
 assert_type(bare.trace(X), jax.stages.Traced)
-assert_type(bare.explain(X), str)
+assert_type(bare.explain(X, verbose=True), Explanation)
+assert_type(bare.explain(X).as_dict(), dict[str, object])
+assert_type(hlo_mlc.compare(bare, X).speedup, float)
 assert_type(bare.report(X).coverage, float)
 assert_type(bare.choose, str)
 assert_type(bare.choosing("xla")(X), jax.Array)
 assert_type(bare.clear_cache(), None)
-assert_type(MODEL.bound.explain(X), str)
+assert_type(MODEL.bound.explain(X), Explanation)
 assert_type(MODEL.bound.report().coverage, float)
 assert_type(MODEL.bound.lower(X), jax.stages.Lowered)
 

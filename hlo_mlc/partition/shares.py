@@ -1,0 +1,73 @@
+"""What of a call's time goes where, for people: how often operations run, how long XLA needs.
+
+No decision hangs on it: what is not modelled counts with the least that it can take.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.counting import counting
+from hlo_mlc.ops.library_calls import DIALECT
+from hlo_mlc.ops.registry import moves
+from hlo_mlc.partition.handover import counted_operations
+from hlo_mlc.partition.plan import CONTROL_FLOW
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.tensor.core import UNKNOWN_TRIPS
+
+_LOOP = "stablehlo.while"
+
+
+def runs(graph: Graph) -> Mapping[Node, int]:
+    """How often each operation outside of kernels may run in one call of the program: those of
+    loops as often as these, `UNKNOWN_TRIPS` times where nobody knows."""
+    found: dict[Node, int] = {}
+    literals: dict[Value, int] = {}
+
+    def visit(region: Graph, times: int) -> None:
+        for node in region.nodes:
+            found[node] = times
+            if node.literal is not None and not node.literal.ndim \
+                    and node.literal.dtype.kind in "iu":
+                literals[node.results[0]] = int(node.literal)
+            if node.op in CONTROL_FLOW and not node.opaque:
+                inner = times * (_trips(node, literals) if node.op == _LOOP else 1)
+                for inside in node.regions:
+                    visit(inside, inner)
+
+    visit(graph, 1)
+    return found
+
+
+def _trips(loop: Node, literals: Mapping[Value, int]) -> int:
+    known = counting(loop, literals.get)
+    return UNKNOWN_TRIPS if known is None else known.trips
+
+
+def least_arithmetic_us(node: Node, target: CpuTarget) -> float:
+    """What the arithmetic of an operation takes on one thread, in vectors; 0 if that is not known.
+    """
+    types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
+    if node.op in CONTROL_FLOW or moves(node) or not types:
+        return 0.0
+    largest = max(types, key=lambda one: one.size)
+    operations = max(counted_operations((node,)), largest.size)
+    if node.op == "stablehlo.fft":
+        operations = 5 / 2 * largest.size * math.log2(max(2, *node.attributes["fft_length"]))
+    lanes = max(1, target.vector_bytes // largest.dtype.bytes)
+    return operations / (lanes * target.rates.vector_operations)
+
+
+def least_us(node: Node, target: CpuTarget) -> float:
+    """The least that an operation takes by itself: its arithmetic, or its bytes.  Factorizations
+    do each element as often as there are rows."""
+    types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
+    if node.op in CONTROL_FLOW or not all(t.is_static for t in types):
+        return 0.0
+    arithmetic = least_arithmetic_us(node, target)
+    if node.op.startswith(f"{DIALECT}."):
+        arithmetic *= max((t.shape[-1] for t in types if t.shape), default=1)
+    moved = sum(math.prod(t.shape) * t.dtype.bytes for t in types)
+    return max(arithmetic, target.rates.pass_us(moved)) + target.rates.thunk_us
