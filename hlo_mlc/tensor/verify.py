@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -127,6 +127,15 @@ class _Checker:
         self.steps(loop.body, counters | {loop.counter})
         if not loop.trip_count:
             self.missing = before  # there may be no iteration at all
+            return
+        for assign, axes in _always_stored(loop):
+            self._stored(assign, axes)
+
+    def _stored(self, assign: Assign, axes: Sequence[Var]) -> None:
+        """An assignment has run at every point of the axes."""
+        box = stored_box(assign, axes) if self.missing.get(assign.buffer) else None
+        if box is not None:
+            self.missing[assign.buffer] = left_over(self.missing[assign.buffer], box)
 
     def _nest(self, nest: Nest, counters: frozenset[Var]) -> None:
         shared = [v.extent for v in nest.stages[0].axes[:nest.shared]]
@@ -222,9 +231,7 @@ class _Checker:
                 raise self.error(f"{buffer!r} is nothing that it may write", stage)
             self._inside(buffer, assign.indices, (assign.guard,), stage)
         for assign in assigns:
-            box = stored_box(assign, axes) if self.missing[assign.buffer] else None
-            if box is not None:
-                self.missing[assign.buffer] = left_over(self.missing[assign.buffer], box)
+            self._stored(assign, axes)
 
     def _loads(self, e: Expr, guard: Expr | None, stage: Stage | None) -> None:
         for load in loads(e):
@@ -248,6 +255,21 @@ class _Checker:
             raise self.error(
                 f"index {i}, from {low} to {high}, is not known to stay inside of {buffer!r}"
                 + (f" where {under}" if under else ""), stage)
+
+
+def _always_stored(loop: Loop) -> Iterator[tuple[Assign, tuple[Var, ...]]]:
+    """What a loop of known trips stores whatever the data, and the axes of all points of all trips
+    that store it."""
+    if loop.counter.extent != loop.trip_count:
+        return
+    for step in loop.body:
+        if isinstance(step, Nest):
+            for stage in step.stages:
+                axes = (loop.counter, *stage.axes)
+                yield from ((a, axes) for a in stage.assigns)
+                yield from ((a, (*axes, *stage.reduce_axes)) for a in stage.along)
+        elif isinstance(step, Loop) and step.trip_count:
+            yield from ((a, (loop.counter, *axes)) for a, axes in _always_stored(step))
 
 
 def _parts(assigns: Iterable[Assign]) -> list[Expr]:

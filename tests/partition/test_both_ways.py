@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.partition import both_ways
-from hlo_mlc.tensor.core import Nest
+from hlo_mlc.tensor.core import Loop, Nest
 
 SHAPES = [(64, 80), (61, 37), (4, 1000), (7, 1), (50, 3), (33, 129)]
 FOLDS = {
@@ -41,6 +41,28 @@ def _arguments(shape: tuple[int, int], dtype: str) -> list[np.ndarray]:
 def test_results_are_those_of_two_passes(check, fold: str, shape: tuple[int, int], dtype: str
                                          ) -> None:
     check(FOLDS[fold], *_arguments(shape, dtype), ulps=64)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+@pytest.mark.parametrize("shape", [(64, 80), (61, 37), (33, 129), (160, 9)], ids=str)
+@pytest.mark.parametrize("fold", FOLDS)
+def test_chunks_of_blocks(check, monkeypatch: pytest.MonkeyPatch, fold: str,
+                          shape: tuple[int, int], parts: int) -> None:
+    """Whatever number of blocks a chunk has, and the last one."""
+    monkeypatch.setattr(both_ways, "_PARTS_BYTES", parts * shape[1] * 4)
+    check(FOLDS[fold], *_arguments(shape, "float32"), ulps=64)
+
+
+@pytest.mark.parametrize("fold", FOLDS)
+def test_many_blocks_take_no_more_memory_than_a_chunk(take_apart, monkeypatch: pytest.MonkeyPatch,
+                                                      fold: str) -> None:
+    monkeypatch.setattr(both_ways, "_PARTS_BYTES", 4096)
+    rows, columns = 32 * 16, 64
+    program, = take_apart(FOLDS[fold], *_arguments((rows, columns), "float32")).programs
+    chunks = [step for step in program.steps if isinstance(step, Loop)]
+    assert [loop.trip_count for loop in chunks] == [1]
+    between = [b for b in program.temporaries if b.shape[1:] == (columns,)]
+    assert sum(b.bytes for b in between) <= 4096 + 2 * columns * 4
 
 
 @pytest.mark.parametrize("fold", ["bicg", "extrema", "sums"])

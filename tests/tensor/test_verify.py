@@ -353,6 +353,11 @@ FULL = Stage("s", (I, J), (store(R, (I, J)),))
 EARLY = Stage("e", (I, J), (store(T, (I, J)),))
 COPY = Stage("c", (I, J), (store(R, (I, J), load(A, (I, J))),), overwrites=(A,))
 N = Buffer("n", I32, (), "operand")
+# A row of the result in each trip of a loop.
+TRIP3, TRIP4 = variable("m", 3), variable("l", 4)
+ROW = Stage("s", (J,), (store(R, (J,), indices=(TRIP3, J)),))
+ROW_OF_FOUR = (store(R, (J,), indices=(TRIP4, J)),)
+READS = Stage("t", (I, J), (store(T, (I, J), load(R, (I, J))),))
 
 
 @pytest.mark.parametrize(("steps", "reason"), [
@@ -372,6 +377,13 @@ N = Buffer("n", I32, (), "operand")
      "another of its points writes"),
     ([Loop((nest(FULL),), variable("n", 0), 0)], "is missing"),
     ([Loop((nest(FULL),), variable("n", 2), 3)], "count 3 rounds"),
+    ([Loop((nest(ROW, shared=1),), TRIP3, 3)], r"\[3, 0…5\] is missing"),
+    ([Loop((Branch(const(1, BOOL), (nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),), ()),),
+           TRIP4, 4)], "is missing"),
+    ([Loop((nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1), nest(READS)), TRIP4, 4)],
+     "is read before"),
+    ([Loop((nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1),), TRIP4, None, (),
+           const(1, BOOL))], "count None rounds"),
     ([Branch(const(1, BOOL), (nest(FULL),), ())], "is missing"),
     ([Branch(const(1, BOOL), (), (nest(FULL),))], "is missing"),
     ([Branch(apply("eq", I, index.constant(1)), (), ())], "no axis or loop defines"),
@@ -385,6 +397,17 @@ N = Buffer("n", I32, (), "operand")
 def test_what_breaks_a_rule(steps, reason):
     with pytest.raises(VerifyError, match=reason):
         verify(program(*steps))
+
+
+@pytest.mark.parametrize("read_by", [(), (nest(READS),)], ids=["result", "read_later"])
+def test_a_loop_stores_a_row_in_each_trip(read_by):
+    """All of them have run when it ends; so it is of a loop in a loop."""
+    row = nest(replace(ROW, assigns=ROW_OF_FOUR), shared=1)
+    verify(program(Loop((row,), TRIP4, 4), *read_by))
+    one = variable("o", 1)
+    element = Stage("s", (), (store(R, (), indices=(TRIP4, J)),))
+    verify(program(Loop((Loop((nest(element, shared=0),), J, 6),), TRIP4, 4), *read_by))
+    verify(program(Loop((Loop((row,), one, 1),), TRIP4, 4), *read_by))
 
 
 @pytest.mark.parametrize(("steps", "reason"), [
