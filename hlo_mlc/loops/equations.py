@@ -8,12 +8,12 @@ j < 16.  "Not settled" means unknown, never independent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from types import MappingProxyType
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Var, loads
 
 Interval = tuple[float, float]
 # {atom: (coefficient in one index, coefficient in the other)} and a constant: their difference.
@@ -124,6 +124,8 @@ class _Equation:
             self.open.discard(atom)
         elif isinstance(atom, Apply) and atom.op in ("floordiv", "floormod"):
             self.parts.append(atom)
+        elif isinstance(atom, Apply) and atom.op == "min":
+            self.forms += _groups(atom)
 
     def _join(self) -> bool:
         """x // c and x % c both equal: x is."""
@@ -169,6 +171,22 @@ def _paired(i: Expr, j: Expr) -> Form:
     terms = {atom: (c, right.get(atom, 0)) for atom, c in left.items()}
     terms.update({atom: (0, c) for atom, c in right.items() if atom not in left})
     return terms, left_offset - right_offset
+
+
+def _groups(least: Apply) -> Iterator[Form]:
+    """What is equal where min(a * s + b, c) is: a, if b < s and no a * s is above c, as in groups
+    of tasks of which the last one is done again."""
+    inner, limit = sorted(least.args, key=lambda arg: isinstance(arg, Const))
+    if not isinstance(limit, Const):
+        return
+    terms, offset = index.affine(inner)
+    for size in sorted(set(map(abs, terms.values())), reverse=True):
+        large = {atom: c // size for atom, c in terms.items() if c % size == 0}
+        small = [_scaled(*index.bounds(atom), c) for atom, c in terms.items() if atom not in large]
+        most = sum(_scaled(*index.bounds(atom), c)[1] for atom, c in large.items())
+        if offset + sum(r[0] for r in small) >= 0 and offset + sum(r[1] for r in small) < size \
+                and most * size <= limit.value:
+            yield {atom: (c, c) for atom, c in large.items()}, 0
 
 
 def _address(access: Place) -> Expr:

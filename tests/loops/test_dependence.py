@@ -166,6 +166,19 @@ def test_what_lies_below_a_common_multiple_is_told_apart(below: int, independent
     assert carried(nest.body[0], NONE) is not None  # tiles overlap
 
 
+@pytest.mark.parametrize(("last", "independent"), [(511, True), (342, True), (341, False)])
+def test_groups_of_tasks_are_told_apart(last: int, independent: bool) -> None:
+    """The last tasks may be one, as long as one group alone has such."""
+    group, task = variable("g", 3), variable("t", 171)
+    row, lane = variable("r", 9), variable("l", 32)
+    number = index.minimum(index.add(times(group, 171), task), index.constant(last))
+    place = index.add(index.add(times(row, 16384), lane), times(number, 32))
+    wide = Buffer("w", F32, (9 * 16384, 2), "result")
+    nest = loop(group, loop(task, loop(row, loop(lane, Store(
+        wide, (place, index.constant(0)), ONE)))))
+    assert (carried(nest, NONE) is None) is independent
+
+
 def random_index(rng: np.random.Generator, variables: list[Var]) -> Expr:
     result = index.constant(int(rng.integers(-3, 4)))
     for var in variables:
