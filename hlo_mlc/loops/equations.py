@@ -114,7 +114,7 @@ class _Equation:
             small = {atom: both for atom, both in terms.items() if atom not in large}
             ranges = [self._range(atom, *both) for atom, both in small.items()]
             low, high = offset + sum(r[0] for r in ranges), offset + sum(r[1] for r in ranges)
-            if small and -unit < low and high < unit:
+            if large and small and -unit < low and high < unit:
                 return (large, 0), (small, offset)
         return ()
 
