@@ -42,7 +42,7 @@ from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.templates.program import Decision, decisions_text
 from hlo_mlc.tensor.core import Nest
 from hlo_mlc.tensor.text import program_text
-from hlo_mlc.tuning.replay import replay
+from hlo_mlc.tuning.replay import schedule_as_recorded
 
 # What turns a kernel's meaning into code: a change in any of these makes other objects.
 _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
@@ -194,7 +194,7 @@ def keeping() -> Iterator[None]:
 def scheduled(kernel: Kernel, options: Options, target: CpuTarget
               ) -> tuple[LoopProgram, tuple[Decision, ...]]:
     """The loops of a kernel, and the template chosen for each of its nests: as recorded."""
-    return replay(kernel.program, target, _schedules(kernel, options, target))
+    return schedule_as_recorded(kernel.program, target, _schedules(kernel, options, target))
 
 
 def _schedules(kernel: Kernel, options: Options, target: CpuTarget) -> Schedules:
@@ -224,7 +224,7 @@ def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> Kernel
     packed = cache.get(key)
     if packed is not None:
         return KernelObject.unpack(packed)
-    loops, decisions = replay(kernel.program, target, schedules)
+    loops, decisions = schedule_as_recorded(kernel.program, target, schedules)
     with _counted(options) as tally:
         loops, proof = _proved(loops, tally)
     source = print_program(loops, target, options.check)
@@ -340,7 +340,7 @@ def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCac
         return _Begun("", stored.lines, functools.partial(_load, stored))
     announce()
     record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
-    loops, decisions = replay(kernel.program, target, schedules)
+    loops, decisions = schedule_as_recorded(kernel.program, target, schedules)
     record.attach(f"50-{file}.schedule.txt", lambda: decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text(loops))
     loops, proof = _proved(loops, tally)

@@ -20,7 +20,7 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
-from hlo_mlc.partition.cost import (
+from hlo_mlc.partition.choose.cost import (
     by_gain,
     choose_all,
     choose_predicted,
@@ -30,6 +30,8 @@ from hlo_mlc.partition.cost import (
     predict_rejected,
     worth_it,
 )
+from hlo_mlc.partition.choose.shares import least_us, runs
+from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.partition.plan import (
     CONTROL_FLOW,
@@ -41,8 +43,6 @@ from hlo_mlc.partition.plan import (
     with_taken,
     without,
 )
-from hlo_mlc.partition.shares import least_us, runs
-from hlo_mlc.partition.units import Unit
 from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line

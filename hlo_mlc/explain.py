@@ -13,7 +13,7 @@ import numpy as np
 
 from hlo_mlc.building import BuiltKernel, built_kernel
 from hlo_mlc.compiler import target_of
-from hlo_mlc.limits import Limits, best_us, machine_limits
+from hlo_mlc.limits import MachineLimits, best_us, machine_limits
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import DEFINITIONS, MOVEMENT, SUMMING
 from hlo_mlc.report import (
@@ -286,7 +286,7 @@ def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options)
 def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
     """The time of each kernel of the report, by its id, as far as it can be measured here."""
     times: dict[str, KernelTime] = {}
-    limits: Limits | None = None
+    limits: MachineLimits | None = None
     for kernel in report.kernels:
         built = built_kernel(kernel.id, target_of(options), options.check)
         if built is not None and _is_measurable(kernel):
@@ -301,7 +301,7 @@ def _is_measurable(kernel: KernelReport) -> bool:
     return not on_gpu and not kernel.data_dependent and size <= _LARGEST_BYTES
 
 
-def _measure(kernel: KernelReport, built: BuiltKernel, options: Options, limits: Limits
+def _measure(kernel: KernelReport, built: BuiltKernel, options: Options, limits: MachineLimits
              ) -> KernelTime:
     rng = np.random.default_rng(0)
     operands, results = ([made_up(t.shape, t.dtype.numpy, rng) for t in types]

@@ -2,7 +2,7 @@
 launches of CUDA C++ kernels instead of one machine function.
 
 How fast these kernels are has not been measured: what `choose="auto"` takes of them follows from a
-model (partition/gpu_cost.py).
+model (partition/choose/gpu_cost.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.building import nest_report
 from hlo_mlc.codegen.cuda import compile as nvrtc
 from hlo_mlc.codegen.cuda.compile import Compiled
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.compiler import CompiledModule, is_small_unit, located, plan_text, report_on
@@ -30,8 +30,8 @@ from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.prove import Proof, prove
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.gpu_cost import choose_all, choose_predicted
-from hlo_mlc.partition.joining import Limits
+from hlo_mlc.partition.choose.gpu_cost import choose_all, choose_predicted
+from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Plan, partition, without
 from hlo_mlc.passes.simplify import simplify
@@ -65,7 +65,7 @@ class GpuKernel:
     kernel: Kernel
     nests: tuple[NestReport, ...]
     proof: Proof
-    source: Source
+    source: CudaSource
     compiled: Compiled
     target: CudaTarget
     depends_on_order: bool  # of threads: in last bits of sums of floats
@@ -120,9 +120,9 @@ def compile_for_gpu(module: ir.Module, options: Options, target: CudaTarget, *,
     return CompiledModule(emitted, replace(report, kernels=kernels), tuple(failed.values()))
 
 
-def limits_of(target: CudaTarget) -> Limits:
+def limits_of(target: CudaTarget) -> FusionLimits:
     """What kernels compute where it is needed."""
-    return Limits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
+    return FusionLimits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
                   folds_both_ways=False, left=LEFT)
 
 
@@ -195,7 +195,7 @@ def build_for_gpu(kernel: Kernel, options: Options, target: CudaTarget) -> GpuKe
         return _build(kernel, options, target, record)
 
 
-def _compiled(source: Source, target: CudaTarget, cache: ObjectCache) -> Compiled:
+def _compiled(source: CudaSource, target: CudaTarget, cache: ObjectCache) -> Compiled:
     identity = f"{target}\n{nvrtc.version()}\n{nvrtc.OPTIONS}\n{source.text}"
     key = hashlib.sha256(identity.encode()).hexdigest()
     packed = cache.get(key)
@@ -206,7 +206,7 @@ def _compiled(source: Source, target: CudaTarget, cache: ObjectCache) -> Compile
     return compiled
 
 
-def resources(compiled: Compiled, source: Source) -> tuple[str, ...]:
+def resources(compiled: Compiled, source: CudaSource) -> tuple[str, ...]:
     """What each function needs, a line each."""
     asked = {launch.function: launch.shared_bytes for launch in source.launches}
     return tuple(f"{name}: {use.registers} registers, {use.shared_bytes + asked.get(name, 0)} "

@@ -46,7 +46,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MachineLimits:
     """The most that kernels reach on all cores: f32 multiply-adds, and bytes read plus written from
     the caches, the smallest first, and from memory."""
 
@@ -61,7 +61,7 @@ class Limits:
         return max(moved_bytes / bandwidth, flops / self.gflops) / 1e3
 
 
-def machine_limits(options: Options, refresh: bool = False) -> Limits:
+def machine_limits(options: Options, refresh: bool = False) -> MachineLimits:
     """The limits of this machine: those in the cache folder, measured in a second if there are
     none, if they were measured while it was busy, or if `refresh` asks for it."""
     target = host()
@@ -88,10 +88,10 @@ def note_path(cache_dir: Path, target: CpuTarget) -> Path:
     return cache_dir / f"limits-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.json"
 
 
-def _from_note(path: Path) -> Limits | None:
+def _from_note(path: Path) -> MachineLimits | None:
     note = read_note(path) or {}
     try:
-        limits = Limits(float(note["gflops"]), tuple(
+        limits = MachineLimits(float(note["gflops"]), tuple(
             Level(int(level["capacity"]), float(level["gb_s"])) for level in note["caches"]),
             float(note["memory_gb_s"]))
     except (KeyError, TypeError, ValueError):
@@ -101,14 +101,15 @@ def _from_note(path: Path) -> Limits | None:
     return limits if limits.caches and all(math.isfinite(f) and f > 0 for f in figures) else None
 
 
-def measure_limits(target: CpuTarget) -> Limits:
+def measure_limits(target: CpuTarget) -> MachineLimits:
     """Runs four kernels on all cores, each for a tenth of a second, and takes their best times."""
     own = target.cores * target.l2_bytes // 2
     shared = max(int(target.l3_bytes * _SHARE_OF_CACHE), 2 * target.l2_bytes)
     memory_bytes = min(max(target.l3_bytes * _MULTIPLE_OF_CACHE, 16 * MIB), _LARGEST_BYTES)
     product_us = _best_us(_product(_MATRIX), target)
     caches = tuple(Level(size, _bandwidth(size, target)) for size in sorted({own, shared}))
-    return Limits(2 * _MATRIX**3 / product_us / 1e3, caches, _bandwidth(memory_bytes, target))
+    return MachineLimits(2 * _MATRIX**3 / product_us / 1e3, caches,
+                         _bandwidth(memory_bytes, target))
 
 
 def _bandwidth(moved_bytes: int, target: CpuTarget) -> float:

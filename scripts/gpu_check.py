@@ -17,10 +17,10 @@ In this order:
 
 Runs are interleaved (A B A B), ratios are those of the other's time to ours. What is known is
 written to the file after every step, with versions and the device; at the end come the ratios by
-kind of template, which is what the cost model (hlo_mlc/partition/gpu_cost.py) is to be checked
-against. Nothing new is begun when the time is over, and what hangs is given up. Needs pytest for
-the tests, but nothing from the network. On a machine without a GPU it says so and ends with status
-1; `--any-device` measures what there is, on small arrays.
+kind of template, which is what the cost model (hlo_mlc/partition/choose/gpu_cost.py) is to be
+checked against. Nothing new is begun when the time is over, and what hangs is given up. Needs
+pytest for the tests, but nothing from the network. On a machine without a GPU it says so and ends
+with status 1; `--any-device` measures what there is, on small arrays.
 """
 
 from __future__ import annotations

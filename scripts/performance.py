@@ -28,7 +28,7 @@ import jax
 from rich.progress import track
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.limits import Limits, machine_limits
+from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench import peers as others
@@ -143,7 +143,7 @@ def _run(compiled: Callable, args: Sequence[Any]) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(compiled(*args))
 
 
-def measure(limits: Limits) -> Measured:
+def measure(limits: MachineLimits) -> Measured:
     """Everything, for two minutes."""
     compile_ours = partial(mlc_jit, choose="auto")
     scaled = [replace(BY_NAME[name], sizes=sizes) for name, all_sizes in SCALED.items()

@@ -23,7 +23,7 @@ from jaxlib.mlir import ir, passmanager
 
 from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cuda.emulation import Emulator
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.compiler import is_small_unit, target_of
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
@@ -33,8 +33,8 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.ops.registry import evaluate_graph, references
-from hlo_mlc.partition.cost import choose_all
-from hlo_mlc.partition.joining import Limits
+from hlo_mlc.partition.choose.cost import choose_all
+from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
 from hlo_mlc.passes.simplify import simplify
@@ -288,13 +288,13 @@ class Parts:
 
 
 def _take_apart(function: Callable, *args: object, platform: str = "cpu",
-                limits: Limits | None = None) -> Parts:
+                limits: FusionLimits | None = None) -> Parts:
     traced = jax.jit(function, keep_unused=True).trace(*args)
     module = traced.lower(lowering_platforms=(platform,)).compiler_ir()
     return _take_module_apart(module, limits or (GPU if platform == "cuda" else LIMITS))
 
 
-def _take_module_apart(module: ir.Module, limits: Limits = LIMITS) -> Parts:
+def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Parts:
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
@@ -397,7 +397,7 @@ def machine_code(request: pytest.FixtureRequest, fenced: Fenced) -> MachineCode:
     if not request.config.getoption("--emulate"):
         return MachineCode(fenced)
     emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
-    sources: dict[TensorProgram, Source] = {}
+    sources: dict[TensorProgram, CudaSource] = {}
 
     def check(program: TensorProgram, operands: Arrays, results: Arrays) -> None:
         if program in sources:  # which parameters machine code has makes no difference
@@ -422,11 +422,11 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory, fenced: Fenced) -
 
 
 @pytest.fixture(scope="session")
-def cuda_source() -> Callable[..., Source]:
+def cuda_source() -> Callable[..., CudaSource]:
     """`cuda_source(tensor program, tuned=None)`: its CUDA C++ and launches."""
     target = cuda.named("sm_90")
 
-    def make(program: TensorProgram, tuned: Mapping[int, Parameters] | None = None) -> Source:
+    def make(program: TensorProgram, tuned: Mapping[int, Parameters] | None = None) -> CudaSource:
         return print_program(cuda_templates.schedule_program(program, target, tuned)[0], target)
 
     return make

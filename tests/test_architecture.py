@@ -16,6 +16,8 @@ PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
           "building", "compiler", "gpu", "explain", "interop", "cli", "__main__")
+# Those of partition/, bottom first; what its files have in common stands below all of them.
+PARTITION = ("lower", "fuse", "naming", "plan", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in ELEMENTWISE}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -65,6 +67,20 @@ def test_imports_go_down_only(path: Path) -> None:
             f"{module}:{statement.lineno} imports {imported}, which is above it")
 
 
+def test_partition_is_three_floors() -> None:
+    def floor(module: str) -> int:
+        part = module.split(".")[2]
+        return PARTITION.index(part) if part in PARTITION else -1
+
+    inside = {name: path for name, path in MODULES.items() if name.startswith("hlo_mlc.partition.")}
+    assert {name.split(".")[2] for name in inside} > set(PARTITION)
+    for module, path in inside.items():
+        for statement, imported in own_imports(ast.parse(path.read_text())):
+            if imported in inside:
+                assert floor(imported) <= floor(module), (
+                    f"{module}:{statement.lineno} imports {imported}, which is above it")
+
+
 @pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
 def test_no_import_inside_a_function(path: Path) -> None:
     tree = ast.parse(path.read_text())
@@ -78,7 +94,7 @@ def test_no_import_inside_a_function(path: Path) -> None:
 # reason that is no fact about the ops: what leaves an index about where it was, and what CUDA has
 # atomic instructions for.
 OP_TABLES = ("expr", "ops", "loops", "codegen")
-OWN_LISTS = ("hlo_mlc.interop.invented", "hlo_mlc.templates.cuda.scatter")
+OWN_LISTS = ("hlo_mlc.interop.synthetic_arguments", "hlo_mlc.templates.cuda.scatter")
 MOST_LISTED = 4
 
 

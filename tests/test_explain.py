@@ -14,7 +14,7 @@ import pytest
 
 from hlo_mlc import compile_stablehlo, explain, mlc_jit
 from hlo_mlc.explain import advice_on, measure_kernels
-from hlo_mlc.limits import Level, Limits
+from hlo_mlc.limits import Level, MachineLimits
 from hlo_mlc.report import Comparison, KernelTime, LeftReport, Report, byte_size, op_counts
 from hlo_mlc.support.options import Options
 
@@ -25,7 +25,7 @@ def by_xla(x: jax.Array) -> jax.Array:
 
 
 X = jnp.ones((64, 256))
-LIMITS = Limits(gflops=1e-3, caches=(Level(1 << 20, 1e3),), memory_gb_s=1e3)
+LIMITS = MachineLimits(gflops=1e-3, caches=(Level(1 << 20, 1e3),), memory_gb_s=1e3)
 
 
 @pytest.fixture(autouse=True)

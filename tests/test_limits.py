@@ -11,7 +11,7 @@ import pytest
 from hlo_mlc import limits
 from hlo_mlc.limits import (
     Level,
-    Limits,
+    MachineLimits,
     machine_limits,
     measure_limits,
     note_path,
@@ -20,7 +20,7 @@ from hlo_mlc.limits import (
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 
-KNOWN = Limits(gflops=100.0, caches=(Level(1 << 16, 200.0), Level(1 << 20, 50.0)),
+KNOWN = MachineLimits(gflops=100.0, caches=(Level(1 << 16, 200.0), Level(1 << 20, 50.0)),
                memory_gb_s=10.0)
 
 
@@ -29,7 +29,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of times that the machine was measured, which takes no time here."""
     times: list[int] = []
 
-    def measure(target: object) -> Limits:
+    def measure(target: object) -> MachineLimits:
         times.append(1)
         return KNOWN
 

@@ -18,11 +18,11 @@ from hlo_mlc.interop.arguments import ArgumentType, argument_types
 from hlo_mlc.interop.devices import platform_of
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.function import PLATFORMS, resolve_options
-from hlo_mlc.interop.invented import invented_arguments
 from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.module import StablehloFunction
 from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
+from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.report import Report, byte_size, counted, wrapped
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError

@@ -29,7 +29,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.building import keeping
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
-from hlo_mlc.interop.code import CpuTargets, GpuTargets
+from hlo_mlc.interop.bundle_writer import CpuTargets, GpuTargets
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.report import Report, byte_size, counted

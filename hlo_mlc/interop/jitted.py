@@ -16,7 +16,7 @@ from hlo_mlc.explain import Explanation
 from hlo_mlc.explain import explain as explain_report
 from hlo_mlc.gpu import GpuKernel
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.at_hand import Handing
+from hlo_mlc.interop.call_arguments import Handing
 from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co

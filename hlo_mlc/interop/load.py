@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.archived import PLATFORMS, Platform, target_line
+from hlo_mlc.interop.bundle_reader import PLATFORMS, Platform, target_line
 from hlo_mlc.interop.calling import check_call
 from hlo_mlc.interop.jit_object import JitObject
 from hlo_mlc.report import byte_size, counted

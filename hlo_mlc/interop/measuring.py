@@ -16,7 +16,7 @@ from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
-from hlo_mlc.interop.at_hand import arguments_at_hand
+from hlo_mlc.interop.call_arguments import arguments_at_hand
 from hlo_mlc.interop.choices import (
     CANDIDATES,
     Choice,
@@ -26,8 +26,8 @@ from hlo_mlc.interop.choices import (
     remembered,
 )
 from hlo_mlc.interop.extraction import MAIN, standalone
-from hlo_mlc.interop.invented import invented_arguments
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results
+from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, Timing, time_paired

@@ -26,14 +26,14 @@ from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
+from hlo_mlc.interop.cluster_programs import kernel_program, operands_program, original_program
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
-from hlo_mlc.interop.invented import index_extents, invented_arguments
-from hlo_mlc.interop.isolation import kernel_program, operands_program, original_program
 from hlo_mlc.interop.operands import called_function, given_operands
 from hlo_mlc.interop.primitive import called
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.interop.synthetic_arguments import index_extents, invented_arguments
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts

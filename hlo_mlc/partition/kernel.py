@@ -32,7 +32,7 @@ def make_kernel(steps: Sequence[Step], inputs: Sequence[Buffer], outputs: Sequen
                 aliases: Sequence[tuple[Buffer, Buffer]] = ()) -> Kernel:
     """The kernel that runs `steps` on the graph's buffers.
 
-    `aliases`: results and the operands whose memory they may take over (partition/donation.py).
+    `aliases`: results and the operands whose memory they may take over (fuse/donation.py).
     """
     program = canonical("kernel", steps, inputs, outputs, aliases=aliases)
     digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]

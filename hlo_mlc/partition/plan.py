@@ -10,16 +10,9 @@ from hlo_mlc.graph.build import constant_node
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.control import lower_while, refusal
-from hlo_mlc.partition.donation import in_place
 from hlo_mlc.partition.estimate import Estimate
-from hlo_mlc.partition.joining import Limits
-from hlo_mlc.partition.kernel import Kernel, make_kernel
-from hlo_mlc.partition.lowering import StageLowering
-from hlo_mlc.partition.naming import kernel_name, told_apart
-from hlo_mlc.partition.nodes import uses_among
-from hlo_mlc.partition.packing import pack
-from hlo_mlc.partition.units import (
+from hlo_mlc.partition.fuse.donation import in_place
+from hlo_mlc.partition.fuse.groups import (
     Fuser,
     Unit,
     finished,
@@ -28,12 +21,19 @@ from hlo_mlc.partition.units import (
     readers,
     step_writes,
 )
+from hlo_mlc.partition.fuse.loops import lower_while, refusal
+from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.partition.lower.packing import pack
+from hlo_mlc.partition.lower.stages import StageLowering
+from hlo_mlc.partition.lower.uses import uses_among
+from hlo_mlc.partition.naming import kernel_name, told_apart
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.merging import merge_copies
 
-LIMITS = Limits()  # those of CPUs
+LIMITS = FusionLimits()  # those of CPUs
 TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
 
 
@@ -87,7 +87,7 @@ class Plan:
     """The rewritten graph with everything that explains it; `limits` are those of the target."""
 
     graph: Graph
-    limits: Limits
+    limits: FusionLimits
     taken: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     rejected: list[tuple[Cluster, Verdict]] = field(default_factory=list)
     left: dict[Node, str] = field(default_factory=dict)  # why a node stays with XLA
@@ -102,7 +102,7 @@ class Plan:
 
 
 def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-              donated: Sequence[tuple[int, int]] = (), limits: Limits = LIMITS) -> Plan:
+              donated: Sequence[tuple[int, int]] = (), limits: FusionLimits = LIMITS) -> Plan:
     """Cut `graph` into clusters, let `choose` decide each, and rewrite the graph.
 
     `small(unit)` says that a unit is too small to deserve a kernel of its own: runs of such units
@@ -166,7 +166,8 @@ def _rewritten(plan: Plan, graph: Graph) -> Plan:
 
 
 def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
-             donated: Sequence[tuple[int, int]], around: frozenset[str], limits: Limits) -> Plan:
+             donated: Sequence[tuple[int, int]], around: frozenset[str],
+             limits: FusionLimits) -> Plan:
     """What is to become of the nodes; `around` are the ops that `graph` is a region of."""
     reasons = {node: refusal(node, limits.left) for node in graph.nodes}
     plan = _planned_regions(graph, reasons, choose, small, around, limits)
@@ -201,7 +202,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
 
 
 def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], around: frozenset[str], limits: Limits
+                     small: Callable[[Unit], bool], around: frozenset[str], limits: FusionLimits
                      ) -> Plan:
     """What is to become of the bodies of control flow that stays with XLA."""
     plan = Plan(graph, limits)
@@ -226,7 +227,7 @@ def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
     return [(k, k) for k in range(len(region.results))]
 
 
-def _remaining(graph: Graph, limits: Limits) -> int:
+def _remaining(graph: Graph, limits: FusionLimits) -> int:
     """Its non-trivial operations that are not in kernels, and those of the loops left to XLA."""
     inner = sum(_remaining(region, limits) for node in graph.nodes
                 if node.op in CONTROL_FLOW and refusal(node, limits.left)
@@ -243,7 +244,7 @@ _WHOLE = frozenset(("sdy.manual_computation",))  # its region is all that a devi
 CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 
 
-def _lower(graph: Graph, reasons: dict[Node, str], limits: Limits
+def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
            ) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str]]:
     counter = iter(range(1 << 62))
     uses = uses_among(graph.nodes)
@@ -300,7 +301,7 @@ def _is_table(node: Node) -> bool:
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
-             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: Limits
+             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: FusionLimits
              ) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes

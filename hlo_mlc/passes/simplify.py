@@ -23,7 +23,6 @@ from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.rewrite import EVERY_OP, apply_rules, eliminate_dead_nodes
-from hlo_mlc.passes.accumulation import multiply_after_loops
 from hlo_mlc.passes.arithmetic import ARITHMETIC_RULES
 from hlo_mlc.passes.bit_patterns import BIT_RULES
 from hlo_mlc.passes.branches import BRANCH_RULES
@@ -34,6 +33,7 @@ from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
 from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.folding import Reference, constant_folding
 from hlo_mlc.passes.invariant import hoist_invariants
+from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
 from hlo_mlc.passes.narrowing import narrow_slices
 from hlo_mlc.passes.parts import fold_parts

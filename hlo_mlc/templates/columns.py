@@ -34,10 +34,10 @@ from hlo_mlc.templates.base import (
     shared_out,
     work,
 )
-from hlo_mlc.tensor.access import masked
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import stride, walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage
 
 Body = tuple[Stmt, ...]
 At = Mapping[Var, Expr]
@@ -114,40 +114,11 @@ class ColumnsTemplate:
         chunks, rows = parameters["chunks"], stage.reduce_axes[0].extent
         if chunks <= 1 or chunks > rows or stage.combiner.identity is None:
             return Scheduled(_Columns.of(stage, width, parameters).build(work(nest)), ())
-        first, second, partial = in_chunks(stage, chunks)
+        first, second, partial = fold_in_chunks(stage, chunks)
         combine = {**parameters, "ahead": 0, "rows": 1}
         body = (*_Columns.of(first, width, parameters).build(work(nest)),
                 *_Columns.of(second, width, combine).build(0))
         return Scheduled(body, partial)
-
-
-def in_chunks(stage: Stage, chunks: int) -> tuple[Stage, Stage, tuple[Buffer, ...]]:
-    """Two stages: partial results of `chunks` equal runs of rows, the last terms guarded; and
-    their combination."""
-    long = stage.reduce_axes[0]
-    size = -(-long.extent // chunks)
-    chunk = Var(f"{long.name}_c", long.dtype, chunks)
-    within = Var(f"{long.name}_w", long.dtype, size)
-    row = index.add(index.multiply(chunk, index.constant(size)), within)
-    shape = tuple(v.extent for v in stage.axes)
-    partial = tuple(Buffer(f"{stage.name}_{v.name}_part", v.dtype, (chunks, *shape))
-                    for v in stage.accumulators)
-    place = {long: row}
-    terms = tuple(substitute(t, place) for t in stage.terms)
-    if chunks * size > long.extent:
-        inside = index.compare("lt", row, index.constant(long.extent))
-        terms = tuple(masked(t, inside, neutral) for t, neutral in
-                      zip(terms, stage.combiner.identity, strict=True))
-    first = Stage(f"{stage.name}_chunks", (chunk, *stage.axes), tuple(
-        Assign(b, (chunk, *stage.axes), v)
-        for b, v in zip(partial, stage.accumulators, strict=True)),
-        (within, *stage.reduce_axes[1:]), stage.combiner, terms, stage.combiner.identity,
-        stage.accumulators)
-    part = Var(f"{long.name}_p", long.dtype, chunks)
-    second = Stage(f"{stage.name}_combine", stage.axes, stage.assigns, (part,), stage.combiner,
-                   tuple(load(b, (part, *stage.axes)) for b in partial), stage.initial,
-                   stage.accumulators)
-    return first, second, partial
 
 
 @dataclass(frozen=True, slots=True)

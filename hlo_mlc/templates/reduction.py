@@ -28,8 +28,8 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.elementwise import share_out, vectorize
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
@@ -242,7 +242,7 @@ def _partial_results(stage: Stage, count: int) -> int:
 
 def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     """for each chunk: partial[chunk] = fold of the chunk;   result = fold of partial"""
-    first, second, partial = in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
+    first, second, partial = fold_in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
     begin = Nest((first,), len(first.axes))
     schedule = _row(open_schedule(begin, lower_stage(first)), first, target, parameters)
     schedule = schedule.parallel(first.axes[0].name).cascade()

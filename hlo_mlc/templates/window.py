@@ -28,7 +28,7 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
-from hlo_mlc.templates.columns import FEW_BLOCKS, in_chunks
+from hlo_mlc.templates.columns import FEW_BLOCKS
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.product import RUN, is_direct
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
@@ -43,6 +43,7 @@ from hlo_mlc.templates.window_roles import (
     windowed_product,
     windows_along,
 )
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import Contraction, contraction, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
@@ -140,7 +141,7 @@ class WindowTemplate:
         chunks = parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:
             return _scheduled(stage, target, parameters)
-        first, second, partial = in_chunks(stage, chunks)
+        first, second, partial = fold_in_chunks(stage, chunks)
         one, other = (_scheduled(s, target, parameters) for s in (first, second))
         return Scheduled((*one.body, *other.body), (*partial, *one.scratch, *other.scratch))
 

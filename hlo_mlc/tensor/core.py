@@ -46,7 +46,7 @@ class Assign:
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class ScanAxis:
     """Fold along an axis with all results on the way, from its low end or from its high one."""
 
     axis: Var
@@ -92,7 +92,7 @@ class Stage:
     initial: tuple[Expr, ...] = ()
     accumulators: tuple[Var, ...] = ()
     along: tuple[Assign, ...] = ()
-    scan: Scan | None = None
+    scan: ScanAxis | None = None
     sort: Sort | None = None
     overwrites: tuple[Buffer, ...] = ()
     _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)

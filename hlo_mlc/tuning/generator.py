@@ -16,7 +16,7 @@ from hlo_mlc.tuning.space import Space, space_of
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CandidateSource:
     """A candidate before it is assembled. Equal text is equal code."""
 
     text: str
@@ -30,13 +30,14 @@ class Generator(Protocol):
     def space(self, program: TensorProgram, target: CpuTarget) -> Space:
         """What there is to choose for this kernel."""
 
-    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+               ) -> CandidateSource:
         """The kernel with these schedules.
 
         Raises: MlcError for schedules that cannot be followed.
         """
 
-    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+    def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         """The object file of a candidate.
 
         Raises: MlcError.
@@ -52,12 +53,13 @@ class TemplateGenerator:
         _, decisions = schedule_program(program, target)
         return space_of(program, decisions, target)
 
-    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+               ) -> CandidateSource:
         """LLVM IR of proved loops."""
         loops, _ = schedule_program(program, target, schedules)
         loops, _ = prove(loops)
-        return Source(print_program(loops, target), loops.name, loops.scratch_bytes)
+        return CandidateSource(print_program(loops, target), loops.name, loops.scratch_bytes)
 
-    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+    def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         """An object file, by LLVM."""
         return compile_ir(source.text, target)

@@ -12,7 +12,7 @@ from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.space import space_of
 
 
-def replay(program: TensorProgram, target: CpuTarget, schedules: Schedules
+def schedule_as_recorded(program: TensorProgram, target: CpuTarget, schedules: Schedules
            ) -> tuple[LoopProgram, tuple[Decision, ...]]:
     """Loops with these schedules, or by default where the templates have changed so much since
     that they mean nothing any more, which is a warning."""

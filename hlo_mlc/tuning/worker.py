@@ -20,7 +20,7 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
 from hlo_mlc.tuning.agreement import baseline_fault, candidate_fault
-from hlo_mlc.tuning.generator import Source
+from hlo_mlc.tuning.generator import CandidateSource
 from hlo_mlc.tuning.messages import Build, Built, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import unpack
 
@@ -57,7 +57,7 @@ class _Bench:
         self._operands = [_aligned(array) for array in task.operands]
         self._default: list[np.ndarray] = []
         self._run_default: Callable[[], None] | None = None
-        self._candidate: Source | None = None
+        self._candidate: CandidateSource | None = None
 
     def ready(self) -> Ready | Failed:
         """Builds the default schedule and checks it against the reference."""
@@ -82,7 +82,7 @@ class _Bench:
         except Exception as error:
             return Failed(_described(error))
 
-    def _source(self, schedules: Schedules) -> Source:
+    def _source(self, schedules: Schedules) -> CandidateSource:
         task = self._task
         return task.generator.source(task.program, task.target, schedules)
 
@@ -100,7 +100,7 @@ class _Bench:
         return Timed(times.a.median_us, times.b.median_us, times.sure_speedup,
                      times.a.median_us / max(times.a.best_us, 1e-3))
 
-    def _bind(self, source: Source) -> tuple[Callable[[], None], list[np.ndarray]]:
+    def _bind(self, source: CandidateSource) -> tuple[Callable[[], None], list[np.ndarray]]:
         """A function that runs a candidate, and the results that it writes."""
         task = self._task
         code = load_object(task.generator.assemble(source, task.target), source.symbol,

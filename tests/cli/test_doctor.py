@@ -10,7 +10,7 @@ import pytest
 
 from hlo_mlc import limits
 from hlo_mlc.interop import calibration
-from hlo_mlc.limits import Level, Limits
+from hlo_mlc.limits import Level, MachineLimits
 from hlo_mlc.runtime import busyness, library
 from hlo_mlc.runtime.busyness import Clocks
 from hlo_mlc.support.errors import RuntimeLibraryError
@@ -47,7 +47,7 @@ def test_an_unknown_target_is_a_problem(hlo_mlc: Callable, monkeypatch: pytest.M
 def test_the_limits_are_measured_once_and_again_when_asked_to(
     hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = [Limits(gflops, (Level(1 << 20, 50.0),), 10.0) for gflops in (100.0, 123.0)]
+    measured = [MachineLimits(gflops, (Level(1 << 20, 50.0),), 10.0) for gflops in (100.0, 123.0)]
     monkeypatch.setattr(limits, "measure_limits", lambda target: measured.pop(0))
     for arguments, figure in (((), "100"), ((), "100"), (("--refresh",), "123"), ((), "123")):
         result = hlo_mlc("doctor", *arguments)
@@ -60,7 +60,7 @@ def test_the_limits_are_measured_once_and_again_when_asked_to(
 def test_the_rates_are_measured_once(
     hlo_mlc: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Limits(1.0, (Level(1 << 20, 1.0),), 1.0)
+    known = MachineLimits(1.0, (Level(1 << 20, 1.0),), 1.0)
     monkeypatch.setattr(limits, "measure_limits", lambda target: known)
     assert "these are typical figures" in hlo_mlc("doctor").stdout
     monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
@@ -78,7 +78,7 @@ def test_figures_of_a_busy_machine_are_marked(
 ) -> None:
     monkeypatch.setenv("HLO_MLC_CALIBRATE", "1")
     monkeypatch.setenv("COLUMNS", "200")
-    known = Limits(1.0, (Level(1 << 20, 1.0),), 1.0)
+    known = MachineLimits(1.0, (Level(1 << 20, 1.0),), 1.0)
     monkeypatch.setattr(limits, "measure_limits", lambda target: known)
     monkeypatch.setattr(calibration, "measure_rates", lambda target: Rates(xla_exp=3.25))
     moments = [Clocks(2.0 * n, 3.0 * n, 1.0 * n, cpus=2) for n in range(4)]

@@ -13,7 +13,7 @@ import pytest
 
 from hlo_mlc import MlcError, limits
 from hlo_mlc.cli.function import arguments, parse_argument, resolve
-from hlo_mlc.limits import Level, Limits
+from hlo_mlc.limits import Level, MachineLimits
 from hlo_mlc.target.levels import runnable
 
 _SOURCE = """
@@ -92,7 +92,7 @@ def test_the_environment_says_how_to_choose(
 def test_shows_the_plan_and_how_fast_it_is(
     hlo_mlc: Callable, module: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = Limits(100.0, (Level(1 << 20, 50.0),), 10.0)
+    known = MachineLimits(100.0, (Level(1 << 20, 50.0),), 10.0)
     monkeypatch.setattr(limits, "measure_limits", lambda target: known)
     result = hlo_mlc("inspect", f"{module}:softmax", "--arg", "f32[128,64]", "--choose", "ours",
                      "--verbose")

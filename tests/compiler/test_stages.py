@@ -177,7 +177,7 @@ def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(attention, *ARGS)
     monkeypatch.setattr(building, "_built", {})  # as in another process
-    monkeypatch.setattr(building, "replay", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(building, "schedule_as_recorded", lambda *_: pytest.fail("generated again"))
     again = compiled(attention, *ARGS)
     assert again.kernels == first.kernels
     assert "assemble" in again.stage_seconds
@@ -190,7 +190,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
         return jnp.argmax(x, 1), jnp.argmax(by_xla(jnp.sin(x)), 0)[:, None] * 2
 
     x = jnp.arange(300_000.0).reshape(300, 1000) % 7
-    schedule = building.replay
+    schedule = building.schedule_as_recorded
 
     def faulty(program: TensorProgram, target: CpuTarget, schedules: object) -> object:
         if any(b.shape == (300,) for b in program.results):
@@ -199,7 +199,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)
-    monkeypatch.setattr(building, "replay", faulty)
+    monkeypatch.setattr(building, "schedule_as_recorded", faulty)
     module = module_of(function, x)
     compiled = compile_module(module, Options.from_environment(choose="auto"))
     report = compiled.report

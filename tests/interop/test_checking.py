@@ -52,13 +52,13 @@ def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def plant(checked: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`plant(buffer)`: from now on loads of it are one element off; of "" nothing is."""
     faulty = [""]
-    replay = building.replay
+    schedule_as_recorded = building.schedule_as_recorded
 
     def planted(program: TensorProgram, target: CpuTarget, schedules: object) -> tuple:
-        loops, decisions = replay(program, target, schedules)
+        loops, decisions = schedule_as_recorded(program, target, schedules)
         return (_shifted(loops, faulty[0]) if faulty[0] else loops), decisions
 
-    monkeypatch.setattr(building, "replay", planted)
+    monkeypatch.setattr(building, "schedule_as_recorded", planted)
     monkeypatch.setattr(building, "prove", lambda loops: (loops, Proof()))  # would refuse them
     return lambda name: faulty.__setitem__(0, name)
 

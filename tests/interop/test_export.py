@@ -20,7 +20,7 @@ from click.testing import CliRunner
 import hlo_mlc
 from hlo_mlc import MlcError, load, mlc_jit
 from hlo_mlc.cli import main
-from hlo_mlc.interop import archived
+from hlo_mlc.interop import bundle_reader
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.archive import MAGIC, Archive, read_archive, write_archive
@@ -208,9 +208,9 @@ FEATURES = (
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_best_level_that_fits(levels: Path, count: int, monkeypatch) -> None:
     present = frozenset().union(*FEATURES[:count])
-    if not present <= archived.present_features():
+    if not present <= bundle_reader.present_features():
         pytest.skip(f"this machine is below {LEVELS[count - 1]}")
-    monkeypatch.setattr(archived, "present_features", lambda: present)
+    monkeypatch.setattr(bundle_reader, "present_features", lambda: present)
     loaded = []
     load_object = variants.load_object
     monkeypatch.setattr(variants, "load_object",
@@ -223,7 +223,7 @@ def test_the_best_level_that_fits(levels: Path, count: int, monkeypatch) -> None
 
 
 def test_no_level_fits(levels: Path, monkeypatch) -> None:
-    monkeypatch.setattr(archived, "present_features", frozenset)
+    monkeypatch.setattr(bundle_reader, "present_features", frozenset)
     with pytest.warns(RuntimeWarning, match="which this machine cannot run; XLA compiles"):
         f = load(levels)
     same(f(X), jax.nn.gelu(X))

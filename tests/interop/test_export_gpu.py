@@ -19,7 +19,7 @@ import hlo_mlc
 from hlo_mlc import gpu, load, mlc_jit
 from hlo_mlc.cli import main
 from hlo_mlc.codegen.cuda.compile import Compiled, Usage, why_not
-from hlo_mlc.interop import archived, devices
+from hlo_mlc.interop import bundle_reader, devices
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import Archive, read_archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UnknownTargetError, UsageError
@@ -117,9 +117,9 @@ def test_which_code_a_gpu_runs(path: Path, monkeypatch, capability: str, fits: l
     monkeypatch.setattr(devices, "first_gpu", lambda: type("Gpu", (), {
         "compute_capability": capability, "device_kind": ""}))
     targets = read_archive(path).description["targets"]
-    fitting = archived.PLATFORMS["cuda"].fitting(targets)
+    fitting = bundle_reader.PLATFORMS["cuda"].fitting(targets)
     assert [target["name"] for target in fitting] == fits
-    assert not archived.PLATFORMS["cuda"].missing(targets)
+    assert not bundle_reader.PLATFORMS["cuda"].missing(targets)
     if not fits:
         with pytest.warns(RuntimeWarning, match="kernels for sm_90, sm_80, which this machine can"):
             original = load(path)

@@ -23,7 +23,7 @@ import hlo_mlc.frontend.parse
 from hlo_mlc import building, compiler, mlc_jit
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compiling, extraction, function, measuring, primitive, reproducer
-from hlo_mlc.partition.cost import choose_all
+from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.runtime import cache, variants
 from hlo_mlc.support.errors import CodegenError, MlcError, VerifyError
 from hlo_mlc.support.faults import Fault
@@ -54,7 +54,7 @@ OF_THE_FUNCTION = [
 ]
 OF_A_KERNEL = [
     (building, "_schedules"), (building, "object_key"), (cache.ObjectCache, "get"),
-    (building, "replay"), (building, "print_program"), (building, "compile_ir"),
+    (building, "schedule_as_recorded"), (building, "print_program"), (building, "compile_ir"),
     (building.KernelObject, "pack"), (cache.ObjectCache, "put"), (variants, "load_object"),
     (variants, "publish"),
 ]
@@ -177,7 +177,8 @@ def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception
 def test_interrupts_pass(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, choose: str
 ) -> None:
-    for stage in ((compiler, "simplify"), (building, "replay"), (primitive, "splice")):
+    for stage in ((compiler, "simplify"), (building, "schedule_as_recorded"),
+                  (primitive, "splice")):
         with monkeypatch.context() as patch:
             plant(patch, stage, error)
             with warnings.catch_warnings(), pytest.raises(type(error)) as caught:
@@ -206,7 +207,8 @@ def test_errors_of_the_user_pass(choose: str) -> None:
             assert caught.value is own
 
 
-@pytest.mark.parametrize("stage", [(compiler, "simplify"), (building, "replay")], ids=named)
+@pytest.mark.parametrize(
+    "stage", [(compiler, "simplify"), (building, "schedule_as_recorded")], ids=named)
 def test_a_warning_that_was_made_an_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str]
 ) -> None:
@@ -218,14 +220,14 @@ def test_a_warning_that_was_made_an_error_is_raised(
 
 
 def test_a_fault_in_one_kernel_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    replay = building.replay
+    schedule_as_recorded = building.schedule_as_recorded
 
     def faulty(program: Any, *rest: Any) -> Any:
         if len(program.operands) == 1:
             raise CodegenError("no code for this one")
-        return replay(program, *rest)
+        return schedule_as_recorded(program, *rest)
 
-    monkeypatch.setattr(building, "replay", faulty)
+    monkeypatch.setattr(building, "schedule_as_recorded", faulty)
     f = mlc_jit(step, choose="auto")
     told = r"leaves \S+@test_faults.py:\d+ of step to XLA"
     with pytest.warns(RuntimeWarning, match=told) as caught:

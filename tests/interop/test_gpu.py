@@ -52,7 +52,7 @@ def cumulative(x: jax.Array) -> jax.Array:
 
 
 def test_without_being_asked_it_takes_what_should_be_much_faster() -> None:
-    """By a model: partition/gpu_cost.py, whose tests have more of each kind."""
+    """By a model: partition/choose/gpu_cost.py, whose tests have more of each kind."""
     scan = mlc_jit(cumulative)
     wide = jax.ShapeDtypeStruct((4096, 1024), jnp.float32)
     assert len(calls(lowered(scan, wide))) == 1

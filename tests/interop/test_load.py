@@ -14,7 +14,7 @@ import pytest
 
 import hlo_mlc
 from hlo_mlc import load, mlc_jit
-from hlo_mlc.interop import archived
+from hlo_mlc.interop import bundle_reader
 from hlo_mlc.support.errors import UsageError
 
 W = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
@@ -120,7 +120,7 @@ def test_without_names_or_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     hlo_mlc.export(lambda *arrays: sum(arrays), X, X, path=path)
     assert list(inspect.signature(load(path)).parameters) == ["arg0", "arg1"]
     hlo_mlc.export(mlc_jit(lambda x: jnp.tanh(x), choose="ours"), X, path=path)
-    monkeypatch.setattr(archived, "present_features", frozenset)
+    monkeypatch.setattr(bundle_reader, "present_features", frozenset)
     with pytest.warns(RuntimeWarning, match="which this machine cannot run"):
         function = load(path)
     assert function.report().target is None

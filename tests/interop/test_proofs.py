@@ -18,7 +18,7 @@ from hlo_mlc.expr.core import Apply, Expr, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Stmt, Store
 from hlo_mlc.loops.rewrite import Body, map_expressions, transform
-from hlo_mlc.partition.cost import choose_all
+from hlo_mlc.partition.choose.cost import choose_all
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget

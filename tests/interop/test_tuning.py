@@ -21,7 +21,7 @@ from hlo_mlc.building import kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of, target_of
 from hlo_mlc.interop import tuning
-from hlo_mlc.interop.isolation import kernel_program, original_program
+from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, target_key
 from hlo_mlc.support.errors import UsageError

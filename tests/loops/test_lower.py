@@ -16,7 +16,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.text import body_text
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
-from hlo_mlc.tensor.core import Assign, Scan, Stage
+from hlo_mlc.tensor.core import Assign, ScanAxis, Stage
 
 X = Buffer("x", F32, (3, 4), "operand")
 Y, Z = Buffer("y", F32, (3,), "result"), Buffer("z", F32, (3, 4), "result")
@@ -59,7 +59,7 @@ def test_a_scan_stores_at_every_step_from_either_end() -> None:
     k, i, total = variable("k", 4), variable("i", 3), Var("total", F32)
     for reverse, at in ((False, "k"), (True, "k * -1 + 3")):
         stage = Stage("scan", (k, i), (Assign(Z, (i, k), total),), (), named_combiner("add", F32),
-                      (load(X, (i, k)),), (const(0.0, F32),), (total,), scan=Scan(k, reverse))
+                      (load(X, (i, k)),), (const(0.0, F32),), (total,), scan=ScanAxis(k, reverse))
         shows(lower_stage(stage), f"""
             for i in 0..3:
               alloc scan.total: f32 register:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc.partition import both_ways
+from hlo_mlc.partition.fuse import both_ways
 from hlo_mlc.tensor.core import Loop, Nest
 
 SHAPES = [(64, 80), (61, 37), (4, 1000), (7, 1), (50, 3), (33, 129)]

@@ -14,9 +14,8 @@ from jax import lax
 from hlo_mlc import mlc_jit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition import cost
-from hlo_mlc.partition.baseline import FORK_US, Surroundings
-from hlo_mlc.partition.cost import (
+from hlo_mlc.partition.choose import cost
+from hlo_mlc.partition.choose.cost import (
     by_gain,
     choose_all,
     choose_predicted,
@@ -26,8 +25,9 @@ from hlo_mlc.partition.cost import (
     predict,
     worth_it,
 )
+from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_time import FORK_US, Surroundings
 from hlo_mlc.partition.estimate import Estimate
-from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, partition
 from hlo_mlc.passes.simplify import simplify

@@ -12,7 +12,7 @@ from jax import lax
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.gpu import limits_of
 from hlo_mlc.ops.registry import references
-from hlo_mlc.partition.gpu_cost import (
+from hlo_mlc.partition.choose.gpu_cost import (
     KERNEL_US,
     LARGE_PRODUCT,
     choose_all,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.partition.packing import Panels
+from hlo_mlc.partition.lower.packing import Panels
 
 
 def weights(*shape: int, seed: int = 0) -> jax.Array:

@@ -13,9 +13,9 @@ from jax import lax
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
 from hlo_mlc.ops.registry import references
 from hlo_mlc.passes import distribution
-from hlo_mlc.passes.accumulation import multiply_after_loops
 from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.invariant import hoist_invariants
+from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.simplify import simplify
 
 RNG = np.random.default_rng(1)

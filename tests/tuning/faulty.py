@@ -10,7 +10,7 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.generator import Source, TemplateGenerator
+from hlo_mlc.tuning.generator import CandidateSource, TemplateGenerator
 from hlo_mlc.tuning.space import Parameter, Space
 
 SLOW, FAST, CRASH, HANG, WRONG, UNTOUCHED, REFUSED, DIES, SLEEPS, SAME = range(10)
@@ -35,7 +35,8 @@ class FaultyGenerator:
     def space(self, program: TensorProgram, target: CpuTarget) -> Space:
         return Space((Parameter(0, TEMPLATE, "kind", self.kinds, SLOW),))
 
-    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules) -> Source:
+    def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+               ) -> CandidateSource:
         kind = schedules[0][1]["kind"] if schedules else SLOW
         if kind == REFUSED:
             raise ScheduleError("refused\nfor a reason of many lines")
@@ -54,7 +55,7 @@ class FaultyGenerator:
         text = (f"declare void @llvm.trap()\n"
                 f"define void @{source.symbol}(ptr %c, ptr %b, ptr %d, ptr %s) {{\n"
                 f"  {_BODIES[kind]}\n}}\n")
-        return Source(text, source.symbol, 0)
+        return CandidateSource(text, source.symbol, 0)
 
-    def assemble(self, source: Source, target: CpuTarget) -> bytes:
+    def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         return TemplateGenerator().assemble(source, target)

@@ -14,7 +14,7 @@ from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tuning.generator import TemplateGenerator
-from hlo_mlc.tuning.replay import replay
+from hlo_mlc.tuning.replay import schedule_as_recorded
 from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space, TemplateChoice
 
 # What is expected of choices does not depend on the machine that the tests run on.
@@ -99,7 +99,7 @@ def test_every_template_that_takes_a_nest_computes_it(
     texts = set()
     for configuration in starts:
         schedules = space.schedules(configuration)
-        loops, decisions = replay(program, machine_code.target, schedules)
+        loops, decisions = schedule_as_recorded(program, machine_code.target, schedules)
         verify(loops)
         for choice in space.choices:
             assert decisions[choice.position].template.name == configuration[choice.name]
@@ -155,7 +155,7 @@ def test_replaying(product) -> None:
         schedules = space.schedules({**space.default, "0.contraction.rows": rows})
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            loops, decisions = replay(product, TARGET, schedules)
+            loops, decisions = schedule_as_recorded(product, TARGET, schedules)
         assert decisions[0].parameters["rows"] == rows
         assert print_program(loops, TARGET) == text_of(product, schedules)
 
@@ -165,5 +165,5 @@ def test_replaying(product) -> None:
     {0: ("gone", {"rows": 4})}, {5: ("contraction", {"rows": 4})}])
 def test_what_templates_do_not_have_any_more(product, schedules) -> None:
     with pytest.warns(RuntimeWarning, match="it gets the default"):
-        loops, _ = replay(product, TARGET, schedules)
+        loops, _ = schedule_as_recorded(product, TARGET, schedules)
     assert print_program(loops, TARGET) == text_of(product, {})

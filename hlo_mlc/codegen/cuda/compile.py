@@ -10,7 +10,7 @@ import struct
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import CudaTarget
 
@@ -88,7 +88,7 @@ def require() -> ModuleType:
     return found
 
 
-def compile_source(source: Source, target: CudaTarget) -> Compiled:
+def compile_source(source: CudaSource, target: CudaTarget) -> Compiled:
     """The machine code of all functions of a source.
 
     Raises: CodegenError where the compiler is missing or rejects the source.

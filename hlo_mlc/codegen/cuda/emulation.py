@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hlo_mlc.codegen.cuda.plan import Launch, Source
+from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.codegen.cuda.printer import DYNAMIC_SHARED
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import LoopProgram
@@ -55,12 +55,13 @@ class Emulator:
             unfinished.replace(path)
         return path
 
-    def image(self, source: Source) -> bytes:
+    def image(self, source: CudaSource) -> bytes:
         """What the stand-in for the driver takes as the machine code of a source."""
         self.prepare([source])
         return f"EMULATED {self._paths[namespace_of(source)]} {namespace_of(source)}\0".encode()
 
-    def prepare(self, sources: Sequence[Source], keep: bool = True, run_once: bool = False) -> None:
+    def prepare(self, sources: Sequence[CudaSource], keep: bool = True, run_once: bool = False
+                ) -> None:
         """Make sure that these are compiled: most of g++'s time is spent on each call of it.
 
         `keep`: whether they will be wanted in the next run too; `run_once`: what runs so little
@@ -76,7 +77,7 @@ class Emulator:
         self._paths.update({namespace_of(s): path for s in missing})
         self._libraries.update({namespace_of(s): library for s in missing})
 
-    def run(self, source: Source, program: LoopProgram | TensorProgram, operands: Arrays,
+    def run(self, source: CudaSource, program: LoopProgram | TensorProgram, operands: Arrays,
             order: int = 0, fence_at: str = "end") -> list[np.ndarray]:
         """The results of all launches, on memory that ends or starts at a fence.
 
@@ -106,7 +107,7 @@ class Emulator:
         raw = self._fenced(-(-size // ALIGNMENT) * ALIGNMENT, fence_at == "end")
         return raw[:buffer.bytes].view(buffer.dtype.numpy).reshape(buffer.shape)
 
-    def _launch(self, source: Source, launch: Launch, buffers: Arrays, scratch: np.ndarray,
+    def _launch(self, source: CudaSource, launch: Launch, buffers: Arrays, scratch: np.ndarray,
                 order: int) -> None:
         values = [ctypes.c_void_p(buffers[n].ctypes.data) for n in launch.buffers]
         if launch.takes_scratch:
@@ -123,17 +124,17 @@ class Emulator:
             raise CodegenError(f"{launch.function}: {error.decode()}")
 
 
-def translation_unit(sources: Sequence[Source]) -> str:
+def translation_unit(sources: Sequence[CudaSource]) -> str:
     """The C++ of all sources, each in a namespace of its own, with the emulator."""
     return "\n".join(["#include \"emulator.h\"", *map(_in_namespace, sources)])
 
 
-def namespace_of(source: Source) -> str:
+def namespace_of(source: CudaSource) -> str:
     """Where a source's functions are found: `namespace_function` launches one of them."""
     return f"s{hashlib.sha256(source.text.encode()).hexdigest()[:16]}"
 
 
-def _in_namespace(source: Source) -> str:
+def _in_namespace(source: CudaSource) -> str:
     space = namespace_of(source)
     text = source.text.replace('extern "C" __global__', "__global__").replace(
         DYNAMIC_SHARED, _EMULATED_SHARED)

@@ -24,7 +24,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CudaSource:
     """CUDA C++ of a whole program, and the launches that run it, in order."""
 
     text: str

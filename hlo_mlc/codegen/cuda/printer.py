@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.barriers import Barriers
-from hlo_mlc.codegen.cuda.plan import Launch, Source
+from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.codegen.cuda.prelude import needed_by
 from hlo_mlc.codegen.cuda.statements import BlockWriter, shared_size
 from hlo_mlc.codegen.cuda.values import Memory, Place, identifier
@@ -30,7 +30,7 @@ DYNAMIC_SHARED = f"extern __shared__ __align__({VECTOR_BYTES}) unsigned char sha
 _SHARED = "shared"
 
 
-def print_program(program: LoopProgram, target: CudaTarget) -> Source:
+def print_program(program: LoopProgram, target: CudaTarget) -> CudaSource:
     """The CUDA C++ of a program whose outermost loops are over blocks, or repeat such loops.
 
     Raises: CodegenError for a program that breaks the loop IR's rules or needs more threads or
@@ -39,7 +39,7 @@ def print_program(program: LoopProgram, target: CudaTarget) -> Source:
     printer = _Printer(program, target)
     printer.launch(program.body, {})
     code = "\n".join(printer.functions)
-    return Source(needed_by(code) + code, tuple(printer.launches), program.scratch_bytes)
+    return CudaSource(needed_by(code) + code, tuple(printer.launches), program.scratch_bytes)
 
 
 class _Printer:

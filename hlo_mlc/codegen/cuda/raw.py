@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 
 from hlo_mlc.codegen.cuda.compile import OPTIONS
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.support.errors import CodegenError
 
 
-def raw_kernel(source: Source, function: str) -> object:
+def raw_kernel(source: CudaSource, function: str) -> object:
     """One function of a source as a `cupy.RawKernel`; CuPy compiles it when it is first launched.
 
     What `shared_bytes` of a launch says has to be set as `max_dynamic_shared_size_bytes` and given

@@ -22,7 +22,6 @@ from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.cuda.base import (
     at,
     below,
@@ -37,6 +36,7 @@ from hlo_mlc.templates.cuda.base import (
     vector_width,
     where,
 )
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
@@ -93,7 +93,7 @@ class ColumnsTemplate:
         merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:
             return Scheduled(_columns(stage, merged, warps, outer), ())
-        first, second, partial = in_chunks(stage, chunks)
+        first, second, partial = fold_in_chunks(stage, chunks)
         last = min(8, power_of_two(-(-chunks // 4)))
         return Scheduled((*_columns(first, merged, warps, outer),
                           *_columns(second, merged, last, outer)), partial)

@@ -31,7 +31,6 @@ from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, St
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
-from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.cuda.base import (
     THREADS,
     at,
@@ -49,6 +48,7 @@ from hlo_mlc.templates.cuda.columns import ColumnsTemplate
 from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, kept_factors, side_of
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_injective, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -129,7 +129,7 @@ class ContractionTemplate:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks == 1 or stage.reduce_axes[0].extent % chunks:
             return Scheduled(_tiles(stage, parameters, outer), ())
-        first, second, partial = in_chunks(stage, chunks)
+        first, second, partial = fold_in_chunks(stage, chunks)
         sums = Nest((second,), len(second.axes))
         template = PlainTemplate() if ColumnsTemplate().refusal(sums) else ColumnsTemplate()
         few = {"warps": 1, "chunks": 1, "threads": THREADS}

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.columns import in_chunks
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.row_loops import (
     KEPT,
@@ -23,6 +22,7 @@ from hlo_mlc.templates.cuda.row_loops import (
     row_width,
     shared_axes,
 )
+from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
@@ -89,7 +89,7 @@ class RowsTemplate:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
             return Scheduled(RowLoops(nest, parameters, outer).loops(), ())
-        first, second, partial = in_chunks(stage, chunks)
+        first, second, partial = fold_in_chunks(stage, chunks)
         # Partial results of the chunks are told apart by the terms that went into them.
         merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))

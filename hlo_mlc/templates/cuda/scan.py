@@ -44,7 +44,8 @@ from hlo_mlc.templates.cuda.base import (
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.rows import MOST_THREADS, RowsTemplate
-from hlo_mlc.templates.scan import in_chunks
+from hlo_mlc.templates.scan_loops import BLOCK
+from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
@@ -105,7 +106,7 @@ class ScanTemplate:
         merged = merging(stage.combiner, stage.terms, (stage.scan.axis,))
         if chunks == 1 or stage.scan.axis.extent < chunks * CHUNK_LEAST:
             return Scheduled(_Lines(stage, merged, parameters, outer).loops(), ())
-        cut = in_chunks(stage, chunks)
+        cut = scan_in_chunks(stage, chunks, BLOCK)
         within = cut.totals.scan.axis
         totals = replace(cut.totals, axes=tuple(v for v in cut.totals.axes if v is not within),
                          reduce_axes=(within,), scan=None, assigns=cut.last)

@@ -11,7 +11,7 @@ from jax import lax
 
 from hlo_mlc.codegen.cuda import compile as nvrtc
 from hlo_mlc.codegen.cuda.compile import Compiled, compile_source
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.support.errors import CodegenError
@@ -73,7 +73,7 @@ KERNELS = {
 @pytest.fixture(scope="module")
 def sources(take_apart):
     """`sources(name, architecture)`: the CUDA C++ of a kernel."""
-    def make(name: str, architecture: str) -> list[Source]:
+    def make(name: str, architecture: str) -> list[CudaSource]:
         function, dtype, shape = KERNELS[name]
         parts = take_apart(function, jax.ShapeDtypeStruct(shape, dtype), platform="cuda")
         target = cuda.named(architecture)
@@ -109,14 +109,14 @@ def test_spills_are_noticed() -> None:
     total = "\n".join(f"y[{n} * 1024 + threadIdx.x] = v{n} / v{99 - n};" for n in range(100))
     text = ('extern "C" __global__ void __launch_bounds__(1024, 2)\n'
             f"k(const float* x, float* y) {{\n{values}\n__syncthreads();\n{total}\n}}")
-    usage = compile_source(Source(text, (), 0), cuda.named("sm_90")).usage["k"]
+    usage = compile_source(CudaSource(text, (), 0), cuda.named("sm_90")).usage["k"]
     assert usage.spilled_bytes > 0
     assert usage.registers == 32
 
 
 def test_rejected_sources_come_with_the_compiler_s_words() -> None:
     with pytest.raises(CodegenError, match="NVRTC rejects") as caught:
-        compile_source(Source("this is no C++", (), 0), cuda.named("sm_90"))
+        compile_source(CudaSource("this is no C++", (), 0), cuda.named("sm_90"))
     assert "error" in str(caught.value)
 
 

@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.codegen.cuda.compile import compile_source, why_not
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
@@ -155,7 +155,7 @@ def test_copies_that_are_not_waited_for_are_noticed(take_apart, emulator, cuda_s
     program, = take_apart(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32), x, y,
                           platform="cuda").programs
     source = cuda_source(program)
-    broken = Source(source.text.replace("  mlc_wait_for_copies();\n", ""), source.launches, 0)
+    broken = CudaSource(source.text.replace("  mlc_wait_for_copies();\n", ""), source.launches, 0)
     assert broken.text != source.text
     actual, = emulator.run(broken, program, (x, y))
     assert np.isnan(actual).any()

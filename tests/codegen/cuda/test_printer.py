@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
@@ -30,11 +30,11 @@ def loop(var: Var, kind: LoopKind, *body: Stmt) -> For:
     return For(var, index.constant(var.extent), kind, body)
 
 
-def printed(*body: Stmt) -> Source:
+def printed(*body: Stmt) -> CudaSource:
     return print_program(LoopProgram("k", (X,), (Y,), body), SM90)
 
 
-def kernel(source: Source) -> str:
+def kernel(source: CudaSource) -> str:
     """The source without the functions of the prelude."""
     return source.text[source.text.index('extern "C"'):]
 
@@ -62,7 +62,7 @@ def test_a_kernel_word_by_word(take_apart, cuda_source, arrays) -> None:
     assert source.plan == (0, 2, 256, 0, 2, 0, 1, 0, 0)
 
 
-def exchange(first_kind: LoopKind, threads: int, rows: int) -> Source:
+def exchange(first_kind: LoopKind, threads: int, rows: int) -> CudaSource:
     """Threads write a shared value each, and read that of their neighbour in the same row."""
     b = variable("b", 1)
     r, lane = variable("r", rows), variable("l", threads // rows)
@@ -90,7 +90,7 @@ def test_threads_wait_for_what_they_read(rows: int, barrier: str, emulator) -> N
 
 def test_without_the_barrier_the_emulator_shows_it(emulator) -> None:
     source = exchange(LoopKind.BLOCK, 256, 4)
-    broken = Source(source.text.replace("  __syncthreads();\n", ""), source.launches, 0)
+    broken = CudaSource(source.text.replace("  __syncthreads();\n", ""), source.launches, 0)
     assert broken.text != source.text
     x = np.arange(1024, dtype=np.float32)
     y, = emulator.run(broken, LoopProgram("k", (X,), (Y,), ()), [x])
@@ -99,7 +99,7 @@ def test_without_the_barrier_the_emulator_shows_it(emulator) -> None:
 
 def test_threads_that_nobody_joins_are_reported(emulator) -> None:
     source = exchange(LoopKind.BLOCK, 256, 4)
-    broken = Source(source.text.replace("__syncthreads();",
+    broken = CudaSource(source.text.replace("__syncthreads();",
                                         "if (threadIdx.x < 100) __syncwarp();"),
                     source.launches, 0)
     with pytest.raises(CodegenError, match="4 for their warp"):

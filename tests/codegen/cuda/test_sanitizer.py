@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.codegen.cuda.emulation import FLAGS, HEADER, namespace_of, translation_unit
-from hlo_mlc.codegen.cuda.plan import Launch, Source
+from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.tensor.core import TensorProgram
@@ -35,7 +35,7 @@ FUNCTIONS = {
 }
 
 
-def _main(kernels: list[tuple[Source, TensorProgram]]) -> str:
+def _main(kernels: list[tuple[CudaSource, TensorProgram]]) -> str:
     """A program that runs all launches, each buffer being a block of the heap."""
     lines = [translation_unit([source for source, _ in kernels]), "#include <cstdlib>",
              "int main() {"]
@@ -96,6 +96,6 @@ def test_it_would_be_noticed(run, written: str, place: str) -> None:
             f"__shared__ float s[32], next[32]; volatile float own[34];\n{written}\n"
             "next[0] = s[0]; }\n")
     y = Buffer("y", F32, (32,), "result")
-    source = Source(text, (Launch("k", 1, 32, (0,), False),), 0)
+    source = CudaSource(text, (Launch("k", 1, 32, (0,), False),), 0)
     result = run(_main([(source, TensorProgram("k", (), (y,), (), ()))]))
     assert place in result.stderr, result.stderr

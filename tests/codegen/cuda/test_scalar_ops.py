@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cuda.plan import Source
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -139,7 +139,7 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def run(emulator) -> Callable[..., list[np.ndarray]]:
     """All programs are compiled together."""
-    sources: dict[tuple[str, DType], Source] = {
+    sources: dict[tuple[str, DType], CudaSource] = {
         key: print_program(program, SM90) for key, program in PROGRAMS.items()}
     emulator.prepare(list(sources.values()))
     return lambda key, *operands: emulator.run(sources[key], PROGRAMS[key], operands)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.partition.units import step_reads, step_writes
+from hlo_mlc.partition.fuse.groups import step_reads, step_writes
 from hlo_mlc.tensor.classify import is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
 

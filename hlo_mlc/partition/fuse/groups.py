@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, Expr, loads
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.both_ways import both_ways, matrices
-from hlo_mlc.partition.joining import ROW_LIMIT, Joined, chained, finish, join
-from hlo_mlc.partition.siblings import factors, together_refusal
+from hlo_mlc.partition.fuse.both_ways import both_ways, matrices
+from hlo_mlc.partition.fuse.horizontal import factors, together_refusal
+from hlo_mlc.partition.fuse.nests import ROW_LIMIT, Joined, chained, finish, join
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.merging import copies

@@ -20,7 +20,7 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.ops.definition import Indices, Pointwise, Read, Unrolled, Update
 from hlo_mlc.ops.registry import lookup
-from hlo_mlc.partition.lowering import StageLowering
+from hlo_mlc.partition.lower.stages import StageLowering
 from hlo_mlc.tensor.access import as_integer, picked
 from hlo_mlc.tensor.classify import cost
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from hlo_mlc.frontend.emit import KERNEL_OP
-from hlo_mlc.partition.siblings import LARGE
+from hlo_mlc.partition.fuse.horizontal import LARGE
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """What a cluster costs, in our kernels and in XLA's: the numbers behind `choose="auto"`.
 
 Both follow from what the stages of a kernel do (work.py), from the rates of the machine
-(target/rates.py), and from how XLA compares with us by kind of stage (baseline.py).  Absolute times
+(target/rates.py), and from how XLA compares with us by kind of stage (xla_time.py).  Absolute times
 are rough; the ratios between both sides decide.
 """
 
@@ -13,7 +13,9 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.baseline import (
+from hlo_mlc.partition.choose.shares import least_arithmetic_us
+from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_time import (
     FORK_US,
     OurTime,
     Surroundings,
@@ -23,10 +25,8 @@ from hlo_mlc.partition.baseline import (
     xla_us,
 )
 from hlo_mlc.partition.estimate import Estimate, Prediction
-from hlo_mlc.partition.handover import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
-from hlo_mlc.partition.shares import least_arithmetic_us
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates

@@ -12,7 +12,7 @@ from hlo_mlc.expr.build import load
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Node, Value
-from hlo_mlc.partition.lowering import Item, StageLowering
+from hlo_mlc.partition.lower.stages import Item, StageLowering
 from hlo_mlc.tensor.classify import is_apart, is_map, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
 from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable

@@ -17,7 +17,7 @@ from hlo_mlc.expr.core import Apply, loads, walk
 from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.nodes import written_out
+from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates

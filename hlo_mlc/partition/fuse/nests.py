@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var
-from hlo_mlc.partition.written_out import with_written_out
+from hlo_mlc.partition.fuse.scalar_replacement import with_written_out
 from hlo_mlc.tensor.chain import chain, linked
 from hlo_mlc.tensor.classify import (
     contraction,
@@ -47,7 +47,7 @@ CHEAP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class FusionLimits:
     """What a target computes where it is needed: rows of so many elements are kept between the
     passes over them, factors of products that take so many simple operations are computed whenever
     a tile of them is read, constant factors are laid out as tiles of registers read them, and

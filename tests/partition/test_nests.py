@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.partition.joining import ROW_LIMIT
+from hlo_mlc.partition.fuse.nests import ROW_LIMIT
 from hlo_mlc.tensor.classify import is_map
 
 

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.partition.cost import border_bytes
+from hlo_mlc.partition.choose.cost import border_bytes
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Verdict

@@ -31,7 +31,7 @@ from hlo_mlc.ops.definition import (
 )
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import ELEMENTWISE, lookup, moves, operation_cost
-from hlo_mlc.partition.nodes import (
+from hlo_mlc.partition.lower.uses import (
     DEPTH_LIMIT,
     times_read,
     users_behind,
@@ -402,7 +402,7 @@ class StageLowering:
                         for value, e in zip(node.results, finished, strict=True))
         self._emit(node, Stage(
             self.fresh("s"), axes, assigns, (), scan.combiner, scan.terms(indices), scan.initial,
-            accumulators, scan=tensor.Scan(indices[scan.axis], scan.reverse)))
+            accumulators, scan=tensor.ScanAxis(indices[scan.axis], scan.reverse)))
 
     def _sorted(self, node: Node, order: Sorted) -> None:
         axes, indices = self._axes(node.results[0].type.shape)
