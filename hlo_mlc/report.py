@@ -6,8 +6,9 @@ import itertools
 import os
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from hlo_mlc.expr.dtypes import TensorType
@@ -141,6 +142,28 @@ class Report:
     def untouched(cls, reason: str, advice: str = "") -> Report:
         """The report on a program that stays with XLA as a whole."""
         return cls(coverage=0.0, reasons=(reason,), advice=advice)
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Report], left: Sequence[LeftReport]) -> Report:
+        """The report on a program that is compiled in parts, with what is in none of them."""
+        kernels: dict[str, KernelReport] = {}
+        for kernel in (kernel for part in parts for kernel in part.kernels):
+            known = kernels.get(kernel.id)
+            kernels[kernel.id] = kernel if known is None else replace(
+                known, uses=known.uses + kernel.uses, calls=known.calls + kernel.calls)
+        everything = (*left, *(item for part in parts for item in part.left))
+        taken = sum(len(kernel.ops) * kernel.uses for kernel in kernels.values())
+        stages = Counter[str]()
+        for part in parts:
+            stages.update(part.stage_seconds)
+        return cls(
+            taken / (taken + len(everything)) if taken else 0.0,
+            tuple(dict.fromkeys(reason for part in parts for reason in part.reasons)),
+            kernels=tuple(kernels.values()), left=everything,
+            apart=tuple(item for part in parts for item in part.apart),
+            level=next((part.level for part in parts if part.level), ""),
+            advice=next((part.advice for part in parts if part.advice), ""),
+            seconds=sum(part.seconds for part in parts), stage_seconds=dict(stages))
 
     @property
     def ours_us(self) -> float:

@@ -18,6 +18,7 @@ from jax._src import linear_util as lu
 from jax._src.export import _export
 from jax._src.interpreters import batching
 from jax._src.interpreters import partial_eval as pe
+from jax._src.state.types import AbstractRef
 from jax._src.util import fun_name
 from jax.extend.backend import get_backend
 from jaxlib import _jax
@@ -158,12 +159,35 @@ def bind_again(equation: Any, operands: Sequence[Any]) -> Sequence[Any]:
     return results if primitive.multiple_results else [results]
 
 
-def has_side_effects(jaxpr: Any) -> bool:
-    """Whether running it does more than compute results (prints, callbacks with effects, refs).
+def has_effects(code: Any) -> bool:
+    """Whether running a jaxpr, or an equation, does more than compute results (prints, callbacks
+    with effects), or concerns references.
 
     Use of a mapped axis is an effect to JAX, but not to us.
     """
-    return any(not isinstance(effect, core.NamedAxisEffect) for effect in jaxpr.effects)
+    if any(not isinstance(effect, core.NamedAxisEffect) for effect in code.effects):
+        return True
+    return any(isinstance(v.aval, AbstractRef) for v in (*code.invars, *code.outvars))
+
+
+def equation_like(equation: Any, operands: Sequence[Any], results: Sequence[Any], primitive: Any,
+                  parameters: dict[str, Any], effects: Any) -> Any:
+    """Another equation, as if it stood where this one does."""
+    return core.new_jaxpr_eqn(list(operands), list(results), primitive, parameters, effects,
+                              equation.source_info, equation.ctx)
+
+
+def without_names(debug_info: Any) -> Any:
+    """What is known of a function, but for the names of its arguments and results."""
+    return debug_info._replace(arg_names=None, result_paths=None)
+
+
+def equation_line(equation: Any) -> str:
+    """Where an equation comes from: `model.py:7 print`; "" where nobody knows."""
+    frame = source_info_util.user_frame(equation.source_info.traceback)
+    if frame is None:
+        return ""
+    return f"{frame.file_name}:{frame.start_line} {equation.primitive.name}"
 
 
 def partition_count(axis_context: Any) -> int:

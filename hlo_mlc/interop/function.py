@@ -78,8 +78,9 @@ class TracedFunction:
     for_archive: bool = False  # `hlo_mlc.export` asks for it, which writes kernels into its files
     ledger: Ledger = field(default_factory=Ledger)
     faults: Faults = field(default_factory=Faults)
-    # What calls have shown to be faster, "ours" or "xla", by where that is remembered.
-    settled: Mapping[Path, str] = field(default_factory=dict)
+    # What calls have shown to be faster, "ours" or "xla", by where that is remembered; None where
+    # they are not asked.
+    settled: Mapping[Path, str] | None = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return f"{self.name}[{self.options.choose}]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,16 @@ MOST_NESTED = 32
 
 
 def shallow(closed_jaxpr: Any, operands: Sequence[Any]) -> Any:
-    """The same function of such operands, with the calls in it written out where they are nested
-    deeper than `MOST_NESTED`.  XLA writes out all calls."""
-    if _depth(closed_jaxpr.jaxpr, {}) <= MOST_NESTED:
+    """The same function of such operands, with the calls in it written out: all where they are
+    nested deeper than `MOST_NESTED`, else those with effects, so that what has none can be computed
+    together.  XLA writes out all calls."""
+    if _depth(closed_jaxpr.jaxpr, {}) > MOST_NESTED:
+        called = _called
+    elif any(_called_with_effects(equation) is not None for equation in closed_jaxpr.jaxpr.eqns):
+        called = _called_with_effects
+    else:
         return closed_jaxpr
-    return jax.make_jaxpr(lambda *given: _written_out(closed_jaxpr, given))(*operands)
+    return jax.make_jaxpr(lambda *given: _written_out(closed_jaxpr, given, called))(*operands)
 
 
 def _depth(jaxpr: Any, known: dict[Any, int]) -> int:
@@ -44,7 +49,12 @@ def _called(equation: Any) -> Any | None:
     return None if placed else equation.params["jaxpr"]
 
 
-def _written_out(closed_jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+def _called_with_effects(equation: Any) -> Any | None:
+    return _called(equation) if compat.has_effects(equation) else None
+
+
+def _written_out(closed_jaxpr: Any, operands: Sequence[Any], called: Callable[[Any], Any | None]
+                 ) -> list[Any]:
     jaxpr = closed_jaxpr.jaxpr
     values = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*closed_jaxpr.consts, *operands),
                       strict=True))
@@ -53,8 +63,8 @@ def _written_out(closed_jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
         return atom.val if isinstance(atom, jex.Literal) else values[atom]
 
     for equation in jaxpr.eqns:
-        given, called = [read(atom) for atom in equation.invars], _called(equation)
-        results = compat.bind_again(equation, given) if called is None \
-            else _written_out(called, given)
+        given, inner = [read(atom) for atom in equation.invars], called(equation)
+        results = compat.bind_again(equation, given) if inner is None \
+            else _written_out(inner, given, called)
         values.update(zip(equation.outvars, results, strict=True))
     return [read(atom) for atom in jaxpr.outvars]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +15,58 @@ from hlo_mlc.interop.arguments import ArgumentType, argument_types
 from hlo_mlc.interop.extraction import MAIN, extract, function_named
 
 
-def called_function(program: ir.Module) -> ir.Operation | None:
-    """The call in @main; None where there is none."""
-    (body,) = function_named(program, MAIN).regions[0].blocks
-    return next((o.operation for o in body.operations if o.operation.name == "func.call"), None)
+def called_functions(program: ir.Module) -> list[ir.Operation]:
+    """The calls of what is compiled: the one in @main or, where its function acts (it prints, or
+    calls back), those of the parts around that."""
+    symbols = ir.SymbolTable(program.operation)
+    found: list[ir.Operation] = []
+
+    def look_in(function: ir.Operation) -> None:
+        for operation in _operations(function):
+            if operation.name == "func.call":
+                callee = symbols[operation.attributes["callee"].value].operation
+                if any(map(_acts, _reached(callee, symbols))):
+                    look_in(callee)
+                else:
+                    found.append(operation)
+
+    look_in(function_named(program, MAIN).operation)
+    return found
+
+
+def calls_back(program: ir.Module, entry: str) -> bool:
+    """Whether @entry calls functions of this process, which only the program that JAX has made can:
+    it keeps them alive."""
+    symbols = ir.SymbolTable(program.operation)
+    return any(operation.name == "stablehlo.custom_call"
+               and "python" in operation.attributes["call_target_name"].value
+               for operation in _reached(symbols[entry].operation, symbols))
+
+
+def _acts(operation: ir.Operation) -> bool:
+    return operation.name == "stablehlo.custom_call" and (
+        "has_side_effect" in operation.attributes and operation.attributes["has_side_effect"].value)
+
+
+def _reached(function: ir.Operation, symbols: ir.SymbolTable) -> Iterator[ir.Operation]:
+    """The operations of a function, and of those that it calls."""
+    pending, seen = [function], set()
+    while pending:
+        for operation in _operations(pending.pop()):
+            yield operation
+            if operation.name == "func.call":
+                name = operation.attributes["callee"].value
+                if name not in seen:
+                    seen.add(name)
+                    pending.append(symbols[name].operation)
+
+
+def _operations(operation: ir.Operation) -> Iterator[ir.Operation]:
+    for region in operation.regions:
+        for block in region:
+            for inner in block.operations:
+                yield inner.operation
+                yield from _operations(inner.operation)
 
 
 def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -35,7 +83,7 @@ def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str,
 
 def _return_operands(program: ir.Module) -> None:
     """Makes @main return what it gives to its call."""
-    call = called_function(program)
+    (call,) = called_functions(program)
     main = function_named(program, MAIN)
     (body,) = main.regions[0].blocks
     operands = list(call.operands)

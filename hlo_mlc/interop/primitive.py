@@ -17,10 +17,12 @@ from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
+from hlo_mlc.interop.effects import around_effects
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.faults import Subject
-from hlo_mlc.interop.function import PLATFORMS, TracedFunction
-from hlo_mlc.report import FAULT_ADVICE, Report
+from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
+from hlo_mlc.partition.naming import named_at, short_line
+from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.warning import is_internal
 
@@ -68,6 +70,8 @@ def _lower_call(
                 [f"{function.name} stays with XLA: {refusal.reason}"])
     if cache is None:
         return lower(ctx, *operands, **arguments)
+    if compat.has_effects(call_jaxpr):
+        return _lower_around_effects(ctx, operands, call_jaxpr, function, subject, leave)
     body_context = module_context.replace(
         cached_primitive_lowerings=cache, lowering_cache=cache.operations
     )
@@ -76,6 +80,40 @@ def _lower_call(
         (platform,) = ctx.platforms or module_context.platforms
         _take_over(module_context, cache, results, operands, function, subject, leave, platform)
     return results
+
+
+def _lower_around_effects(ctx: mlir.LoweringRuleContext, operands: Sequence[Any], call_jaxpr: Any,
+                          function: TracedFunction, subject: Subject, leave: Callable[[str], None]
+                          ) -> Any:
+    """Lowers a call whose effects XLA keeps, with calls of their own for what lies between them."""
+    module_context = ctx.module_context
+    # In JAX's cache, as bodies are: a function is taken apart once for each program.
+    known = module_context.cached_primitive_lowerings
+    key = mlc_call_p, function, call_jaxpr
+    if key not in known:
+        parts: list[TracedFunction] = []
+
+        def call(part: Any) -> tuple[Any, dict[str, Any]]:
+            own = replace(function, name=f"{function.name}_{len(parts)}", ledger=Ledger(),
+                          settled=None)
+            parts.append(own)
+            return mlc_call_p, {"call_jaxpr": part, "function": own}
+
+        known[key] = call_jaxpr, (), []
+        with function.faults.contained(subject, leave):
+            known[key] = *around_effects(call_jaxpr, call), parts
+    jaxpr, effects, parts = known[key]
+    results = mlir.core_call_lowering(ctx, *operands, name=function.name, call_jaxpr=jaxpr)
+    if effects:
+        reports = [part.ledger.latest for part in parts if part.ledger.latest is not None]
+        function.ledger.record(module_context.module, Report.of_parts(
+            reports, [_kept(e.primitive.name, compat.equation_line(e)) for e in effects]))
+    return results
+
+
+def _kept(name: str, location: str) -> LeftReport:
+    return LeftReport(f"jax.{name}", location, "it has side effects, whose order XLA keeps",
+                      named_at(name, short_line(location)))
 
 
 def _body_cache(
@@ -134,11 +172,7 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFun
     if len(platforms) != 1 or platforms[0] not in PLATFORMS:
         return _Refusal(f"it is lowered for {', '.join(platforms)}; what is lowered for one of "
                         f"{', '.join(PLATFORMS)} alone is compiled")
-    if compat.has_side_effects(call_jaxpr):
-        return _Refusal(
-            "it has side effects (prints, callbacks or references), whose order XLA keeps",
-            "take them out, or put mlc_jit around the part without them")
-    if not call_jaxpr.out_avals:
+    if not call_jaxpr.out_avals and not compat.has_effects(call_jaxpr):
         return _Refusal("it has no results")
     if ctx.dim_var_values:
         return _Refusal("it is exported with symbolic shapes",

@@ -30,7 +30,7 @@ from hlo_mlc.interop.cluster_programs import kernel_program, operands_program, o
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
-from hlo_mlc.interop.operands import called_function, given_operands
+from hlo_mlc.interop.operands import called_functions, calls_back, given_operands
 from hlo_mlc.interop.primitive import called
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.synthetic_arguments import index_extents, invented_arguments
@@ -170,15 +170,21 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
             "JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, tune it for those")
     lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
     program = lowered.compiler_ir()
-    call = called_function(program)
-    if call is None:
+    calls = called_functions(program)
+    if not calls:
         raise UsageError("There is nothing to tune: the function computes nothing")
-    entry = call.attributes["callee"].value
-    module = called(program, ir.SymbolTable(program.operation), entry, list(call.operands))
-    given = given_operands(program, (*jitted.args, *args), kwargs)
-    report = tune_module(module, options, entry=entry, trials=trials, minutes=minutes, given=given)
+    given = None
+    if len(calls) == 1 and not calls_back(program, MAIN):
+        given = given_operands(program, (*jitted.args, *args), kwargs)
+    reports = []
+    for call in calls:
+        entry = call.attributes["callee"].value
+        module = called(program, ir.SymbolTable(program.operation), entry, list(call.operands))
+        reports.append(tune_module(module, options, entry=entry, trials=trials,
+                                   minutes=minutes and minutes / len(calls), given=given))
     jitted.clear_cache()  # what is compiled from now on follows the records
-    return report
+    return reports[0] if len(reports) == 1 else TuningReport(
+        tuple(kernel for report in reports for kernel in report.kernels), None)
 
 
 def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
@@ -259,7 +265,10 @@ class _Session:
                 for kernel in self._waiting]
 
     def whole(self) -> Comparison | None:
-        """The function as it is compiled now in turns with XLA's."""
+        """The function as it is compiled now in turns with XLA's; None where it cannot be run by
+        itself, or on made-up arguments."""
+        if calls_back(self._module, self._entry):
+            return None
         original = standalone(self._module, self._entry)
         choice_path(str(original), self._options).unlink(missing_ok=True)  # of slower kernels
         compiled, report = compile_extracted(self._module, self._options, entry=self._entry)

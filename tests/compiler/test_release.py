@@ -109,7 +109,8 @@ def test_what_was_given_back_is_built_again(monkeypatch: pytest.MonkeyPatch) -> 
     del first
     collect()
     assert not variants.exists(kernel)
-    monkeypatch.setattr(building, "schedule_as_recorded", lambda *_: pytest.fail("the cache has its code"))
+    monkeypatch.setattr(building, "schedule_as_recorded",
+                        lambda *_: pytest.fail("the cache has its code"))
     again = function_of(102)
     np.testing.assert_array_equal(again(X), expected)
     assert kernel_of(again) == kernel
