@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.building import variant_of
@@ -9,8 +12,11 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.types import write_type
 from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.interop.synthetic_arguments import index_extents
 from hlo_mlc.partition.plan import Cluster
+from hlo_mlc.runtime.measure import made_up
 from hlo_mlc.target.cpu import CpuTarget
 
 
@@ -27,6 +33,19 @@ def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Mo
     if not cluster.operands or not outermost.issuperset(cluster.operands):
         return None
     return _emitted(_computing(graph, graph.parameters, cluster.operands), source)
+
+
+def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
+                     given: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What to run a cluster on: what its `operands_program` computes of the arguments that are
+    given; made-up values where there is none."""
+    if program is None:
+        rng = np.random.default_rng(0)
+        extents = index_extents(graph)
+        return [made_up(b.shape, b.dtype.numpy, rng, below=extents.get(value)) for b, value in
+                zip(cluster.kernel.program.operands, cluster.operands, strict=True)]
+    run = compat.compile_for_cpu(program)
+    return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in given])]
 
 
 def kernel_program(source: ir.Module, cluster: Cluster, target: CpuTarget) -> ir.Module:

@@ -22,6 +22,7 @@ from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
 from hlo_mlc.interop.settling import Settling, Side
 from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
+from hlo_mlc.interop.verifying import Verification, verify_call
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
@@ -103,6 +104,13 @@ class MlcFunction(JitObject[P, R_co]):
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
                                 minutes=minutes)
+
+    def verify(self, *args: Any, runs: int = 3, **kwargs: Any) -> Verification:
+        """Holds each kernel of such a call against the same operations in f64, and XLA's code for
+        them as well: the largest errors in units of the last place, NaNs and infinities, integers,
+        and whether each of the `runs`, and a run for one thread, gives the same bits."""
+        origin = self._origin
+        return verify_call(self, origin.options, origin.function.name, args, kwargs, runs=runs)
 
     @property
     def origin(self) -> Origin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -13,6 +14,32 @@ from jaxlib.mlir.dialects import func
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types
 from hlo_mlc.interop.extraction import MAIN, extract, function_named
+from hlo_mlc.interop.primitive import called
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is compiled as one: the function @entry of a module, and the arguments that a call of
+    the whole gives it; None where they are not known."""
+
+    module: ir.Module
+    entry: str
+    given: list[np.ndarray] | None
+
+
+def parts_of_call(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Part]:
+    """What `mlc_jit` compiles of a function for such arguments on a CPU: one part, none where it
+    computes nothing, or several with what acts between them."""
+    lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
+    program = lowered.compiler_ir()
+    calls = called_functions(program)
+    given = None
+    if len(calls) == 1 and not calls_back(program, MAIN):
+        given = given_operands(program, (*jitted.args, *args), kwargs)
+    symbols = ir.SymbolTable(program.operation)
+    entries = [call.attributes["callee"].value for call in calls]
+    return [Part(called(program, symbols, entry, list(call.operands)), entry, given)
+            for entry, call in zip(entries, calls, strict=True)]
 
 
 def called_functions(program: ir.Module) -> list[ir.Operation]:

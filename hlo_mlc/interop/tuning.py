@@ -26,19 +26,23 @@ from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
-from hlo_mlc.interop.cluster_programs import kernel_program, operands_program, original_program
+from hlo_mlc.interop.cluster_programs import (
+    cluster_operands,
+    kernel_program,
+    operands_program,
+    original_program,
+)
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
-from hlo_mlc.interop.operands import called_functions, calls_back, given_operands
-from hlo_mlc.interop.primitive import called
+from hlo_mlc.interop.operands import calls_back, parts_of_call
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.interop.synthetic_arguments import index_extents, invented_arguments
+from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
-from hlo_mlc.runtime.measure import PairedTimes, made_up, time_in_turns
+from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import (
     OURS,
     XLA,
@@ -168,20 +172,12 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
         raise UsageError(
             f"The function runs on {platform} here, and kernels can be tuned for CPUs only so far: "
             "JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, tune it for those")
-    lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
-    program = lowered.compiler_ir()
-    calls = called_functions(program)
-    if not calls:
+    parts = parts_of_call(jitted, args, kwargs)
+    if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
-    given = None
-    if len(calls) == 1 and not calls_back(program, MAIN):
-        given = given_operands(program, (*jitted.args, *args), kwargs)
-    reports = []
-    for call in calls:
-        entry = call.attributes["callee"].value
-        module = called(program, ir.SymbolTable(program.operation), entry, list(call.operands))
-        reports.append(tune_module(module, options, entry=entry, trials=trials,
-                                   minutes=minutes and minutes / len(calls), given=given))
+    reports = [tune_module(part.module, options, entry=part.entry, trials=trials,
+                           minutes=minutes and minutes / len(parts), given=part.given)
+               for part in parts]
     jitted.clear_cache()  # what is compiled from now on follows the records
     return reports[0] if len(reports) == 1 else TuningReport(
         tuple(kernel for report in reports for kernel in report.kernels), None)
@@ -301,7 +297,7 @@ class _Session:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands = self._operands(graph, cluster, program)
+        operands = cluster_operands(graph, cluster, program, self._given or ())
         original = original_program(graph, self._module, cluster)
         expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
         space = self._generator.space(kernel.program, self._target)
@@ -338,17 +334,6 @@ class _Session:
         return " ".join((role(cluster.kernel.program),
                          f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
                          f"{cluster.kernel.fingerprint}-{target_key(self._target)}"))
-
-    def _operands(self, graph: Graph, cluster: Cluster, program: ir.Module | None
-                  ) -> list[np.ndarray]:
-        """What to run the kernel on: what `program` computes of the given arguments."""
-        if program is None:
-            rng = np.random.default_rng(0)
-            extents = index_extents(graph)
-            return [made_up(b.shape, b.dtype.numpy, rng, below=extents.get(value)) for b, value in
-                    zip(cluster.kernel.program.operands, cluster.operands, strict=True)]
-        run = compat.compile_for_cpu(program)
-        return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in self._given])]
 
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
