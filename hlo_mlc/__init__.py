@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from hlo_mlc.interop.jit import mlc_jit
     from hlo_mlc.interop.load import load
     from hlo_mlc.interop.module import compile_stablehlo
+    from hlo_mlc.interop.onnx_models import from_onnx
+    from hlo_mlc.interop.pytorch import from_torch
     from hlo_mlc.interop.routing import enabled, install, uninstall
     from hlo_mlc.interop.standalone import export_c
     from hlo_mlc.support.errors import MlcError, UnsupportedOpError
 
 __all__ = ["MlcError", "UnsupportedOpError", "__version__", "compare", "compile_stablehlo",
-           "enabled", "entry", "export", "export_c", "install", "load", "mlc_jit", "uninstall"]
+           "enabled", "entry", "export", "export_c", "from_onnx", "from_torch", "install", "load",
+           "mlc_jit", "uninstall"]
 
 __version__ = "0.1.0"
 
@@ -29,6 +32,8 @@ _HOMES = {
     "entry": "hlo_mlc.interop.export",
     "export": "hlo_mlc.interop.export",
     "export_c": "hlo_mlc.interop.standalone",
+    "from_onnx": "hlo_mlc.interop.onnx_models",
+    "from_torch": "hlo_mlc.interop.pytorch",
     "load": "hlo_mlc.interop.load",
     "enabled": "hlo_mlc.interop.routing",
     "install": "hlo_mlc.interop.routing",

@@ -14,7 +14,13 @@ from rich.table import Table
 import hlo_mlc_bench.results as results_file
 from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring, parameters
-from hlo_mlc.cli.function import arguments, check_traceable, read_arrays, resolve
+from hlo_mlc.cli.function import (
+    arguments,
+    check_traceable,
+    is_function,
+    read_arrays,
+    resolve,
+)
 from hlo_mlc.cli.peers import compare
 from hlo_mlc.interop.comparing import FunctionComparison
 from hlo_mlc.interop.comparing import compare as compare_function
@@ -72,11 +78,12 @@ def bench(
     """Runs benchmarks, all or those of the given NAMES, against jax.jit.
 
     Results are checked before anything is timed; a wrong one gives exit status 1. A name like
-    MODULE:FUNCTION is a function of yours: it is timed with our kernels and by jax.jit in turns,
-    and both are held against f64. Its arguments come from --arg-file, --arg, or the function's
-    attribute `example_args`; where there are types only, values are made up.
+    MODULE:FUNCTION, or MODEL.onnx, is a function of yours: it is timed with our kernels and by
+    jax.jit in turns, and both are held against f64. Its arguments come from --arg-file, --arg, the
+    function's attribute `example_args`, or the model; where there are types only, values are made
+    up.
     """
-    if functions := [name for name in names if ":" in name]:
+    if functions := [name for name in names if is_function(name)]:
         if len(names) > 1 or groups or neighbours or list_only or peers or resume:
             raise UsageError(f"{functions[0]} is a function, which is measured by itself: it takes "
                              "--arg, --arg-file, --choose, --rounds, --x64 and --json")

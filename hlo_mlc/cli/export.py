@@ -11,7 +11,7 @@ import jax
 from hlo_mlc import entry, export_c, mlc_jit
 from hlo_mlc import export as export_functions
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
+from hlo_mlc.cli.function import arguments, check_traceable, entry_name, is_file, resolve
 from hlo_mlc.support.errors import UsageError
 
 
@@ -61,11 +61,13 @@ def export(
     choose: str,
     x64: bool,
 ) -> None:
-    """Compiles each PROGRAM, a function given as MODULE:FUNCTION, ahead of time into one file.
+    """Compiles each PROGRAM, a function given as MODULE:FUNCTION or an ONNX model, MODEL.onnx,
+    ahead of time into one file.
 
-    Its arguments come from --arg, or from the function's attribute `example_args`. `hlo-mlc inspect
-    FILE` shows what is in the file. Load only files whose authors you trust: they hold machine
-    code. A C library needs neither Python nor JAX; our kernels have to cover the function.
+    Its arguments come from --arg, from the function's attribute `example_args`, or from the model.
+    `hlo-mlc inspect FILE` shows what is in the file. Load only files whose authors you trust: they
+    hold machine code. A C library needs neither Python nor JAX; our kernels have to cover the
+    function.
     """
     if len(programs) > 1 and given:
         raise UsageError("The arguments of several functions come from their `example_args`")
@@ -105,7 +107,7 @@ def _entries(programs: tuple[str, ...], functions: list[tuple[Any, tuple[Any, ..
     for program, (function, args) in zip(programs, functions, strict=True):
         ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
             function, choose=choose)
-        name = program.rpartition(":")[2].rpartition(".")[2]
+        name = entry_name(program)
         if name in entries:
             raise UsageError(f"Two functions are called {name!r}: hlo_mlc.export takes a name for "
                              "each")

@@ -18,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
-from hlo_mlc.support.errors import UsageError, did_you_mean
+from hlo_mlc.interop.onnx_models import from_onnx
+from hlo_mlc.support.errors import UnsupportedOpError, UsageError, did_you_mean
 
 _SIZE = r"(\d+|[A-Za-z_]\w*)"
 _ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
+_ONNX = ".onnx"
 _SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo", ".mlc")
 
 _DTYPES = {
@@ -93,10 +95,13 @@ def read_arrays(paths: Sequence[Path]) -> tuple[np.ndarray, ...]:
 
 
 def is_file(program: str) -> bool:
-    """Whether what is typed means a file, rather than MODULE:FUNCTION.
+    """Whether what is typed means a file with a module, rather than MODULE:FUNCTION or an ONNX
+    model, which are functions of JAX.
 
     Raises: UsageError for the name of a file that is not there, or that holds no module.
     """
+    if program.endswith(_ONNX):
+        return False
     if Path(program).is_file():
         _check_content(Path(program))
         return True
@@ -126,10 +131,13 @@ def _check_content(path: Path) -> None:
 
 def resolve(text: str) -> Callable[..., Any]:
     """`package.module:name` or `file.py:name` -> the function, with the current folder (or the
-    file's) searched first for what is imported.
+    file's) searched first for what is imported; `model.onnx` -> the function that it is.
 
-    Raises: UsageError when the module cannot be imported or has no such function.
+    Raises: UsageError when the module cannot be imported or has no such function; what `from_onnx`
+    raises.
     """
+    if text.endswith(_ONNX):
+        return from_onnx(text)
     module_name, _, path = text.rpartition(":")
     if not module_name or not path:
         raise UsageError(f"There is no file {text!r}, and a function is given as MODULE:FUNCTION")
@@ -185,6 +193,18 @@ def _search_first(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
+def is_function(text: str) -> bool:
+    """Whether a name can only mean a function: MODULE:FUNCTION, or an ONNX model."""
+    return ":" in text or text.endswith(_ONNX)
+
+
+def entry_name(text: str) -> str:
+    """What a function is called in a file of several: its own name, or its model's."""
+    if text.endswith(_ONNX):
+        return Path(text).stem
+    return text.rpartition(":")[2].rpartition(".")[2]
+
+
 def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]) -> None:
     """Makes sure that JAX can trace the function with these arguments.
 
@@ -192,6 +212,8 @@ def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]
     """
     try:
         jax.eval_shape(function, *args)
+    except UnsupportedOpError:  # of ours: an operator of a model
+        raise
     except Exception as error:  # the function is the user's code, which may raise anything
         first_line = (str(error).splitlines() or [""])[0]
         raise UsageError(

@@ -48,10 +48,10 @@ def inspect(
 ) -> None:
     """Explains what of PROGRAM runs in our kernels, and why the rest does not.
 
-    PROGRAM is a file with a StableHLO module (text, bytecode or portable artifact), or
-    MODULE:FUNCTION, a function in a Python module. Its arguments come from --arg, or from the
-    function's attribute `example_args`. Of a file that `hlo-mlc export` wrote it shows what is in
-    it, without running any of it.
+    PROGRAM is a file with a StableHLO module (text, bytecode or portable artifact), an ONNX model,
+    MODEL.onnx, or MODULE:FUNCTION, a function in a Python module. Its arguments come from --arg,
+    from the function's attribute `example_args`, or from the model. Of a file that `hlo-mlc export`
+    wrote it shows what is in it, without running any of it.
     """
     if is_archive(Path(program)):
         click.echo(describe(program))

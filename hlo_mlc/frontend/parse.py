@@ -6,6 +6,8 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.frontend.types import is_resource, read_literal, read_type, write_literal
 from hlo_mlc.support.errors import FrontendError
 
 _BYTECODE_MAGIC = b"ML\xefR"
@@ -25,13 +27,39 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
         try:
             if isinstance(source, bytes) and _is_portable_artifact(source):
                 return stablehlo.deserialize_portable_artifact(context, source)
-            return ir.Module.parse(source)
+            module = ir.Module.parse(source)
+            _write_constants_alike(module)
+            return module
         except (ir.MLIRError, ValueError) as error:
             diagnostic = " ".join(str(error).split())
             raise FrontendError(
                 f"expected a StableHLO module, got {_describe(source)} that MLIR rejects: "
                 f"{diagnostic}"
             ) from error
+
+
+def _write_constants_alike(module: ir.Module) -> None:
+    """Constants of MLIR's own, and those whose values stand below the module, as JAX writes them:
+    PyTorch's exporter has both, and XLA takes neither."""
+    found: list[tuple[ir.Operation, TensorType | None]] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name in ("stablehlo.constant", "arith.constant"):
+            tensor = read_type(operation.results[0].type, "")
+            if operation.name == "arith.constant" or is_resource(operation):
+                found.append((operation, tensor))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for constant, tensor in found:
+        if tensor is None:
+            continue
+        with constant.location, ir.InsertionPoint(constant):
+            value = write_literal(read_literal(constant, tensor), tensor.dtype)
+            alike = ir.Operation.create("stablehlo.constant", [constant.results[0].type],
+                                        attributes={"value": value})
+        constant.results[0].replace_all_uses_with(alike.result)
+        constant.erase()
 
 
 def _is_portable_artifact(source: bytes) -> bool:

@@ -14,7 +14,7 @@ from hlo_mlc.expr.dtypes import DType, Kind, TensorType
 _ELEMENTS = {t.name: t for t in dtypes.ALL}
 
 _DENSE = "value = dense<", "> : tensor<"
-_RESOURCE = re.compile(r"value = dense_resource<(\w+)>")
+_RESOURCE = re.compile(r'value = dense_resource<(?P<name>"[^"]*"|[^>]+)>')
 _NUMBER = re.compile(r"0x[0-9A-Fa-f]+|[-+0-9][-+.0-9eE]*")
 # A resource's blob begins with its alignment as a 32-bit integer.
 _RESOURCE_HEADER_BYTES = 4
@@ -65,6 +65,12 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     return literal
 
 
+def is_resource(constant: ir.Operation) -> bool:
+    """Whether the values of a constant stand below its module."""
+    return _RESOURCE.search(constant.get_asm(print_generic_op_form=True, large_elements_limit=1)
+                            ) is not None
+
+
 def literal_identity(constant: ir.Operation) -> Hashable:
     """What two constants of one context have in common only if they are equal."""
     try:
@@ -92,7 +98,7 @@ def _from_text(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     text = constant.get_asm(print_generic_op_form=True)
     numpy_type = tensor.dtype.numpy
     if resource := _RESOURCE.search(text):
-        return np.frombuffer(_resource_bytes(constant, resource[1]), numpy_type).reshape(
+        return np.frombuffer(_resource_bytes(constant, resource["name"]), numpy_type).reshape(
             tensor.shape
         )
     before, _, rest = text.partition(_DENSE[0])
@@ -128,7 +134,7 @@ def _resource_bytes(constant: ir.Operation, name: str) -> bytes:
         holder = ir.Module.create()
         constant.clone(ir.InsertionPoint(holder.body))
         text = str(holder)
-    blob = re.search(rf'\b{name}: "0x([0-9A-Fa-f]*)"', text)
+    blob = re.search(rf'(?<!\S){re.escape(name)}: "0x([0-9A-Fa-f]*)"', text)
     if blob is None:
         raise ValueError(f"resource {name} has no payload")
     return bytes.fromhex(blob[1])[_RESOURCE_HEADER_BYTES:]

@@ -72,7 +72,8 @@ class _Compiled:
 
 
 class StablehloFunction:
-    """A compiled StableHLO function: takes NumPy or JAX arrays, returns a tuple of JAX arrays."""
+    """A compiled StableHLO function: takes NumPy or JAX arrays, or others that DLPack lends without
+    a copy, and returns a tuple of JAX arrays."""
 
     def __init__(self, module: ir.Module, name: str, options: Options) -> None:
         self._module = module
@@ -99,6 +100,7 @@ class StablehloFunction:
 
         Raises: UsageError if the arrays are not what the function takes.
         """
+        arrays = tuple(map(_taken, arrays))
         self._check(arrays)
         if any(isinstance(array, jax.core.Tracer) for array in arrays):
             return self._traced(*arrays)
@@ -275,6 +277,19 @@ class StablehloFunction:
                 + ", ".join(map(str, results)),
             )
         return module
+
+
+def _taken(array: Any) -> Any:
+    """What somebody else's array is to JAX: the same memory, where it can be."""
+    if isinstance(array, np.ndarray | np.generic | jax.Array) or not hasattr(array, "__dlpack__"):
+        return array
+    if getattr(array, "requires_grad", False):
+        array = array.detach()
+    try:
+        return np.from_dlpack(array)
+    except (BufferError, RuntimeError, TypeError):  # of a type that NumPy has not, such as bf16
+        # JAX reads what is not in rows as if it were.
+        return jax.dlpack.from_dlpack(getattr(array, "contiguous", lambda: array)())
 
 
 def _read(module: str | bytes | os.PathLike[str]) -> str | bytes:

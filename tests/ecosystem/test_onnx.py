@@ -1,0 +1,238 @@
+"""`from_onnx`: models and operators against ONNX's own reference, and what it says of others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import hlo_mlc
+from hlo_mlc.cli import main
+from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("jaxonnxruntime")
+reference = pytest.importorskip("onnx.reference")
+helper = onnx.helper
+
+RNG = np.random.default_rng(3)
+
+
+def floats(*shape: int) -> np.ndarray:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def model(nodes: Sequence[Any], inputs: Mapping[str, np.ndarray], outputs: Sequence[str],
+          weights: Mapping[str, np.ndarray] | None = None, opset: int = 17,
+          sizes: Mapping[str, Sequence[int | str]] | None = None) -> Any:
+    """A checked model; `sizes` are the shapes of inputs that are not those of the arrays."""
+    def described(name: str, array: np.ndarray) -> Any:
+        kind = helper.np_dtype_to_tensor_dtype(array.dtype)
+        return helper.make_tensor_value_info(name, kind, (sizes or {}).get(name, array.shape))
+
+    graph = helper.make_graph(
+        list(nodes), "network", [described(*item) for item in inputs.items()],
+        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+    return onnx.shape_inference.infer_shapes(made, check_type=True)
+
+
+def check(made: Any, inputs: Mapping[str, np.ndarray], least: float = 0.9) -> Any:
+    """Ours gives what ONNX's reference gives, from kernels of ours."""
+    expected = reference.ReferenceEvaluator(made).run(None, dict(inputs))
+    ours = hlo_mlc.from_onnx(made, choose="ours")
+    found = ours(*inputs.values())
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5)
+    report = ours.report(*inputs.values())
+    assert report.coverage >= least, report.explain()
+    return ours
+
+
+def convolutional() -> tuple[Any, Mapping[str, np.ndarray]]:
+    """A residual network: what ResNet, MobileNet and SqueezeNet consist of."""
+    make = helper.make_node
+    weights = {"w1": floats(8, 3, 3, 3), "w2": floats(8, 1, 3, 3), "w3": floats(8, 8, 1, 1),
+               "scale": floats(8), "bias": floats(8), "mean": floats(8),
+               "var": np.abs(floats(8)) + 0.5, "w4": floats(16, 5), "b4": floats(5)}
+    nodes = [
+        make("Conv", ["x", "w1"], ["c1"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        make("BatchNormalization", ["c1", "scale", "bias", "mean", "var"], ["n1"]),
+        make("Relu", ["n1"], ["r1"]),
+        make("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], group=8),
+        make("HardSwish", ["c2"], ["h2"]),
+        make("Conv", ["h2", "w3"], ["c3"]),
+        make("Add", ["c3", "r1"], ["a"]),
+        make("MaxPool", ["a"], ["m"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        make("AveragePool", ["a"], ["v"], kernel_shape=[2, 2], strides=[2, 2]),
+        make("Concat", ["m", "v"], ["k"], axis=1),
+        make("GlobalAveragePool", ["k"], ["g"]), make("Flatten", ["g"], ["f"]),
+        make("Gemm", ["f", "w4", "b4"], ["y"]), make("Softmax", ["y"], ["out"], axis=-1)]
+    inputs = {"x": floats(2, 3, 16, 16)}
+    return model(nodes, inputs, ["out"], weights), inputs
+
+
+def transformer() -> tuple[Any, Mapping[str, np.ndarray]]:
+    """A block of BERT: embedding, attention with a mask, normalization, GELU."""
+    make = helper.make_node
+    weights = {"table": floats(50, 16), "wq": floats(16, 16), "wk": floats(16, 16),
+               "wv": floats(16, 16), "g": floats(16), "b": floats(16), "w1": floats(16, 32),
+               "w2": floats(32, 16), "heads": np.array([2, 6, 2, 8]), "flat": np.array([2, 6, 16]),
+               "root": np.float32(8 ** -0.5), "low": np.float32(-1e9), "zero": np.float32(0)}
+    nodes = [make("Gather", ["table", "ids"], ["e"])]
+    for name in "qkv":
+        nodes += [make("MatMul", ["e", f"w{name}"], [f"{name}0"]),
+                  make("Reshape", [f"{name}0", "heads"], [f"{name}1"]),
+                  make("Transpose", [f"{name}1"], [name], perm=[0, 2, 1, 3])]
+    nodes += [
+        make("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]), make("MatMul", ["q", "kt"], ["s0"]),
+        make("Mul", ["s0", "root"], ["s1"]), make("Where", ["mask", "s1", "low"], ["s"]),
+        make("Softmax", ["s"], ["p"], axis=-1), make("MatMul", ["p", "v"], ["o0"]),
+        make("Transpose", ["o0"], ["o1"], perm=[0, 2, 1, 3]),
+        make("Reshape", ["o1", "flat"], ["o"]), make("Add", ["o", "e"], ["a"]),
+        make("LayerNormalization", ["a", "g", "b"], ["n"]), make("MatMul", ["n", "w1"], ["h0"]),
+        make("Gelu", ["h0"], ["h"]), make("MatMul", ["h", "w2"], ["out"])]
+    inputs = {"ids": RNG.integers(0, 50, (2, 6)).astype(np.int32),
+              "mask": RNG.random((2, 1, 6, 6)) < 0.8}
+    return model(nodes, inputs, ["out"], weights, opset=20), inputs
+
+
+@pytest.mark.parametrize("make", [convolutional, transformer], ids=lambda make: make.__name__)
+def test_models(make: Any) -> None:
+    made, inputs = make()
+    ours = check(made, inputs)
+    assert [tuple(a.shape) for a in ours.example_args] == [a.shape for a in inputs.values()]
+
+
+X = floats(2, 8, 6, 4)
+SEQUENCE = floats(5, 3, 4)
+OPERATORS: Mapping[str, tuple[Sequence[np.ndarray], Mapping[str, Any]]] = {
+    "ConvTranspose": ((X, floats(8, 3, 3, 2)), {"strides": [2, 1], "pads": [1, 0, 0, 1],
+                                                "output_padding": [1, 0]}),
+    "CumSum": ((X, np.array(1)), {"reverse": 1, "exclusive": 1}),
+    "DepthToSpace": ((X,), {"blocksize": 2, "mode": "CRD"}),
+    "Elu": ((X,), {"alpha": 0.7}), "Floor": ((X * 4,), {}),
+    "GatherND": ((X, RNG.integers(0, 6, (2, 3, 2))), {"batch_dims": 1}),
+    "GlobalMaxPool": ((X,), {}), "Greater": ((X, floats(6, 4)), {}),
+    "GreaterOrEqual": ((X, X), {}), "HardSigmoid": ((X * 4,), {"alpha": 0.3}),
+    "HardSwish": ((X * 4,), {}), "InstanceNormalization": ((X, floats(8), floats(8)), {}),
+    "IsNaN": ((np.where(X > 1, np.nan, X).astype(np.float32),), {}),
+    "LayerNormalization": ((X, floats(6, 4), floats(6, 4)), {"axis": -2, "epsilon": 1e-3}),
+    "Mean": ((X, X * 2, floats(2, 8, 6, 4)), {}), "Mod": ((X, X[::-1].copy()), {"fmod": 1}),
+    "ReduceL1": ((X,), {"axes": [1, 2]}), "ReduceL2": ((X,), {"axes": [-1], "keepdims": 0}),
+    "ReduceLogSumExp": ((X,), {"axes": [1]}), "ReduceMin": ((X,), {}),
+    "ReduceProd": ((X,), {"axes": [3]}), "ReduceSumSquare": ((X,), {"axes": [0, 3]}),
+    "Round": ((X * 4,), {}),
+    "ScatterND": ((X, RNG.permutation(16).reshape(8, 2)[:3] % [2, 8],
+                   floats(3, 6, 4)), {"reduction": "add"}),
+    "Sign": ((X,), {}), "Softsign": ((X,), {}), "SpaceToDepth": ((X,), {"blocksize": 2}),
+    "Tile": ((X, np.array([1, 2, 1, 3])), {}), "Xor": ((X > 0, X > 0.5), {}),
+    "LSTM": ((SEQUENCE, floats(1, 24, 4), floats(1, 24, 6), floats(1, 48)), {"hidden_size": 6}),
+    "GRU": ((SEQUENCE, floats(1, 18, 4), floats(1, 18, 6), floats(1, 36)),
+            {"hidden_size": 6, "linear_before_reset": 1}),
+}
+_DATA = {"ConvTranspose": 1, "CumSum": 1, "GatherND": 1, "Tile": 1, "ScatterND": 1, "LSTM": 1,
+         "GRU": 1, "LayerNormalization": 1, "InstanceNormalization": 1}  # the rest are weights
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_operators(op: str) -> None:
+    arrays, attributes = OPERATORS[op]
+    names = [f"x{n}" for n in range(len(arrays))]
+    outputs = {"LSTM": ["y", "h", "c"], "GRU": ["y", "h"]}.get(op, ["y"])
+    count = _DATA.get(op, len(arrays))
+    inputs = dict(zip(names[:count], arrays[:count], strict=True))
+    made = model([helper.make_node(op, names, outputs, **attributes)], inputs, outputs,
+                 dict(zip(names[count:], arrays[count:], strict=True)))
+    check(made, inputs, least=0.5)
+
+
+def test_groups_of_a_transposed_convolution() -> None:
+    """ONNX's reference fails with groups: each is a convolution of its own."""
+    w = floats(8, 3, 3, 2)
+
+    def convolved(x: np.ndarray, w: np.ndarray, group: int) -> np.ndarray:
+        made = model([helper.make_node("ConvTranspose", ["x", "w"], ["y"], group=group,
+                                       strides=[2, 1])], {"x": x}, ["y"], {"w": w})
+        return np.asarray(hlo_mlc.from_onnx(made, choose="ours")(x)[0])
+
+    apart = [convolved(X[:, n:n + 4], w[n:n + 4], 1) for n in (0, 4)]
+    np.testing.assert_allclose(convolved(X, w, 2), np.concatenate(apart, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_gelu_and_mish() -> None:
+    for op, attributes, opset in (("Gelu", {"approximate": "tanh"}, 20), ("Mish", {}, 18)):
+        made = model([helper.make_node(op, ["x"], ["y"], **attributes)], {"x": X}, ["y"],
+                     opset=opset)
+        check(made, {"x": X})
+
+
+@pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
+def test_recurrent_layers_in_other_directions(direction: str) -> None:
+    """ONNX's reference has only one direction: each is a run of its own, over reversed rows."""
+    both = 2 if direction == "bidirectional" else 1
+    w, r, b = floats(both, 24, 4), floats(both, 24, 6), floats(both, 48)
+    made = model([helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=6,
+                                   direction=direction)], {"x": SEQUENCE}, ["y"],
+                 {"w": w, "r": r, "b": b})
+    (found,) = hlo_mlc.from_onnx(made, choose="ours")(SEQUENCE)
+    for d in range(both):
+        backwards = direction == "reverse" or d == 1
+        rows = SEQUENCE[::-1].copy() if backwards else SEQUENCE
+        one = model([helper.make_node("LSTM", ["x", "w", "r", "b"], ["y"], hidden_size=6)],
+                    {"x": rows}, ["y"], {"w": w[d:d + 1], "r": r[d:d + 1], "b": b[d:d + 1]})
+        (expected,) = reference.ReferenceEvaluator(one).run(None, {"x": rows})
+        expected = expected[::-1] if backwards else expected
+        np.testing.assert_allclose(found[:, d], expected[:, 0], rtol=1e-4, atol=1e-5)
+
+
+def test_sizes_that_are_free() -> None:
+    made = model([helper.make_node("Softmax", ["x"], ["y"])], {"x": floats(4, 7)}, ["y"],
+                 sizes={"x": ["batch", 7]})
+    ours = hlo_mlc.from_onnx(made, choose="ours")
+    assert not hasattr(ours, "example_args") and "x[batch, 7]" in ours.origin.fun.__doc__
+    for rows in (1, 4, 9):
+        x = floats(rows, 7)
+        np.testing.assert_allclose(ours(x)[0], jax.nn.softmax(x), rtol=1e-5)
+    with pytest.raises(UsageError, match="takes 1 arguments"):
+        ours(x, x)
+
+
+def test_an_operator_that_nobody_imports() -> None:
+    made = model([helper.make_node("Relu", ["x"], ["r"]),
+                  helper.make_node("NonMaxSuppression", ["r", "s"], ["y"], name="suppress")],
+                 {"x": floats(1, 5, 4), "s": floats(1, 2, 5)}, ["y"])
+    with pytest.raises(UnsupportedOpError, match=r"NonMaxSuppression.*node 'suppress'"):
+        hlo_mlc.from_onnx(made)
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no file"):
+        hlo_mlc.from_onnx(tmp_path / "none.onnx")
+    (tmp_path / "some.onnx").write_bytes(b"not a model")
+    with pytest.raises(FrontendError, match="no valid ONNX model"):
+        hlo_mlc.from_onnx(tmp_path / "some.onnx")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    made, _ = convolutional()
+    path = tmp_path / "network.onnx"
+    onnx.save(made, path)
+    shown = CliRunner().invoke(main, ["inspect", str(path), "--choose", "ours"])
+    assert shown.exit_code == 0 and "conv" in shown.output
+    timed = CliRunner().invoke(main, ["bench", str(path), "--choose", "ours", "--rounds", "2"])
+    assert timed.exit_code == 0 and "jax.jit / ours" in timed.output
+    file = tmp_path / "network.mlc"
+    written = CliRunner().invoke(main, ["export", str(path), "-o", str(file)])
+    assert written.exit_code == 0, written.output
+    x = floats(2, 3, 16, 16)
+    loaded = hlo_mlc.load(file)
+    np.testing.assert_allclose(loaded.call(x)[0] if hasattr(loaded, "call") else loaded(x)[0],
+                               hlo_mlc.from_onnx(path)(x)[0], rtol=1e-4, atol=1e-5)
