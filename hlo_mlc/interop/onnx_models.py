@@ -18,7 +18,6 @@ from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.onnx_operators import OPERATORS, Prepared
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 
-SUFFIX = ".onnx"
 _SAME = ("", "ai.onnx")  # names of the standard set of operators
 
 

@@ -87,19 +87,6 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
     return resize(function, Value(text, work, lanes, depth, reads), element)
 
 
-def stepping(function: Function, base: Value, offset: int, step: int, lanes: int,
-             small: bool) -> Value:
-    """base + offset + step * lane."""
-    element = _SMALL if small else _WIDE
-    literal = types.iota(element, lanes, step, offset)
-    if base.text == "0":
-        return Value(literal, element, lanes)
-    shared = function.widen(resize(function, base, element), lanes)
-    text = function.at(base.depth).define(
-        f"add {types.vector(element, lanes)} {shared}, {literal}")
-    return Value(text, element, lanes, base.depth, base.reads)
-
-
 def _same_width(function: Function, args: Sequence[Value], nodes: Sequence[Expr] = ()
                 ) -> tuple[Value, Value, str]:
     """Two values in one width: the smaller one if both have it, or are `nodes` that fit in it."""

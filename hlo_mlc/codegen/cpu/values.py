@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from hlo_mlc.codegen.cpu import indices, scalar, types
 from hlo_mlc.codegen.cpu.function import NO_READS, Block, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
-from hlo_mlc.expr import index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
@@ -131,25 +130,6 @@ class Writer:
         self.captured.append(value)
         text = prepare(f"load {value.element}, ptr {slot}, align 8, !invariant.load !0")
         return Value(text, value.element)
-
-    def _stepping(self, node: Expr) -> Value | None:
-        """An index that grows evenly from lane to lane: what all lanes share, plus a literal."""
-        function = self.function
-        lane = function.lane
-        if lane is None or node.dtype is not INDEX or not isinstance(node, Apply) \
-                or node.op != "add" or lane.var not in node.free:
-            return None
-        terms, offset = index.affine(node)
-        step, shared = terms.get(lane.var, 0), {}
-        for atom, factor in terms.items():
-            if atom in function.constants:
-                offset += factor * function.constants[atom]
-            elif atom is not lane.var:
-                if lane.var in atom.free:
-                    return None
-                shared[atom] = factor
-        base = self.value(index.from_affine(shared, 0))
-        return indices.stepping(function, base, offset, step, lane.width, indices.fits_small(node))
 
     def _write(self, node: Expr, args: list[Value]) -> Value:
         """Code for `node`, whose operands are `args` if they are computed in any case."""
