@@ -167,6 +167,60 @@ def _conv_transpose(attributes: Attributes, inputs: Sequence[Any]) -> Operator:
     return function
 
 
+_PLACES: Mapping[str, Callable[[np.ndarray, int, int, float], np.ndarray]] = {
+    "half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5,
+    "pytorch_half_pixel": lambda at, old, new, scale: (at + 0.5) / scale - 0.5 if new > 1
+    else at * 0,
+    "asymmetric": lambda at, old, new, scale: at / scale,
+    "align_corners": lambda at, old, new, scale: at * (old - 1) / max(new - 1, 1),
+}
+_NEAREST: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda at: np.ceil(at - 0.5),
+    "round_prefer_ceil": lambda at: np.floor(at + 0.5),
+    "floor": np.floor, "ceil": np.ceil,
+}
+
+
+def _resize(attributes: Attributes, inputs: Sequence[Any]) -> Operator:
+    """Axis by axis: which elements lie next to each new one, and how near."""
+    def named(name: str, default: str) -> str:
+        value = attributes.get(name, default)
+        return value.decode() if isinstance(value, bytes) else value
+
+    place = named("coordinate_transformation_mode", "half_pixel")
+    mode, rounding = named("mode", "nearest"), named("nearest_mode", "round_prefer_floor")
+    usual = (None, 0, "stretch", b"stretch")
+    unusual = [name for name in ("axes", "antialias", "exclude_outside", "keep_aspect_ratio_policy")
+               if attributes.get(name) not in usual]
+    if mode not in ("nearest", "linear") or place not in _PLACES or unusual:
+        what = ", ".join(unusual) or f"mode {mode}, {place}"
+        raise NotImplementedError(f"Resize with {what}")
+    shape = np.shape(inputs[0])
+    if len(inputs) > 3 and inputs[3] is not None:
+        sizes = tuple(int(size) for size in inputs[3])
+        scales = tuple(new / old for new, old in zip(sizes, shape, strict=True))
+    else:
+        scales = tuple(float(scale) for scale in inputs[2])
+        sizes = tuple(int(old * scale) for old, scale in zip(shape, scales, strict=True))
+
+    def function(x: jax.Array, *_: Any) -> jax.Array:
+        for axis, (old, new, scale) in enumerate(zip(shape, sizes, scales, strict=True)):
+            if scale == 1:
+                continue
+            at = _PLACES[place](np.arange(new), old, new, scale)
+            if mode == "nearest":
+                index = np.clip(_NEAREST[rounding](at), 0, old - 1).astype(np.int32)
+                x = jnp.take(x, index, axis)
+                continue
+            low = np.floor(at)
+            share = (at - low).astype(x.dtype).reshape(-1, *(1,) * (len(shape) - axis - 1))
+            before, after = (np.clip(low + step, 0, old - 1).astype(np.int32) for step in (0, 1))
+            x = jnp.take(x, before, axis) * (1 - share) + jnp.take(x, after, axis) * share
+        return x
+
+    return function
+
+
 def _lstm(attributes: Attributes, inputs: Sequence[Any]) -> Operator:
     """Gates in the order i, o, f, c; without peepholes and lengths of their own."""
     both = _directions(attributes, inputs, most=6)
@@ -270,6 +324,7 @@ OPERATORS: Mapping[str, Prepared] = {
     "ReduceMin": _reduction(jnp.min),
     "ReduceProd": _reduction(jnp.prod),
     "ReduceSumSquare": _reduction(lambda x, **axes: jnp.square(x).sum(**axes)),
+    "Resize": _resize,
     "Round": _plain(jnp.round),
     "ScatterND": _scatter_nd,
     "Sign": _plain(jnp.sign),

@@ -154,6 +154,30 @@ def test_operators(op: str) -> None:
     check(made, inputs, least=0.5)
 
 
+@pytest.mark.parametrize("attributes", [
+    {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+    {"mode": "nearest"},
+    {"mode": "nearest", "nearest_mode": "round_prefer_ceil"},
+    {"mode": "linear"},
+    {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"},
+], ids=lambda attributes: "-".join(attributes.values()))
+@pytest.mark.parametrize("how", ["scales", "sizes"])
+def test_resizing(attributes: Mapping[str, str], how: str) -> None:
+    given = {"scales": {"s": np.array([1, 1, 2, 1.5], np.float32)},
+             "sizes": {"n": np.array([2, 8, 9, 3])}}[how]
+    names = ["x", "", "s"] if how == "scales" else ["x", "", "", "n"]
+    check(model([helper.make_node("Resize", names, ["y"], **attributes)], {"x": X}, ["y"], given),
+          {"x": X}, least=0.5)
+
+
+def test_a_resizing_that_nobody_imports() -> None:
+    made = model([helper.make_node("Resize", ["x", "", "s"], ["y"], mode="cubic")], {"x": X}, ["y"],
+                 {"s": np.array([1, 1, 2, 2], np.float32)})
+    with pytest.raises(UnsupportedOpError, match="Resize with mode cubic"):
+        hlo_mlc.from_onnx(made)(X)
+
+
 def test_groups_of_a_transposed_convolution() -> None:
     """ONNX's reference fails with groups: each is a convolution of its own."""
     w = floats(8, 3, 3, 2)
