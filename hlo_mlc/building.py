@@ -1,7 +1,8 @@
 """From clusters to callable kernels: scheduled, printed, assembled, or fetched from the cache.
 
-Scheduling and printing are Python's work, assembling is LLVM's: while some kernels are assembled on
-threads of their own, the next one is printed.
+This is the path of a kernel, whatever it is for.  Scheduling and printing are Python's work,
+assembling is a compiler's: while some kernels are assembled on threads of their own, the next one
+is printed.
 """
 
 from __future__ import annotations
@@ -9,19 +10,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import os
-import struct
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
-from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.backends.base import Backend, BuiltKernel, KernelObject, Source
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof, prove
 from hlo_mlc.loops.text import program_text as loops_text
@@ -30,19 +28,17 @@ from hlo_mlc.report import NestReport
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
-from hlo_mlc.runtime.records import Schedules, open_records, target_key
-from hlo_mlc.runtime.variants import KernelCode
+from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.dumps import Recorder, file_name
 from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
-from hlo_mlc.target.cpu import HOST, CpuTarget
-from hlo_mlc.templates.program import Decision, decisions_text
+from hlo_mlc.templates.base import Decision, Named
+from hlo_mlc.templates.program import decisions_text
 from hlo_mlc.tensor.core import Nest
 from hlo_mlc.tensor.text import program_text
-from hlo_mlc.tuning.replay import schedule_as_recorded
 
 # What turns a kernel's meaning into code: a change in any of these makes other objects.
 _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
@@ -53,89 +49,25 @@ _ASSEMBLERS = 2
 _SWITCH_INTERVAL = 1e-4
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
 _MISFITS = 3
-_TAG = b"kernel for CPUs: "
-_LENGTH = struct.Struct("<Q")  # of the description in front of an object
-
-
-@dataclass(frozen=True, slots=True)
-class KernelObject:
-    """A compiled kernel as it is kept on disk: machine code, and how it was made.
-
-    `name` is what people called it where it was first compiled.
-    """
-
-    name: str
-    symbol: str
-    scratch_bytes: int
-    lines: int  # of the LLVM IR that it was made from
-    nests: tuple[NestReport, ...]
-    proof: Proof
-    code: bytes  # a relocatable object file
-
-    def pack(self) -> bytes:
-        """The object as bytes."""
-        about = json.dumps({"symbol": self.symbol, "scratch_bytes": self.scratch_bytes,
-                            "lines": self.lines,
-                            "nests": [asdict(nest) for nest in self.nests],
-                            "guarded": self.proof.guarded}).encode()
-        return b"".join((_TAG, self.name.encode(), b"\n", _LENGTH.pack(len(about)), about,
-                         self.code))
-
-    @classmethod
-    def unpack(cls, data: bytes) -> KernelObject:
-        """The object from its bytes, whose integrity the cache has checked."""
-        named = data.index(b"\n", len(_TAG)) + 1
-        (length,) = _LENGTH.unpack_from(data, named)
-        begin, end = named + _LENGTH.size, named + _LENGTH.size + length
-        about = json.loads(data[begin:end])
-        nests = tuple(NestReport(n["template"], n["parameters"],
-                                 tuple(map(tuple, n["refused"])), n["text"])
-                      for n in about["nests"])
-        return cls(object_name(data), about["symbol"], about["scratch_bytes"], about["lines"],
-                   nests, Proof(tuple(about["guarded"])), data[end:])
-
-
-def object_name(packed: bytes) -> str:
-    """What people call the kernel whose object begins so; "" for what is no object of a kernel for
-    CPUs."""
-    if not packed.startswith(_TAG):
-        return ""
-    return packed[len(_TAG):].partition(b"\n")[0].decode()
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """A kernel as LLVM IR."""
-
-    symbol: str
-    scratch_bytes: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class BuiltKernel:
-    """A kernel that can be called, and how it was made.  It can be called as long as somebody has
-    this, or a loaded program calls it."""
-
-    kernel: Kernel
-    nests: tuple[NestReport, ...]
-    lines: int  # of LLVM IR
-    proof: Proof
-    code: KernelCode
-    lease: variants.Lease
 
 
 @dataclass(frozen=True, slots=True)
 class Building:
-    """The kernels that can be called, why others could not be built, and why others were not, as
-    they would take too long, by fingerprint."""
+    """The kernels that can be called, why others could not be built, and why others are not to be,
+    by fingerprint."""
 
     built: Mapping[str, BuiltKernel]
     failed: Mapping[str, Fault]
-    too_long: Mapping[str, str]
+    refused: Mapping[str, str]
 
 
-_Callable = tuple[KernelObject, KernelCode]
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A kernel's source, None if it is not needed, how long it is, and what is left to do."""
+
+    source: Source | None
+    lines: int
+    work: Callable[[], KernelObject]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,40 +75,24 @@ class _Pending:
     """A kernel that is being assembled, or will be."""
 
     kernel: Kernel
-    source: str
-    future: Future[_Callable]
+    source: Source | None
+    future: Future[tuple[KernelObject, BuiltKernel]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A kernel's source, empty if it is not needed, how long it is, and what makes it callable."""
-
-    source: str
-    lines: int
-    work: Callable[[], _Callable]
-
-
-_Key = tuple[str, CpuTarget, bool]  # a fingerprint, for what, and whether it has checks
+_Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has checks
 _built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
 _building = process_lock()
 _keepers: list[list[BuiltKernel]] = []
 
 
-def variant_of(target: CpuTarget) -> str:
-    """What the ids of kernels for a target end in: programs for this machine and for levels below
-    it may be in one process, and each calls its own code."""
-    level = "" if target.name == HOST else f"-{target.name}"
-    return f"{level}-deterministic" if target.deterministic else level
-
-
-def built_kernel(fingerprint: str, target: CpuTarget, checked: bool) -> BuiltKernel | None:
-    """The kernel with this fingerprint, if this process has compiled it for this target, with
+def built_kernel(fingerprint: str, backend: Backend, checked: bool) -> BuiltKernel | None:
+    """The kernel with this fingerprint, if this process has compiled it for this backend, with
     checks or without, and needs it."""
-    return _built.get((fingerprint, target, checked))
+    return _built.get((fingerprint, backend, checked))
 
 
 def kernel_with_id(kernel_id: str) -> Kernel | None:
-    """The kernel with this id, if this process has compiled it for any target and needs it."""
+    """The kernel with this id, if this process has compiled it for anything and needs it."""
     return next((b.kernel for (known, *_), b in _built.items() if known == kernel_id), None)
 
 
@@ -191,126 +107,135 @@ def keeping() -> Iterator[None]:
         _keepers.remove(kept)
 
 
-def scheduled(kernel: Kernel, options: Options, target: CpuTarget
-              ) -> tuple[LoopProgram, tuple[Decision, ...]]:
+def scheduled(kernel: Kernel, options: Options, backend: Backend
+              ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
     """The loops of a kernel, and the template chosen for each of its nests: as recorded."""
-    return schedule_as_recorded(kernel.program, target, _schedules(kernel, options, target))
+    return backend.schedule(kernel.program, backend.schedules(kernel, options))
 
 
-def _schedules(kernel: Kernel, options: Options, target: CpuTarget) -> Schedules:
-    """What tuning has found for the kernel; nothing where it was not tuned."""
-    known = open_records(options).get(kernel.fingerprint, target_key(target))
-    return {} if known is None else known.schedules
-
-
-def rebuild_kernel(kernel: Kernel, options: Options, target: CpuTarget) -> BuiltKernel:
+def rebuild_kernel(kernel: Kernel, options: Options, backend: Backend) -> BuiltKernel:
     """The kernel as it is recorded by now, also for programs that have it already.
 
     Raises: MlcError for a fault of the compiler.
     """
     with _building:
-        _built.pop((kernel.fingerprint, target, options.check), None)
+        _built.pop((kernel.fingerprint, backend, options.check), None)
     wanted = options.replace(choose="ours")
-    return build_kernels([kernel], wanted, target, Recorder(None)).built[kernel.fingerprint]
+    return build_kernels([kernel], wanted, backend, Recorder(None)).built[kernel.fingerprint]
 
 
-def kernel_object(kernel: Kernel, options: Options, target: CpuTarget) -> KernelObject:
-    """The code of a kernel for any target, which need not run here.
+def kernel_object(kernel: Kernel, options: Options, backend: Backend) -> KernelObject:
+    """The code of a kernel for any target, which need not be here.
 
-    Raises: MlcError for a fault of the compiler.
+    Raises: MlcError for a fault of the compiler, CodegenError where there is no assembler.
     """
-    schedules = _schedules(kernel, options, target)
-    cache, key = object_cache(options), object_key(kernel, target, schedules, options.check)
-    packed = cache.get(key)
-    if packed is not None:
-        return KernelObject.unpack(packed)
-    loops, decisions = schedule_as_recorded(kernel.program, target, schedules)
     with _counted(options) as tally:
-        loops, proof = _proved(loops, tally)
-    source = print_program(loops, target, options.check)
-    return _assembled(kernel, loops, decisions, proof, source, target, cache, key)
+        return _begin(kernel, options, backend, object_cache(options), Recorder(None), tally).work()
 
 
-def kernel_source(kernel: Kernel, options: Options, target: CpuTarget) -> KernelSource:
+def kernel_source(kernel: Kernel, options: Options, backend: Backend) -> Source:
     """A kernel for any target, to be assembled together with others.
 
     Raises: MlcError for a fault of the compiler.
     """
-    loops, _ = scheduled(kernel, options, target)
+    return backend.print(proved_loops(kernel, options, backend), False, sys.maxsize)
+
+
+def proved_loops(kernel: Kernel, options: Options, backend: Backend) -> LoopProgram:
+    """The loops of a kernel as they are printed.
+
+    Raises: MlcError for a fault of the compiler.
+    """
+    loops, _ = scheduled(kernel, options, backend)
     with _counted(options) as tally:
-        loops, _ = _proved(loops, tally)
-    return KernelSource(loops.name, loops.scratch_bytes, print_program(loops, target))
+        return _proved(loops, tally)[0]
 
 
-def build_kernels(kernels: Iterable[Kernel], options: Options, target: CpuTarget,
+def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
                   record: Recorder, most_lines: int = sys.maxsize) -> Building:
     """Generate, or fetch from the cache, every kernel, and make it callable by its fingerprint.
 
     A fault of the compiler costs only the kernel that shows it.  A kernel that would make it more
-    than `most_lines` of LLVM IR is not built, nor are those after the `_MISFITS`th such one; what
+    than `most_lines` of source is not built, nor are those after the `_MISFITS`th such one; what
     is in the cache counts the same, so that a program always gets the same kernels.
 
-    Raises: MlcError for the fault if `options.choose` is "ours".
+    Raises: MlcError for the fault if `options.choose` is "ours"; CodegenError where there is no
+    assembler.
     """
     wanted = {kernel.fingerprint: kernel for kernel in kernels}
     if not wanted:
         return Building({}, {}, {})
-    cache = object_cache(options)
+    backend.require()
+    cache, checked = object_cache(options), _checked(options, backend)
     built: dict[str, BuiltKernel] = {}
     failed: dict[str, Fault] = {}
-    too_long: dict[str, str] = {}
-    remaining = most_lines
+    refused: dict[str, str] = {}
+    remaining, misfits = most_lines, 0
     variants.release_unused()
     with _building, _eager_switching(), _counted(options) as tally, \
             ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
-        announce = functools.cache(lambda: assembler.submit(warm_up, target))  # once
+        announce = functools.cache(lambda: assembler.submit(backend.warm_up))  # once
+
+        def contained(kernel: Kernel) -> Contained:
+            """What fails in here is the kernel's fault alone, unless the user wants ours only."""
+            return Contained(options.choose,
+                             functools.partial(failed.__setitem__, kernel.fingerprint))
+
         for kernel in wanted.values():
-            known = _built.get((kernel.fingerprint, target, options.check))
-            if len(too_long) >= _MISFITS:
-                too_long[kernel.fingerprint] = _too_long(most_lines)
+            fingerprint = kernel.fingerprint
+            known = _built.get((fingerprint, backend, checked))
+            if misfits >= _MISFITS:
+                refused[fingerprint] = _too_long(most_lines)
                 continue
             if known is not None and record.folder is None and known.lines <= remaining:
-                # Others may have come since.
-                variants.publish(kernel.fingerprint + variant_of(target), known.code)
-                built[kernel.fingerprint] = known
+                known.publish()  # others may have come since
+                built[fingerprint] = known
                 remaining -= known.lines
                 continue  # a dump shows all stages every time
-            with _noted(failed, kernel, options):
+            with contained(kernel):
                 try:
-                    begun = _begin(kernel, options, target, cache, record, tally, remaining,
+                    begun = _begin(kernel, options, backend, cache, record, tally, remaining,
                                    announce)
-                except CodeLimitError:
-                    too_long[kernel.fingerprint] = _too_long(most_lines)
+                except backend.refusals as error:
+                    misfits += isinstance(error, CodeLimitError)
+                    refused[fingerprint] = _why_refused(error, most_lines)
                     continue
                 remaining -= begun.lines
-                pending.append(_Pending(kernel, begun.source, assembler.submit(begun.work)))
+                pending.append(_Pending(kernel, begun.source, assembler.submit(
+                    _loaded, backend, kernel, begun.work)))
         for one in pending:
             kernel, name = one.kernel, one.kernel.name
-            with _noted(failed, kernel, options):
-                stored, code = one.future.result()
-                record.stage(f"assemble {name}", f"90-{file_name(name)}.s",
-                             lambda source=one.source: assembly(source, target))
-                kernel_id = kernel.fingerprint + variant_of(target)
-                lease = variants.lease(kernel_id)
-                variants.publish(kernel_id, code)
-                fresh = BuiltKernel(kernel, stored.nests, stored.lines, stored.proof, code, lease)
+            with contained(kernel):
+                try:
+                    made, fresh = one.future.result()
+                except backend.refusals as error:
+                    refused[kernel.fingerprint] = _why_refused(error, most_lines)
+                    continue
+                record.stage(f"assemble {name}", f"90-{file_name(name)}.{backend.suffixes[1]}",
+                             functools.partial(backend.listing, made, one.source))
+                fresh.publish()
                 built[kernel.fingerprint] = fresh
-                _built[kernel.fingerprint, target, options.check] = fresh
+                _built[kernel.fingerprint, backend, checked] = fresh
     for kept in tuple(_keepers):
         kept += built.values()
-    return Building(built, failed, too_long)
+    return Building(built, failed, refused)
+
+
+def _loaded(backend: Backend, kernel: Kernel, work: Callable[[], KernelObject]
+            ) -> tuple[KernelObject, BuiltKernel]:
+    made = work()
+    return made, backend.load(kernel, made)
+
+
+def _why_refused(error: Exception, most_lines: int) -> str:
+    return _too_long(most_lines) if isinstance(error, CodeLimitError) else str(error)
 
 
 def _too_long(most_lines: int) -> str:
     return (f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
             "which take longer to compile than XLA may need for a program of this size; "
             'choose="ours" compiles it')
-
-
-def _noted(failed: dict[str, Fault], kernel: Kernel, options: Options) -> Contained:
-    """What fails in here is noted as the kernel's fault, unless the user wants ours only."""
-    return Contained(options.choose, functools.partial(failed.__setitem__, kernel.fingerprint))
 
 
 @contextlib.contextmanager
@@ -324,32 +249,42 @@ def _eager_switching() -> Iterator[None]:
         sys.setswitchinterval(usual)
 
 
-def _begin(kernel: Kernel, options: Options, target: CpuTarget, cache: ObjectCache,
-           record: Recorder, tally: Counter[str], most_lines: int,
-           announce: Callable[[], object]) -> _Begun:
+def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCache,
+           record: Recorder, tally: Counter[str], most_lines: int = sys.maxsize,
+           announce: Callable[[], object] = lambda: None) -> _Begun:
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
-    schedules = _schedules(kernel, options, target)
-    key = object_key(kernel, target, schedules, options.check)
+    schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
+    key = object_key(kernel, backend, schedules, checked)
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
     name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
-        return _Begun("", stored.lines, functools.partial(_load, stored))
+        return _Begun(None, stored.lines, lambda: stored)
     announce()
     record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
-    loops, decisions = schedule_as_recorded(kernel.program, target, schedules)
+    loops, decisions = backend.schedule(kernel.program, schedules)
     record.attach(f"50-{file}.schedule.txt", lambda: decisions_text(decisions))
     record.stage(f"schedule {name}", f"60-{file}.loops.txt", lambda: loops_text(loops))
     loops, proof = _proved(loops, tally)
     record.stage(f"prove {name}", f"70-{file}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
-    source = print_program(loops, target, options.check, most_lines)
-    record.stage(f"print {name}", f"80-{file}.ll", lambda: source)
-    work = functools.partial(_load, stored) if stored is not None else \
-        lambda: _load(_assembled(kernel, loops, decisions, proof, source, target, cache, key))
-    return _Begun(source, source.count("\n"), work)
+    source = backend.print(loops, checked, most_lines)
+    record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
+    lines = source.text.count("\n")
+
+    def assembled() -> KernelObject:
+        fresh = KernelObject(name, source.symbol, source.scratch_bytes, lines,
+                             tuple(map(nest_report, decisions)), proof, source.assemble())
+        cache.put(key, fresh.pack(backend.machines))
+        return fresh
+
+    return _Begun(source, lines, assembled if stored is None else lambda: stored)
+
+
+def _checked(options: Options, backend: Backend) -> bool:
+    return options.check and backend.has_checks
 
 
 def _proved(loops: LoopProgram, tally: Counter[str]) -> tuple[LoopProgram, Proof]:
@@ -378,25 +313,13 @@ def proofs_here(options: Options) -> Counter[str]:
     return proof_counts(options.cache_dir, _generators())
 
 
-def _assembled(kernel: Kernel, loops: LoopProgram, decisions: Sequence[Decision], proof: Proof,
-               source: str, target: CpuTarget, cache: ObjectCache, key: str) -> KernelObject:
-    """The object of a kernel, which is also put into the cache."""
-    fresh = KernelObject(kernel.name, loops.name, loops.scratch_bytes, source.count("\n"),
-                         tuple(map(nest_report, decisions)), proof, compile_ir(source, target))
-    cache.put(key, fresh.pack())
-    return fresh
-
-
-def _load(stored: KernelObject) -> _Callable:
-    return stored, variants.load_object(stored.code, stored.symbol, stored.scratch_bytes)
-
-
-def object_key(kernel: Kernel, target: CpuTarget, schedules: Schedules, checked: bool) -> str:
+def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool) -> str:
     """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
     has checks, and all that makes code."""
     tuned = sorted((n, name, sorted(p.items())) for n, (name, p) in schedules.items())
     described = KernelObject.__match_args__
-    identity = f"{kernel.fingerprint}\n{target}\n{tuned}\n{checked}\n{described}\n{_generators()}"
+    identity = "\n".join((kernel.fingerprint, backend.identity, str(tuned), str(checked),
+                          str(described), _generators()))
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
@@ -417,7 +340,7 @@ def _generators() -> str:
     return digest.hexdigest()
 
 
-def nest_report(decision: Decision) -> NestReport:
+def nest_report(decision: Decision[Named]) -> NestReport:
     """How one nest is computed, for people."""
     return NestReport(decision.template.name, dict(decision.parameters), decision.refused,
                       _nest_text(decision.nest))

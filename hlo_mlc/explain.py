@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from hlo_mlc.building import BuiltKernel, built_kernel
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import CpuKernel, cpu_backend
+from hlo_mlc.building import built_kernel
 from hlo_mlc.limits import MachineLimits, best_us, machine_limits
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import DEFINITIONS, MOVEMENT, SUMMING
@@ -288,10 +288,11 @@ def measure_kernels(report: Report, options: Options) -> dict[str, KernelTime]:
     times: dict[str, KernelTime] = {}
     limits: MachineLimits | None = None
     for kernel in report.kernels:
-        built = built_kernel(kernel.id, target_of(options), options.check)
-        if built is not None and _is_measurable(kernel):
+        backend = cpu_backend(options)
+        built = built_kernel(kernel.id, backend, options.check)
+        if isinstance(built, CpuKernel) and _is_measurable(kernel):
             limits = limits or machine_limits(options)  # once: a busy machine is measured again
-            times[kernel.id] = _measure(kernel, built, options, limits)
+            times[kernel.id] = _measure(kernel, built, backend.target.cores, limits)
     return times
 
 
@@ -301,12 +302,11 @@ def _is_measurable(kernel: KernelReport) -> bool:
     return not on_gpu and not kernel.data_dependent and size <= _LARGEST_BYTES
 
 
-def _measure(kernel: KernelReport, built: BuiltKernel, options: Options, limits: MachineLimits
+def _measure(kernel: KernelReport, built: CpuKernel, threads: int, limits: MachineLimits
              ) -> KernelTime:
     rng = np.random.default_rng(0)
     operands, results = ([made_up(t.shape, t.dtype.numpy, rng) for t in types]
                          for types in (kernel.operands, kernel.results))
-    threads = target_of(options).cores
     us = best_us(bind_kernel(built.code, operands, results, threads=threads), _SECONDS_EACH)
     least = limits.least_us(kernel.bytes, kernel.contraction_flops)
     return KernelTime(us, least / us)

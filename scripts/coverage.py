@@ -14,11 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from hlo_mlc.backends.cuda import LEFT
 from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
-from hlo_mlc.gpu import LEFT
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.ops.registry import DEFINITIONS, LEFT_TO_XLA, supports
 from hlo_mlc.passes.complex_parts import LONGEST_TRANSFORM, OPS_IN_PARTS, split_complex

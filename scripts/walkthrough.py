@@ -19,6 +19,7 @@ from string import Template
 import jax
 import jax.numpy as jnp
 
+from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
@@ -53,7 +54,7 @@ def dump() -> dict[str, str]:
         module = jax.jit(masked_softmax).lower(*arguments).compiler_ir()
         options = Options(choose="auto", calibrate=False, cache_dir=Path(folder) / "cache",
                           dump_dir=Path(folder) / "dump")
-        compile_module(module, options, target=named(TARGET))
+        compile_module(module, options, backend=CpuBackend(named(TARGET)))
         (run,) = (Path(folder) / "dump").iterdir()
         # Places in the source are named from the project's folder, wherever that is.
         return {path.name[:2]: path.read_text().replace(f"{_ROOT}/", "")

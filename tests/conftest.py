@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 import shutil
+import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,19 +22,22 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir, passmanager
 
+from hlo_mlc.backends.cpu import target_of
+from hlo_mlc.backends.cuda import limits_of
+from hlo_mlc.codegen.c.printer import print_file
+from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cuda.emulation import Emulator
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
-from hlo_mlc.compiler import is_small_unit, target_of
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.gpu import limits_of
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.staged import forget
+from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.ops.registry import evaluate_graph, references
-from hlo_mlc.partition.choose.cost import choose_all
+from hlo_mlc.partition.choose.cost import choose_all, is_small_unit
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
@@ -70,6 +74,8 @@ os.environ["XLA_FLAGS"] = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--emulate", action="store_true", help="check every function's kernels for "
                      "GPUs too, on the emulator: takes some minutes, since g++ compiles them")
+    parser.addoption("--as-c", action="store_true", help="check every function's kernels as C, "
+                     "too: takes some minutes, since cc compiles them")
     parser.addoption("--check", action="store_true", help="compile kernels for CPUs with checks of "
                      "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
     parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
@@ -209,8 +215,10 @@ def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
 
 @pytest.fixture(scope="session")
 def emulated(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray] | None]:
-    """`emulated(function, *args)`: the results by its kernels for GPUs, on the emulator; None for
-    what only XLA can run, and without --emulate."""
+    """`emulated(function, *args)`: the results by its kernels for GPUs, on the emulator, or with
+    --as-c by those in C; None for what only XLA can run, and without --emulate."""
+    if request.config.getoption("--as-c"):
+        return request.getfixturevalue("through_c")
     if not request.config.getoption("--emulate"):
         return lambda function, *args: None
     emulator, cuda_source = map(request.getfixturevalue, ("emulator", "cuda_source"))
@@ -222,6 +230,28 @@ def emulated(request: pytest.FixtureRequest) -> Callable[..., list[np.ndarray] |
         leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(args)]
         try:
             return parts.run(leaves, lambda p, operands: emulator.run(sources[p], p, operands, 7))
+        except UnsupportedOpError:
+            return None
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def through_c(as_c: Callable[..., list[KernelCode]]) -> Callable[..., list[np.ndarray] | None]:
+    """`through_c(function, *args)`: the results by its kernels in C; None for what only XLA can
+    run."""
+    def run(function: Callable, *args: object) -> list[np.ndarray] | None:
+        parts = _take_apart(function, *args)
+        codes = dict(zip(parts.programs, as_c([
+            schedule_program(p, PLANNED)[0] for p in parts.programs]), strict=True))
+
+        def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
+            outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
+            run_kernel(codes[program], [np.ascontiguousarray(a) for a in operands], outputs)
+            return outputs
+
+        try:
+            return parts.run([np.asarray(leaf) for leaf in jax.tree.leaves(args)], execute)
         except UnsupportedOpError:
             return None
 
@@ -409,6 +439,30 @@ def machine_code(request: pytest.FixtureRequest, fenced: Fenced) -> MachineCode:
         _assert_agree(emulator.run(source, program, operands, 7), results)
 
     return MachineCode(fenced, check)
+
+
+@pytest.fixture(scope="session")
+def as_c(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[KernelCode]]:
+    """`as_c(loop programs, *flags)`: the programs as C, compiled without a warning; skips where
+    there is no compiler."""
+    if shutil.which("cc") is None:
+        pytest.skip("cc, a compiler for C, is not installed")
+
+    def make(programs: Sequence[LoopProgram], *flags: str) -> list[KernelCode]:
+        names = [f"kernel{n}" for n in range(len(programs))]
+        functions = [print_c(program, name, is_static=False)
+                     for name, program in zip(names, programs, strict=True)]
+        folder = tmp_path_factory.mktemp("c")
+        source, library = folder / "kernels.c", folder / "kernels.so"
+        source.write_text(print_file("\n".join(functions)))
+        subprocess.run(["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+                        "-o", library, source, "-lm", *(flags or ("-O2",))], check=True)
+        loaded = ctypes.CDLL(library)
+        return [KernelCode(ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value,
+                           program.scratch_bytes, loaded)
+                for name, program in zip(names, programs, strict=True)]
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 # Bottom first: a file may import from floors before its own, and from its own.
 FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
-          "building", "compiler", "gpu", "explain", "interop", "cli", "__main__")
+          "backends", "building", "compiler", "explain", "interop", "cli", "__main__")
 # Those of partition/, bottom first; what its files have in common stands below all of them.
 PARTITION = ("lower", "fuse", "naming", "plan", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in ELEMENTWISE}

@@ -20,7 +20,7 @@ import numpy as np
 from hlo_mlc.codegen.cuda import compile as nvrtc
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.runtime import cuda as runtime
-from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.program import schedule_program, space_of
 from hlo_mlc_bench.gpu_subjects import Function, Subject
 
 # Calls that are queued before the last one is waited for: dispatch hides behind them.
@@ -42,7 +42,7 @@ def choices(subject: Subject, compile_ours: Callable[[Function], Any],
     args = _arguments(subject)
     try:
         kernels = compile_ours(subject.function).kernels(*args)
-        spaces = {k: schedule_program(k.kernel.program, k.target)[1][0].space for k in kernels}
+        spaces = {k: space_of(schedule_program(k.kernel.program, k.target)[1][0]) for k in kernels}
     except Exception as error:  # the others still run
         yield {"name": subject.name, "status": "failed", "message": str(error)[:200]}
         return

@@ -13,8 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from hlo_mlc.building import variant_of
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.interop.comparing import first_call_s
 from hlo_mlc.runtime import variants
 from hlo_mlc.support.options import Options
@@ -127,7 +126,7 @@ def _inspect(compiled: Any, args: tuple[Any, ...]) -> Inspection:
     predicted = report.predicted
     expected = (None, None) if predicted is None else (
         predicted.xla_us / 1e3, predicted.ours_us / 1e3)
-    variant = variant_of(target_of(Options.from_environment()))
+    variant = cpu_backend(Options.from_environment()).variant
     ids = {kernel.id + variant for kernel in report.kernels}
     if not ids:
         return Inspection(0, report.coverage, 0.0, *expected)

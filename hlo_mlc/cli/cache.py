@@ -6,7 +6,7 @@ import datetime
 
 import click
 
-from hlo_mlc.building import object_name
+from hlo_mlc.backends.base import object_name
 from hlo_mlc.interop.choices import choices_folder
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.cache import ObjectCache, object_cache

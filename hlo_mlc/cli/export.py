@@ -21,11 +21,12 @@ from hlo_mlc.support.errors import UsageError
 @click.option(
     "--format",
     "kind",
-    type=click.Choice(["jax", "c"]),
+    type=click.Choice(["jax", "c", "c-source"]),
     default="jax",
     show_default=True,
     help="A file for hlo_mlc.load, or a C library with its header: static (OUTPUT ends in .a, "
-    "which is added if nothing is) or shared (.so).",
+    "which is added if nothing is) or shared (.so); or its source: a folder with OUTPUT's name and "
+    "two files in it.",
 )
 @parameters.argument_types(
     f"{parameters.ARGUMENT_HELP} With names for sizes, as f32[batch,1024], the file is for all of "
@@ -73,11 +74,14 @@ def export(
         raise UsageError("The arguments of several functions come from their `example_args`")
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         functions = [_function(program, given) for program in programs]
-        if kind == "c":
+        if kind != "jax":
             if len(functions) != 1 or len(targets) != 1 or vjp_order:
                 raise UsageError("A C library is for one function and one target, and not for "
                                  "derivatives")
             ((function, args),) = functions
+            if kind == "c-source":
+                output.mkdir(parents=True, exist_ok=True)
+                output /= f"{output.name}.c"
             report = export_c(function, *args, path=output, target=targets[0], embed=embed)
         else:
             report = export_functions(

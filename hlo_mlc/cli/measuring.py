@@ -19,7 +19,7 @@ from rich.text import Text
 
 import hlo_mlc_bench.runner as runner
 from hlo_mlc import mlc_jit
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.calibration import calibrated
 from hlo_mlc.runtime.rates import others_share, remember_rates
 from hlo_mlc.support.options import Options

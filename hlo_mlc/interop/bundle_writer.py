@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hlo_mlc.backends.base import Backend, KernelObject
+from hlo_mlc.backends.cpu import CpuBackend
+from hlo_mlc.backends.cuda import CudaBackend, CudaCode
 from hlo_mlc.building import kernel_object, kernel_with_id
-from hlo_mlc.gpu import build_for_gpu, gpu_kernel
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.report import nest_line
 from hlo_mlc.support.errors import UsageError
@@ -35,11 +37,8 @@ class CpuTargets:
 
         Raises: UsageError for a kernel of another process.
         """
-        kernel = kernel_with_id(kernel_id)
-        if kernel is None:
-            raise _unknown(kernel_id)
-        made = kernel_object(kernel, options.replace(check=False), target)  # as it is to be used
-        return made.code, {"name": kernel.name, "symbol": made.symbol,
+        made = _made(kernel_id, options, CpuBackend(target))
+        return made.code, {"name": made.name, "symbol": made.symbol,
                            "scratch_bytes": made.scratch_bytes,
                            "nests": list(map(nest_line, made.nests))}
 
@@ -74,19 +73,23 @@ class GpuTargets:
         Raises: UsageError for a kernel of another process, or one that takes more scratch memory
         for this target than the program has.
         """
-        lowered = gpu_kernel(kernel_id, self._least)
-        if lowered is None:
-            raise _unknown(kernel_id)
-        made = build_for_gpu(lowered.kernel, options, target)
-        if made.source.scratch_bytes > lowered.source.scratch_bytes:
+        made, lowered = (_made(kernel_id, options, CudaBackend(which))
+                         for which in (target, self._least))
+        if made.scratch_bytes > lowered.scratch_bytes:
             raise UsageError(f"Kernel {kernel_id} takes more scratch memory on {target.name} than "
                              f"on {self._least.name}: export a file for each")
-        return made.compiled.cubin, {
-            "name": made.kernel.name,
-            "functions": list(made.source.functions), "plan": list(made.source.plan),
-            "nests": list(map(nest_line, made.nests)), "resources": list(made.resources)}
+        code = CudaCode.unpack(made.code)
+        return code.compiled.cubin, {
+            "name": made.name,
+            "functions": list(code.source.functions), "plan": list(code.source.plan),
+            "nests": list(map(nest_line, made.nests)), "resources": list(code.resources)}
 
 
-def _unknown(kernel_id: str) -> UsageError:
-    return UsageError(f"The program calls kernel {kernel_id}, which this process did not compile: "
-                      "was the function itself loaded from a file?")
+def _made(kernel_id: str, options: Options, backend: Backend) -> KernelObject:
+    """The code of a kernel as it is to be used, without checks."""
+    kernel = kernel_with_id(kernel_id)
+    if kernel is None:
+        raise UsageError(f"The program calls kernel {kernel_id}, which this process did not "
+                         "compile: was the function itself loaded from a file?")
+    made = kernel_object(kernel, options.replace(check=False), backend)
+    return replace(made, name=kernel.name)  # what people call it here

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.runtime.busyness import BUSY, observed, supersedes

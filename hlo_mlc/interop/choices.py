@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop import devices
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.report import Comparison

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.building import variant_of
+from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.types import write_type
@@ -53,7 +53,7 @@ def kernel_program(source: ir.Module, cluster: Cluster, target: CpuTarget) -> ir
     call = Node(KERNEL_OP, cluster.operands, cluster.results,
                 {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
     return _emitted(Graph(cluster.operands, (call,), cluster.results), source,
-                    variant_of(target))
+                    CpuBackend(target).variant)
 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:

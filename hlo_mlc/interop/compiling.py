@@ -9,12 +9,12 @@ from pathlib import Path
 from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, compile_module
-from hlo_mlc.interop import gpus
 from hlo_mlc.interop.choices import Choice, remembered, settled_path
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.interop.measuring import choose_fastest, register_handler
+from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.report import FAULT_ADVICE, Report
 from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
@@ -86,8 +86,7 @@ def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: 
 def _compile(module: ir.Module, options: Options, entry: str, platform: str) -> CompiledModule:
     if options.choose == "measure":
         return choose_fastest(module, options, entry, platform, _compile)
-    compiled = gpus.compile_here(module, options, entry) if platform == CUDA \
-        else compile_module(module, options, entry=entry)
+    compiled = compile_module(module, options, entry=entry, backend=BACKENDS[platform](options))
     return _checked(module, compiled, entry)
 
 

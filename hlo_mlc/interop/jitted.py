@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, ov
 
 from jax.extend import source_info_util
 
+from hlo_mlc.backends.cuda import GpuKernel
 from hlo_mlc.explain import Explanation
 from hlo_mlc.explain import explain as explain_report
-from hlo_mlc.gpu import GpuKernel
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.call_arguments import Handing
 from hlo_mlc.interop.function import TracedFunction
-from hlo_mlc.interop.gpus import gpu_kernels
 from hlo_mlc.interop.jit_object import JitObject, P, R_co
+from hlo_mlc.interop.platforms import gpu_kernels
 from hlo_mlc.interop.settling import Settling, Side
 from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
 from hlo_mlc.interop.verifying import Verification, verify_call
@@ -135,7 +135,7 @@ class MlcFunction(JitObject[P, R_co]):
             return self.choosing("ours").kernels(*args, **kwargs)
         lowered = self.trace(*args, **kwargs).lower(lowering_platforms=("cuda",))
         found = origin.function.ledger.find(lowered.compiler_ir())
-        return () if found is None else gpu_kernels(found, origin.options)
+        return () if found is None else gpu_kernels(found)
 
     def call_from_now_on(self, compiled: Any, function: TracedFunction) -> None:
         """Has this object, and methods bound to it, call something else, without a frame of ours.

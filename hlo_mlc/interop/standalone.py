@@ -12,7 +12,12 @@ from typing import Any
 
 import jax
 
-from hlo_mlc.building import kernel_source
+from hlo_mlc.backends.c import CBackend
+from hlo_mlc.backends.cpu import CpuBackend
+from hlo_mlc.building import kernel_source, proved_loops
+from hlo_mlc.codegen.c.printer import print_program
+from hlo_mlc.codegen.c.standalone import print_standalone
+from hlo_mlc.codegen.clike.values import identifier
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
@@ -22,6 +27,8 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.c_names import why_no_name
 from hlo_mlc.interop.export import embedded_positions
 from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
+from hlo_mlc.partition.naming import short_line
+from hlo_mlc.partition.plan import Plan
 from hlo_mlc.report import byte_size, counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
 from hlo_mlc.runtime.shared_library import shared_library
@@ -63,8 +70,9 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     or XLA.
 
     `path` ends in the function's name in C, to which `.a` is added, or is that of the library:
-    `.a` for a static one, `.so` for a shared one, which takes the system's linker. The header lies
-    beside it; `libname.so` belongs to `name.h`.
+    `.a` for a static one, `.so` for a shared one, which takes the system's linker, `.c` for its
+    source, which any compiler of C11 may build, for any machine, with the mathematical library
+    (`-lm`). The header lies beside it; `libname.so` belongs to `name.h`.
 
     The arguments are those of `export`; pytrees become one pointer for each leaf. Our kernels have
     to cover the function completely. Values of arguments in `embed`, and of arrays that the
@@ -91,37 +99,68 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     _, plan = clusters_of(lowered.compiler_ir(), options)
     for node, reason in plan.left.items():
         raise UnsupportedOpError(node.op, reason, location=node.location or None)
-    kernels = {c.kernel.fingerprint: kernel_source(c.kernel, options, chosen)
-               for c, _ in plan.taken}
-    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in kernels.items()})
-    entry = print_entry(name, memory, {key: made.symbol for key, made in kernels.items()},
-                        len(plan.graph.parameters), len(plan.graph.results), chosen)
-    # One object: libraries with the same kernel, for other targets maybe, are linked into one
-    # program, and each calls its own.
-    code = compile_ir(entry, chosen, static=[made.text for made in kernels.values()])
-    if library.suffix == ".so":
-        content = shared_library(library.name, code, architecture(chosen))
-    else:
-        content = static_library([Member(f"{name[:10]}.o", name, code)])
     names = _parameters(function, len(args))
     leaves = [_name_of(where, [names[n] for n in given]) for where, _ in
               jax.tree_util.tree_flatten_with_path(described)[0]]
-    header = library.with_name(f"{name}.h")
+    prototype = _prototype(name, plan.graph, leaves)
+    made = (_as_source if library.suffix == ".c" else _as_code)(
+        library, name, prototype, plan, options, chosen)
+    memory, header = made.memory, library.with_name(f"{name}.h")
     try:
-        write_whole(library, [content], PUBLIC)
-        write_whole(header, [_header(name, plan.graph, memory, leaves).encode()], PUBLIC)
+        write_whole(library, [made.content], PUBLIC)
+        write_whole(header, [_header(name, prototype, memory).encode()], PUBLIC)
     except OSError as error:
         raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
-    return LibraryReport(library, header, len(kernels), memory.workspace_bytes,
+    return LibraryReport(library, header, made.kernels, memory.workspace_bytes,
                          memory.total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Library:
+    """What a library consists of."""
+
+    content: bytes
+    memory: MemoryPlan
+    kernels: int
+
+
+def _as_code(library: Path, name: str, prototype: str, plan: Plan, options: Options,
+             target: cpu.CpuTarget) -> _Library:
+    """One object: libraries with the same kernel, for other targets maybe, are linked into one
+    program, and each calls its own."""
+    kernels = {c.kernel.fingerprint: kernel_source(c.kernel, options, CpuBackend(target))
+               for c, _ in plan.taken}
+    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in kernels.items()})
+    entry = print_entry(name, memory, {key: made.symbol for key, made in kernels.items()},
+                        len(plan.graph.parameters), len(plan.graph.results), target)
+    code = compile_ir(entry, target, static=[made.text for made in kernels.values()])
+    content = shared_library(library.name, code, architecture(target)) \
+        if library.suffix == ".so" else static_library([Member(f"{name[:10]}.o", name, code)])
+    return _Library(content, memory, len(kernels))
+
+
+def _as_source(library: Path, name: str, prototype: str, plan: Plan, options: Options,
+               target: cpu.CpuTarget) -> _Library:
+    """A file of C with a function for each kernel, by the name that people call it."""
+    clusters = {c.kernel.fingerprint: c for c, _ in plan.taken}
+    backend = CBackend(target)
+    loops = {key: proved_loops(c.kernel, options, backend) for key, c in clusters.items()}
+    symbols = {key: f"{name}_{identifier(c.kernel.name)}" for key, c in clusters.items()}
+    memory = plan_memory(plan.graph, {key: made.scratch_bytes for key, made in loops.items()})
+    texts = {key: (symbols[key], f"/* {c.kernel.name} */\n" + print_program(
+        loops[key], symbols[key], {b: short_line(at) for b, at in c.locations.items()}))
+             for key, c in clusters.items()}
+    text = print_standalone(name, memory, texts, prototype)
+    return _Library(text.encode(), memory, len(texts))
 
 
 def _library_and_name(path: Path) -> tuple[Path, str]:
     """Where the library goes, and what its function is called."""
     library = path if path.suffix else path.with_suffix(".a")
     name = library.stem.removeprefix("lib") if path.suffix else library.stem
-    if library.suffix not in (".a", ".so"):
-        raise UsageError(f"{path}: the name of a library ends in .a (static) or .so (shared)")
+    if library.suffix not in (".a", ".so", ".c"):
+        raise UsageError(f"{path}: the name of a library ends in .a (static) or .so (shared), or "
+                         "in .c (source)")
     if reason := why_no_name(name):
         raise UsageError(f"{path}: a function in C cannot be called {name!r}: {reason}; the last "
                          "part of the path is its name")
@@ -145,12 +184,17 @@ def _name_of(where: Sequence[Any], names: Sequence[str]) -> str:
     return name + jax.tree_util.keystr(rest)
 
 
-def _header(name: str, graph: Graph, memory: MemoryPlan, leaves: Sequence[str]) -> str:
-    guard = f"{name.upper()}_H_"
+def _prototype(name: str, graph: Graph, leaves: Sequence[str]) -> str:
+    """How the function is declared, without what follows."""
     operands = [_declared(v.type, f"a{n}", leaf, "const ")
                 for n, (v, leaf) in enumerate(zip(graph.parameters, leaves, strict=True))]
     results = [_declared(v.type, f"r{n}", "result") for n, v in enumerate(graph.results)]
     parameters = "\n    ".join([*operands, *results])
+    return f"void {name}(\n    {parameters}\n    void* workspace)"
+
+
+def _header(name: str, prototype: str, memory: MemoryPlan) -> str:
+    guard = f"{name.upper()}_H_"
     return f"""\
 /* {name}, compiled by hlo_mlc. Arrays are row-major, and may lie anywhere that suits their
  * elements, but results must not overlap with anything. 16-bit floats are passed as their bits.
@@ -168,9 +212,7 @@ def _header(name: str, graph: Graph, memory: MemoryPlan, leaves: Sequence[str]) 
 extern "C" {{
 #endif
 
-void {name}(
-    {parameters}
-    void* workspace);
+{prototype};
 
 #ifdef __cplusplus
 }}

@@ -21,8 +21,9 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
+from hlo_mlc.backends.cpu import CpuBackend, target_of
 from hlo_mlc.building import keeping, rebuild_kernel
-from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
+from hlo_mlc.compiler import clusters_of, is_data_dependent
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
@@ -342,7 +343,7 @@ class _Session:
         record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
                         winner.measured, made=today(versions), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
-        rebuild_kernel(cluster.kernel, self._options, self._target)
+        rebuild_kernel(cluster.kernel, self._options, CpuBackend(self._target))
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
         program = kernel_program(self._module, cluster, self._target)

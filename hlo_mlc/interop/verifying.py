@@ -17,8 +17,9 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.building import build_kernels, keeping, rebuild_kernel
-from hlo_mlc.compiler import clusters_of, is_data_dependent, target_of
+from hlo_mlc.backends.cpu import CpuBackend, cpu_backend
+from hlo_mlc.building import keeping, rebuild_kernel
+from hlo_mlc.compiler import clusters_of, is_data_dependent
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.cluster_programs import (
@@ -34,7 +35,6 @@ from hlo_mlc.interop.widening import widened_array
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import counted, wrapped
 from hlo_mlc.runtime import library
-from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
 
@@ -177,13 +177,12 @@ def _verified(graph: Graph, cluster: Cluster, part: Part, options: Options, runs
             result, skipped="how long it runs depends on its operands: call verify with arrays")
     operands = cluster_operands(graph, cluster, program, part.given or ())
     original = original_program(graph, part.module, cluster)
-    target = target_of(options)
-    wanted = options.replace(choose="ours")
-    narrow = build_kernels([kernel], wanted, dataclasses.replace(target, cores=1), Recorder(None))
-    assert narrow.built  # else it would have been raised
+    backend = cpu_backend(options)
+    target = backend.target
+    rebuild_kernel(kernel, options, CpuBackend(dataclasses.replace(target, cores=1)))
     call = kernel_program(part.module, cluster, target)
     (alone,) = _results(call, operands, 1)
-    rebuild_kernel(kernel, options, target)
+    rebuild_kernel(kernel, options, backend)
     ours, theirs = (_results(program, operands, runs) for program in (call, original))
     exact = _exact(original, operands, ours[0])
     reference = theirs[0] if exact is None else exact

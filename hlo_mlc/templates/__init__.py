@@ -9,6 +9,7 @@ from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.scan import ScanTemplate
+from hlo_mlc.templates.short import ShortTemplate
 from hlo_mlc.templates.sorting import SortTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.templates.unrolled import UnrolledTemplate
@@ -16,8 +17,9 @@ from hlo_mlc.templates.update import UpdateTemplate
 from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
-    SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(), ContractionTemplate(),
-    ScanTemplate(), ColumnsTemplate(), ReductionTemplate(), UnrolledTemplate(), TransposeTemplate(),
-    ElementwiseTemplate(), UpdateTemplate(), PlainTemplate())
+    ShortTemplate(), SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(),
+    ContractionTemplate(), ScanTemplate(), ColumnsTemplate(), ReductionTemplate(),
+    UnrolledTemplate(), TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(),
+    PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

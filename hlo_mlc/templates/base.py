@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
@@ -41,10 +41,14 @@ class Scheduled:
     schedule: Schedule | None = None
 
 
-class Template(Protocol):
-    """A class of kernels on a kind of target."""
+class Named(Protocol):
+    """A template of any backend."""
 
     name: str
+
+
+class Template(Named, Protocol):
+    """A class of kernels on CPUs."""
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why this template cannot compute the nest; empty where it can."""
@@ -57,6 +61,21 @@ class Template(Protocol):
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
+
+
+T = TypeVar("T", bound=Named, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision(Generic[T]):
+    """The template chosen for one nest, its parameters, why others were not taken, and the rewrites
+    of naive loops that it made, if it works so."""
+
+    nest: Nest
+    template: T
+    parameters: Parameters
+    refused: tuple[tuple[str, str], ...]
+    schedule: Schedule | None = None
 
 
 def points(stage: Stage) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, loads
@@ -24,10 +23,9 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.rewrite import expressions, with_bodies
 from hlo_mlc.loops.text import program_text as loops_text
-from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
-from hlo_mlc.templates.base import Parameters, Template, work
+from hlo_mlc.templates.base import Decision, Named, Parameters, Template, work
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
@@ -42,18 +40,6 @@ REPEATS = 3  # nests that differ in their buffers only and become calls of one p
 # out that waking them pays for: 500 trips of a loop, 200,000 of 350,000 shared, took 15.8 ms, and
 # 2.4 on one thread.
 ASLEEP, WORTH_WAKING = 20_000, 1_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The template chosen for one nest, its parameters, why others were not taken, and the rewrites
-    of naive loops that it made, if it works so."""
-
-    nest: Nest
-    template: Template
-    parameters: Parameters
-    refused: tuple[tuple[str, str], ...]
-    schedule: Schedule | None = None
 
 
 @derived
@@ -72,7 +58,7 @@ def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
 
 def schedule_program(program: TensorProgram, target: CpuTarget,
                      tuned: Mapping[int, tuple[str, Parameters]] | None = None,
-                     ) -> tuple[LoopProgram, tuple[Decision, ...]]:
+                     ) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
     """Loops for the whole kernel.
 
     tuned: for the position of a nest (in program order), the template and parameters to use
@@ -90,7 +76,7 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     return loops, tuple(assembler.decisions)
 
 
-def decisions_text(decisions: Iterable[Decision]) -> str:
+def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
     """How the loops of each nest came about: naive ones, and after every rewrite."""
     parts = []
     for number, decision in enumerate(decisions):
@@ -111,7 +97,7 @@ class _Assembler:
                  repeated: frozenset[Nest]) -> None:
         self.target, self.tuned, self.repeated = target, tuned, repeated
         self.called: dict[str, LoopProgram] = {}
-        self.decisions: list[Decision] = []
+        self.decisions: list[Decision[Template]] = []
         self.extra: dict[Step, list[Buffer]] = {}
         self.outermost: Step | None = None
 

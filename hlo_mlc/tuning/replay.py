@@ -7,13 +7,14 @@ from hlo_mlc.partition.naming import role
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.program import Decision, schedule_program
+from hlo_mlc.templates.base import Decision, Template
+from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.space import space_of
 
 
 def schedule_as_recorded(program: TensorProgram, target: CpuTarget, schedules: Schedules
-           ) -> tuple[LoopProgram, tuple[Decision, ...]]:
+           ) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
     """Loops with these schedules, or by default where the templates have changed so much since
     that they mean nothing any more, which is a warning."""
     default = schedule_program(program, target)

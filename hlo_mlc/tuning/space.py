@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES, Template
-from hlo_mlc.templates.base import work
-from hlo_mlc.templates.program import Decision
+from hlo_mlc.templates.base import Decision, work
 from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
@@ -158,7 +157,8 @@ class Space:
                        for template in choice.templates]
 
 
-def space_of(program: TensorProgram, decisions: Sequence[Decision], target: CpuTarget) -> Space:
+def space_of(program: TensorProgram, decisions: Sequence[Decision[Template]], target: CpuTarget
+             ) -> Space:
     """The space of a kernel that `decisions` were taken for by default."""
     weights = [_weight(program, decision.nest) for decision in decisions]
     least = SMALLEST_SHARE * sum(weights)
@@ -175,7 +175,7 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision], target: CpuT
     return Space(tuple(parameters), tuple(choices))
 
 
-def _templates(decision: Decision, target: CpuTarget) -> list[Template]:
+def _templates(decision: Decision[Template], target: CpuTarget) -> list[Template]:
     """That of analysis, and the others that take the nest."""
     others = (t for t in TEMPLATES if t.name not in (decision.template.name, *_FALLBACKS))
     return [decision.template, *(t for t in others if not t.refusal(decision.nest, target))]

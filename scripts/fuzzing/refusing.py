@@ -10,26 +10,27 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hlo_mlc import compiler
+from hlo_mlc.backends.cpu import CpuBackend
+from hlo_mlc.partition.plan import Chooser, Cluster, Verdict
 
 
 @contextlib.contextmanager
 def refusing(seed: int) -> Iterator[None]:
     """While it lasts, every other cluster that would be taken is not, whatever chooses."""
-    given = compiler._chooser
+    given = CpuBackend.chooser
 
-    def chooser(*args: object) -> compiler.Chooser:
+    def chooser(*args: object) -> Chooser:
         rule = given(*args)
 
-        def choose(cluster: compiler.Cluster) -> compiler.Verdict:
+        def choose(cluster: Cluster) -> Verdict:
             verdict = rule(cluster)
             is_refused = zlib.crc32(f"{seed} {cluster.kernel.fingerprint}".encode()) % 2
             return replace(verdict, take=False, reason="by chance") if is_refused else verdict
 
         return choose
 
-    compiler._chooser = chooser
+    CpuBackend.chooser = chooser
     try:
         yield
     finally:
-        compiler._chooser = given
+        CpuBackend.chooser = given

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import building, mlc_jit
+from hlo_mlc import mlc_jit
+from hlo_mlc.backends import cpu
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -32,7 +33,7 @@ def _pairs() -> list[tuple[jax.Array, jax.Array]]:
 def test_a_kernel_is_printed_while_another_is_assembled(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The assembling threads wait in their first kernels until a second one is printed."""
-    assemble, write = building.compile_ir, building.print_program
+    assemble, write = cpu.compile_ir, cpu.print_program
     threads, printed, second = [], [], threading.Event()
 
     def assemble_later(source: str, target: CpuTarget) -> bytes:
@@ -47,8 +48,8 @@ def test_a_kernel_is_printed_while_another_is_assembled(
         return write(program, target, checked, most)
 
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
-    monkeypatch.setattr(building, "compile_ir", assemble_later)
-    monkeypatch.setattr(building, "print_program", write_noting)
+    monkeypatch.setattr(cpu, "compile_ir", assemble_later)
+    monkeypatch.setattr(cpu, "print_program", write_noting)
     function, pairs = mlc_jit(_products, choose="ours"), _pairs()
     results = function(*pairs)
     assert function.report(*pairs).coverage == 1
@@ -65,7 +66,7 @@ def test_what_fails_on_the_assembling_thread_is_raised(
         raise ArithmeticError("no such instruction")
 
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
-    monkeypatch.setattr(building, "compile_ir", assemble)
+    monkeypatch.setattr(cpu, "compile_ir", assemble)
     with pytest.raises(Exception, match="no such instruction"):
         mlc_jit(lambda *pairs: [y * 2 for y in _products(*pairs)], choose="ours")(*_pairs())
     assert gc.isenabled()

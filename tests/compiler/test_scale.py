@@ -13,6 +13,7 @@ from jax import lax
 from jaxlib.mlir import ir
 
 from hlo_mlc import compiler, mlc_jit
+from hlo_mlc.backends import cpu as backend
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.compiler import clusters_of, compile_module, most_lines_for
 from hlo_mlc.graph.core import Graph
@@ -181,7 +182,7 @@ def test_runs_of_units_are_cut(monkeypatch: pytest.MonkeyPatch, check: Callable[
 def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the same kernels are taken whether they are in the cache by then or not."""
     monkeypatch.setattr(units, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     module, auto = module_of(_different, 40), Options.from_environment(choose="auto")
     whole = compile_module(module, auto).report
     assert whole.coverage == 1
@@ -197,7 +198,7 @@ def test_no_more_is_compiled_than_the_program_may_take(monkeypatch: pytest.Monke
 def test_what_saves_the_most_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is in the program; and what fits beside it."""
     monkeypatch.setattr(units, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1200)
 
     def long(x: jax.Array, images: jax.Array, k: jax.Array) -> jax.Array:
@@ -219,7 +220,7 @@ def test_what_is_too_long_costs_no_second_plan(monkeypatch: pytest.MonkeyPatch) 
     """Whatever of a plan cannot be built, the rest of it stands."""
     plans: list[Plan] = []
     monkeypatch.setattr(units, "MOST_TOGETHER", 8)
-    monkeypatch.setattr(compiler, "choose_predicted", compiler.choose_all)
+    monkeypatch.setattr(backend, "choose_predicted", backend.choose_all)
     monkeypatch.setattr(compiler, "_LINES", 1000)
     monkeypatch.setattr(compiler, "partition",
                         lambda *arguments: plans.append(partition(*arguments)) or plans[-1])

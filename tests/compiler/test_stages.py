@@ -10,6 +10,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from hlo_mlc import building, mlc_jit
+from hlo_mlc.backends import cpu
 from hlo_mlc.compiler import compile_module
 from hlo_mlc.report import Report
 from hlo_mlc.support.dumps import file_name
@@ -177,7 +178,7 @@ def test_kernels_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cached_kernel_is_not_generated_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first = compiled(attention, *ARGS)
     monkeypatch.setattr(building, "_built", {})  # as in another process
-    monkeypatch.setattr(building, "schedule_as_recorded", lambda *_: pytest.fail("generated again"))
+    monkeypatch.setattr(cpu, "schedule_as_recorded", lambda *_: pytest.fail("generated again"))
     again = compiled(attention, *ARGS)
     assert again.kernels == first.kernels
     assert "assemble" in again.stage_seconds
@@ -190,7 +191,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
         return jnp.argmax(x, 1), jnp.argmax(by_xla(jnp.sin(x)), 0)[:, None] * 2
 
     x = jnp.arange(300_000.0).reshape(300, 1000) % 7
-    schedule = building.schedule_as_recorded
+    schedule = cpu.schedule_as_recorded
 
     def faulty(program: TensorProgram, target: CpuTarget, schedules: object) -> object:
         if any(b.shape == (300,) for b in program.results):
@@ -199,7 +200,7 @@ def test_a_kernel_that_cannot_be_built_stays_with_xla(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(building, "_built", {})
     monkeypatch.setattr(building, "object_key", lambda kernel, *_: kernel.fingerprint)
-    monkeypatch.setattr(building, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(cpu, "schedule_as_recorded", faulty)
     module = module_of(function, x)
     compiled = compile_module(module, Options.from_environment(choose="auto"))
     report = compiled.report

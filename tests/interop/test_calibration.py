@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop import calibration
 from hlo_mlc.interop.calibration import calibrated, measure_rates
 from hlo_mlc.runtime.rates import known_rates, others_share, remember_rates

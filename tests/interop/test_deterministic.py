@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.compiler import target_of
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import Measured, Record, open_records, target_key

@@ -57,9 +57,9 @@ def fresh(path: Path, tmp_path: Path):
     def run(lines: str, entry: str | None = None) -> str:
         script = textwrap.dedent(f"""
             import jax, jax.numpy as jnp, numpy as np
-            import hlo_mlc, hlo_mlc.building, hlo_mlc.codegen.cpu.assemble as assemble
+            import hlo_mlc, hlo_mlc.backends.cpu, hlo_mlc.codegen.cpu.assemble as assemble
             def refuse(*_): raise AssertionError("a kernel is compiled")
-            assemble.compile_ir = hlo_mlc.building.compile_ir = refuse
+            assemble.compile_ir = hlo_mlc.backends.cpu.compile_ir = refuse
             f = hlo_mlc.load({str(path)!r}, entry={entry!r})
         """) + textwrap.dedent(lines)
         environment = {"HLO_MLC_CACHE": str(tmp_path / "empty"), "PATH": ""}

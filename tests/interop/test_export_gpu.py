@@ -16,8 +16,9 @@ from click.testing import CliRunner
 from jax import lax
 
 import hlo_mlc
-from hlo_mlc import gpu, load, mlc_jit
+from hlo_mlc import building, load, mlc_jit
 from hlo_mlc.cli import main
+from hlo_mlc.codegen.cuda import compile as nvrtc
 from hlo_mlc.codegen.cuda.compile import Compiled, Usage, why_not
 from hlo_mlc.interop import bundle_reader, devices
 from hlo_mlc.interop.load import describe
@@ -179,8 +180,8 @@ def test_it_runs_in_a_process_without_a_compiler(path: Path, tmp_path: Path, emu
         return Compiled(emulator.image(source), usage)
 
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gpu.nvrtc, "compile_source", emulated)
-    monkeypatch.setattr(gpu, "_built", {})
+    monkeypatch.setattr(nvrtc, "compile_source", emulated)
+    monkeypatch.setattr(building, "_built", {})
     report = hlo_mlc.export(mlc_jit(function, choose="ours"), X, path=path, targets=("sm_90",))
     assert report.entries[0].report.coverage == 1
     driver = emulator.build(DRIVER.read_text(), "-std=c++17", "-O1", "-fPIC", "-shared")

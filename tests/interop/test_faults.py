@@ -21,6 +21,7 @@ from jaxlib.mlir import ir
 import hlo_mlc
 import hlo_mlc.frontend.parse
 from hlo_mlc import building, compiler, mlc_jit
+from hlo_mlc.backends import base, cpu
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compiling, extraction, function, measuring, primitive, reproducer
 from hlo_mlc.partition.choose.cost import choose_all
@@ -44,18 +45,18 @@ BEFORE_COMPILING = [
     (primitive, "_call"), (primitive, "extract"), (primitive, "donate"), (primitive, "write_in"),
 ]
 OF_THE_FUNCTION = [
-    (primitive, "compile_function"), (compiling, "_compile"), (compiler, "target_of"),
+    (primitive, "compile_function"), (compiling, "_compile"), (cpu, "target_of"),
     (compiler.Recorder, "open"), (compiler, "import_function"), (compiler, "simplify"),
     (compiler, "read_donations"), (compiler, "partition"), (compiler, "build_kernels"),
-    (building, "object_cache"), (compiler, "emit_module"), (compiler, "report_on"),
-    (compiler, "predict"), (compiler, "_say"), (compiling, "_checked"),
+    (building, "object_cache"), (compiler, "emit_module"), (compiler, "_report_on"),
+    (cpu, "predict"), (compiler, "_say"), (compiling, "_checked"),
     (compiling, "register_handler"), (function.Ledger, "record"), (primitive, "splice"),
     (extraction, "donate"), (extraction, "rename_to_main"),
 ]
 OF_A_KERNEL = [
-    (building, "_schedules"), (building, "object_key"), (cache.ObjectCache, "get"),
-    (building, "schedule_as_recorded"), (building, "print_program"), (building, "compile_ir"),
-    (building.KernelObject, "pack"), (cache.ObjectCache, "put"), (variants, "load_object"),
+    (cpu.CpuBackend, "schedules"), (building, "object_key"), (cache.ObjectCache, "get"),
+    (cpu, "schedule_as_recorded"), (cpu, "print_program"), (cpu, "compile_ir"),
+    (base.KernelObject, "pack"), (cache.ObjectCache, "put"), (variants, "load_object"),
     (variants, "publish"),
 ]
 STAGES = [*BEFORE_COMPILING, *OF_THE_FUNCTION, *OF_A_KERNEL]
@@ -70,9 +71,9 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Nothing is compiled yet, and all that can be is taken, whatever machine this is."""
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(compiler, "choose_predicted", choose_all)
-    monkeypatch.setattr(compiler, "worth_it", lambda plan, target: plan)
-    monkeypatch.setattr(compiler, "completion", lambda *_: ())
+    monkeypatch.setattr(cpu, "choose_predicted", choose_all)
+    monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
+    monkeypatch.setattr(cpu, "completion", lambda *_: ())
     monkeypatch.setattr(measuring, "_WORTH_IT", 0.0)
     monkeypatch.setattr(measuring, "_BUDGET_S", 0.01)
 
@@ -177,7 +178,7 @@ def test_whatever_the_fault_is(monkeypatch: pytest.MonkeyPatch, error: Exception
 def test_interrupts_pass(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, choose: str
 ) -> None:
-    for stage in ((compiler, "simplify"), (building, "schedule_as_recorded"),
+    for stage in ((compiler, "simplify"), (cpu, "schedule_as_recorded"),
                   (primitive, "splice")):
         with monkeypatch.context() as patch:
             plant(patch, stage, error)
@@ -208,7 +209,7 @@ def test_errors_of_the_user_pass(choose: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "stage", [(compiler, "simplify"), (building, "schedule_as_recorded")], ids=named)
+    "stage", [(compiler, "simplify"), (cpu, "schedule_as_recorded")], ids=named)
 def test_a_warning_that_was_made_an_error_is_raised(
     monkeypatch: pytest.MonkeyPatch, stage: tuple[Any, str]
 ) -> None:
@@ -220,14 +221,14 @@ def test_a_warning_that_was_made_an_error_is_raised(
 
 
 def test_a_fault_in_one_kernel_costs_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule_as_recorded = building.schedule_as_recorded
+    schedule_as_recorded = cpu.schedule_as_recorded
 
     def faulty(program: Any, *rest: Any) -> Any:
         if len(program.operands) == 1:
             raise CodegenError("no code for this one")
         return schedule_as_recorded(program, *rest)
 
-    monkeypatch.setattr(building, "schedule_as_recorded", faulty)
+    monkeypatch.setattr(cpu, "schedule_as_recorded", faulty)
     f = mlc_jit(step, choose="auto")
     told = r"leaves \S+@test_faults.py:\d+ of step to XLA"
     with pytest.warns(RuntimeWarning, match=told) as caught:

@@ -18,7 +18,8 @@ import pytest
 from jaxlib.mlir import ir
 
 from hlo_mlc import compile_stablehlo, mlc_jit
-from hlo_mlc.compiler import CompiledModule, target_of
+from hlo_mlc.backends.cpu import target_of
+from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling, measuring
 from hlo_mlc.interop.measuring import CANDIDATES
 from hlo_mlc.runtime.measure import PairedTimes, Timing

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc import building, compiler, mlc_jit
+from hlo_mlc import building, mlc_jit
+from hlo_mlc.backends import cpu
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Expr, loads
 from hlo_mlc.expr.dtypes import INDEX
@@ -90,9 +91,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Callable
     """Has every template plant a fault; nothing is compiled yet, and all that can be is taken."""
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setattr(building, "_built", {})
-    monkeypatch.setattr(compiler, "choose_predicted", choose_all)
-    monkeypatch.setattr(compiler, "worth_it", lambda plan, target: plan)
-    monkeypatch.setattr(compiler, "completion", lambda *_: ())
+    monkeypatch.setattr(cpu, "choose_predicted", choose_all)
+    monkeypatch.setattr(cpu, "worth_it", lambda plan, target: plan)
+    monkeypatch.setattr(cpu, "completion", lambda *_: ())
     chosen = program.choose_template
 
     def planting(fault: Callable[[Body], Body]) -> None:

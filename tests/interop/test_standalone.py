@@ -86,7 +86,8 @@ def run(folder: Path, name: str, operands: Sequence, results: Sequence, compiler
         [*compiler, "-std=c11", "-O1", "-Wall", "-Werror", f"-I{folder}", f'-DHEADER="{name}.h"',
          f"-DWORKSPACE_BYTES={workspace}", f"-DRESULT_BYTES={targets[-1]}",
          f"-DCALL={name}({','.join(pointers)},workspace)", str(PROGRAM),
-         str(folder / (library or f"{name}.a")), f"-Wl,-rpath,{folder}", "-o", str(folder / name)],
+         str(folder / (library or f"{name}.a")), f"-Wl,-rpath,{folder}", "-o", str(folder / name),
+         "-lm"],
         check=True)
     (folder / "in").write_bytes(b"".join(a.tobytes() for a in operands))
     subprocess.run([*start, str(folder / name), str(folder / "in"), str(folder / "out")],
@@ -114,6 +115,63 @@ def test_the_same_numbers_as_jax(tmp_path: Path, name: str) -> None:
     report = export_c(function, *args, path=tmp_path / name)
     assert report.kernels >= 1 and report.workspace_bytes <= report.total_bytes
     check(tmp_path, name, function, args, args)
+
+
+# As a person would build it, and with everything checked that C leaves open.
+BUILDS = {
+    "-O2": ("-O2", "-Wextra", "-pedantic"),
+    "sanitizers": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", CASES)
+def test_the_source(tmp_path: Path, name: str, build: str) -> None:
+    function, args = CASES[name]
+    report = export_c(function, *args, path=tmp_path / f"{name}.c")
+    assert report.kernels >= 1
+    check(tmp_path, name, function, args, args, (str(CC), *BUILDS[build]), library=f"{name}.c")
+
+
+def test_the_source_can_be_read(tmp_path: Path) -> None:
+    """Kernels and buffers have the user's names and lines."""
+    def layer(x: jax.Array, bias: jax.Array) -> jax.Array:
+        return jax.nn.softmax(x + bias)
+
+    report = export_c(layer, normal(6, 40), normal(40), path=tmp_path / "layer.c")
+    text = report.library.read_text()
+    here = f"{Path(__file__).name}:{layer.__code__.co_firstlineno + 1}"
+    assert f"@{here} */" in text and f"/* f32[6, 40]: {here} */" in text
+    assert "a0,  /* x: f32[6, 40] */" in text and str(tmp_path) not in text
+    assert max(map(len, text.splitlines())) < 160
+
+
+def test_the_source_from_the_command_line(tmp_path: Path) -> None:
+    output = tmp_path / "squash"
+    ran = CliRunner().invoke(main, ["export", "jax.numpy:tanh", "--arg", "f32[5,3]", "-o",
+                                    str(output), "--format", "c-source"])
+    assert ran.exit_code == 0, ran.output
+    assert sorted(p.name for p in output.iterdir()) == ["squash.c", "squash.h"]
+    x = normal(5, 3)
+    check(output, "squash", jnp.tanh, (x,), (x,), library="squash.c")
+
+
+def test_source_of_all_types(tmp_path: Path) -> None:
+    """Constants go into the file; what C has no type for is its bits."""
+    def function(x: jax.Array, n: jax.Array) -> list[jax.Array]:
+        f8 = x.astype(jnp.float8_e4m3fn)
+        return [x.astype(jnp.bfloat16) * 2, x.astype(jnp.float16) + n.astype(jnp.float16),
+                f8.astype(jnp.float32) * 3, (n // 3) % 5, n.astype(jnp.uint8) >> 1, x > 0,
+                x * jnp.asarray([1.5, -0.0, jnp.inf, 3.0]), n.astype(jnp.int16) * 7]
+
+    x = np.asarray([[1.25, -3.5, 0.0, 70000.0], [np.nan, -np.inf, 1e-8, 2.5]], np.float32)
+    n = np.asarray([[7, -9, 0, 2**31 - 1], [-(2**31), 3, 100, -1]], np.int32)
+    export_c(function, x, n, path=tmp_path / "all.c")
+    expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(x, n))]
+    actual = run(tmp_path, "all", [x, n], expected, (str(CC), *BUILDS["sanitizers"]),
+                 library="all.c")
+    for a, b in zip(actual, expected, strict=True):
+        np.testing.assert_array_equal(a.astype(np.float64), b.astype(np.float64))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc import building, compile_stablehlo, mlc_jit
+from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 
@@ -150,7 +151,8 @@ def processes(method: str) -> list[int]:
     context = multiprocessing.get_context(method)
     if method == "fork":  # no JAX, which forked children cannot run, but our compiler and its lock
         kernel = next(iter(building._built.values())).kernel
-        target, args = building.rebuild_kernel, (kernel, Options.from_environment(), host())
+        backend = CpuBackend(host())
+        target, args = building.rebuild_kernel, (kernel, Options.from_environment(), backend)
     else:
         target, args = compile_stablehlo, (jax.jit(jnp.tanh).lower(X).as_text(),)
     children = [context.Process(target=target, args=args) for _ in range(2)]

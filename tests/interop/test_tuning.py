@@ -17,9 +17,10 @@ import pytest
 from click.testing import CliRunner
 
 from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.backends.cpu import cpu_backend, target_of
 from hlo_mlc.building import kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
-from hlo_mlc.compiler import clusters_of, target_of
+from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
@@ -108,16 +109,16 @@ def test_trials_are_those_of_the_study_whoever_makes_them() -> None:
 def test_what_is_recorded_is_compiled() -> None:
     kernel = only_kernel(product)
     options = Options.from_environment()
-    target = target_of(options)
-    default = kernel_object(kernel, options, target)
+    backend = cpu_backend(options)
+    default = kernel_object(kernel, options, backend)
     record = record_of(kernel, SCHEDULES)
     open_records(options).put(record)
-    tuned = kernel_object(kernel, options, target)
+    tuned = kernel_object(kernel, options, backend)
     assert tuned.code != default.code
     assert tuned.nests[0].parameters["rows"] == 4
     f = mlc_jit(product, choose="ours")
     np.testing.assert_allclose(f(X), product(X), rtol=1e-5)
-    _, decisions = scheduled(kernel, options, target)
+    _, decisions = scheduled(kernel, options, backend)
     assert decisions[0].parameters["vectors"] == 1
 
 
@@ -128,7 +129,7 @@ def test_a_recorded_template_replaces_that_of_analysis() -> None:
     kernel = only_kernel(function)
     options = Options.from_environment()
     open_records(options).put(record_of(kernel, {0: ("reduction", {"count": 2, "unroll": 1})}))
-    (nest,) = kernel_object(kernel, options, target_of(options)).nests
+    (nest,) = kernel_object(kernel, options, cpu_backend(options)).nests
     assert (nest.template, nest.parameters["count"]) == ("reduction", 2)
     f = mlc_jit(function, choose="ours")
     np.testing.assert_allclose(f(X), function(X), rtol=1e-5, atol=1e-5)
@@ -141,7 +142,7 @@ def test_the_same_records_give_the_same_code(tmp_path: Path) -> None:
     open_records(here).put(record_of(kernel, SCHEDULES))
     elsewhere = here.replace(cache_dir=tmp_path / "elsewhere")
     open_records(elsewhere).import_text(open_records(here).export_text())
-    codes = [kernel_object(kernel, options, target_of(options)).code
+    codes = [kernel_object(kernel, options, cpu_backend(options)).code
              for options in (here, elsewhere)]
     assert codes[0] == codes[1]
 
@@ -212,7 +213,7 @@ def test_reports_say_tuned_only_of_what_is_built_as_recorded() -> None:
     assert "tuned: no schedule was faster than the default, 9.0 us" in f.report(X).explain()
     records.put(record_of(kernel, {0: ("contraction", {"rows": -1})}), replaces=record)
     with pytest.warns(RuntimeWarning, match="it gets the default"):
-        rebuild_kernel(kernel, Options.from_environment(), target_of(Options.from_environment()))
+        rebuild_kernel(kernel, Options.from_environment(), cpu_backend(Options.from_environment()))
     forget()
     assert "tuned:" not in mlc_jit(product, choose="ours").report(X).explain()
 

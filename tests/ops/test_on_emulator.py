@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hlo_mlc.backends.cuda import limits_of
 from hlo_mlc.frontend.parse import parse_module
-from hlo_mlc.gpu import limits_of
 from hlo_mlc.ops.registry import DEFINITIONS, evaluate_graph
 from hlo_mlc.target import cuda
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from hlo_mlc.backends.cuda import limits_of
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.gpu import limits_of
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.gpu_cost import (
     KERNEL_US,

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from jaxlib.mlir import passmanager
 
-from hlo_mlc.compiler import is_small_unit
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph
-from hlo_mlc.partition.choose.cost import choose_predicted
+from hlo_mlc.partition.choose.cost import choose_predicted, is_small_unit
 from hlo_mlc.partition.plan import partition
 from hlo_mlc.target.cpu import named
 

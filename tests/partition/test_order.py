@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc import compiler, mlc_jit
+from hlo_mlc import mlc_jit
+from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.expr.dtypes import F32, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.partition.plan import _rebuild
+from hlo_mlc.partition.plan import Chooser, _rebuild
 from hlo_mlc.support.errors import VerifyError
 
 
@@ -54,17 +55,17 @@ def known(x: jax.Array) -> tuple[jax.Array, ...]:
 
 @pytest.mark.parametrize("function", [cut_off, not_taken, known])
 def test_any_of_the_kernels(monkeypatch: pytest.MonkeyPatch, function: Callable) -> None:
-    given = compiler._chooser
+    given = CpuBackend.chooser
     expected = jax.tree.leaves(function(X))
     for pattern in itertools.product([False, True], repeat=4):
         taken, left = {}, iter(pattern)
 
-        def chooser(*args: object, taken=taken, left=left) -> compiler.Chooser:
+        def chooser(*args: object, taken=taken, left=left) -> Chooser:
             rule = given(*args)
             return lambda cluster: replace(
                 rule(cluster), take=taken.setdefault(cluster.kernel.fingerprint, next(left, True)))
 
-        monkeypatch.setattr(compiler, "_chooser", chooser)
+        monkeypatch.setattr(CpuBackend, "chooser", chooser)
         results = jax.tree.leaves(mlc_jit(lambda x: function(x), choose="ours")(X))
         for one, other in zip(results, expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)

@@ -13,7 +13,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
-from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.program import schedule_program, space_of
 from hlo_mlc.tensor.core import TensorProgram
 
 SM90 = cuda.named("sm_90")
@@ -25,7 +25,7 @@ def drawn(program: TensorProgram, draw: int, cuda_source) -> tuple:
     """Parameters of the program's nests, and its source; those of analysis where what is drawn
     needs more than the machine has."""
     rng = np.random.default_rng([draw, *program.name.encode()])
-    spaces = [d.space for d in schedule_program(program, SM90)[1]] if draw else []
+    spaces = [space_of(d) for d in schedule_program(program, SM90)[1]] if draw else []
     tuned = {n: {key: int(rng.choice(values)) for key, values in space.items()}
              for n, space in enumerate(spaces)}
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hlo_mlc.codegen.cuda.spelling import infix
-from hlo_mlc.codegen.cuda.values import offset
+from hlo_mlc.codegen.clike.spelling import infix
+from hlo_mlc.codegen.clike.values import offset
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute

@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hlo_mlc.codegen.clike.values import Memory, Place, identifier
 from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.barriers import Barriers
+from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.codegen.cuda.prelude import needed_by
 from hlo_mlc.codegen.cuda.statements import BlockWriter, shared_size
-from hlo_mlc.codegen.cuda.values import Memory, Place, identifier
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.loops import dependence
 from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, folding, walk
@@ -80,7 +81,7 @@ class _Printer:
         places, parameters, buffers, scratch = self._parameters(stmt)
         wanted = self._shared_bytes(stmt)
         is_dynamic = wanted > self.target.static_shared_bytes
-        writer = BlockWriter(Memory(places), Barriers(self.memory), threads,
+        writer = BlockWriter(Memory(places, CUDA), Barriers(self.memory), threads,
                              _SHARED if is_dynamic else None)
         writer.lines.fresh(_SHARED)
         for place in places.values():  # their names are taken

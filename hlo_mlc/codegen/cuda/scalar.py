@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hlo_mlc.codegen.clike.spelling import Binding, cast, choice, infix, operand
 from hlo_mlc.codegen.cuda import types
-from hlo_mlc.codegen.cuda.spelling import Binding, cast, choice, infix, operand
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Const
 from hlo_mlc.expr.dtypes import (

@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from hlo_mlc.codegen.clike.dialect import index_type
+from hlo_mlc.codegen.clike.spelling import Binding, infix, operand
+from hlo_mlc.codegen.clike.values import Memory, Place, identifier
 from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.atomics import write_atomic
 from hlo_mlc.codegen.cuda.barriers import Barriers, Wait
 from hlo_mlc.codegen.cuda.matrices import write_products
-from hlo_mlc.codegen.cuda.spelling import Binding, infix, operand
-from hlo_mlc.codegen.cuda.values import Memory, Place, identifier
 from hlo_mlc.codegen.cuda.vectors import write_vector
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
@@ -198,7 +199,7 @@ class BlockWriter(Writer):
             self._wait(self.barriers.before((), expressions(stmt)))
         extent, = self.values().write(stmt.extent)
         name = self.lines.fresh(identifier(stmt.var.name))
-        kind = types.index_type(stmt.var)
+        kind = index_type(stmt.var)
         self.bind(stmt.var, name)
         if stmt.kind is LoopKind.UNROLL:
             self.lines.emit("#pragma unroll")

@@ -10,7 +10,8 @@ import struct
 
 import numpy as np
 
-from hlo_mlc.expr import index
+from hlo_mlc.codegen.clike.dialect import index_type
+from hlo_mlc.codegen.clike.literals import decimal, integer
 from hlo_mlc.expr.core import Const, Expr
 from hlo_mlc.expr.dtypes import (
     BF16,
@@ -38,7 +39,6 @@ _TYPES = {
     F16: "unsigned short", BF16: "unsigned short", F32: "float", F64: "double",
     **dict.fromkeys(FLOATS_OF_A_BYTE, "unsigned char"),
 }
-_INT_LIMIT = 1 << 31
 
 
 def element_type(dtype: DType) -> str:
@@ -57,14 +57,8 @@ def unsigned_type(dtype: DType) -> str:
 
 
 def type_of(e: Expr) -> str:
-    """The C++ type of a value; of an index, `int` where that is certainly wide enough."""
+    """The C++ type of a value."""
     return index_type(e) if e.dtype is INDEX else element_type(e.dtype)
-
-
-def index_type(e: Expr) -> str:
-    """`int` if it holds every value that an index expression can take."""
-    low, high = index.bounds(e)
-    return "int" if low >= -_INT_LIMIT and high < _INT_LIMIT else "long long"
 
 
 def literal(node: Const) -> str:
@@ -75,34 +69,13 @@ def literal(node: Const) -> str:
     if dtype is F32:
         if not math.isfinite(value):
             return f"__int_as_float(0x{struct.unpack('<I', struct.pack('<f', value))[0]:08x})"
-        return f"{_decimal(np.float32(value))}f"
+        return f"{decimal(np.float32(value))}f"
     if dtype is F64:
         if not math.isfinite(value):
             bits = struct.unpack("<Q", struct.pack("<d", value))[0]
             return f"__longlong_as_double(0x{bits:016x}ll)"
-        return _decimal(np.float64(value))
+        return decimal(np.float64(value))
     if dtype.is_narrow_float:
         bits = int(np.asarray(value).astype(dtype.numpy).view(f"u{dtype.bytes}"))
         return f"({element_type(dtype)})0x{bits:0{2 * dtype.bytes}x}"
-    return _integer(int(value), dtype)
-
-
-def _decimal(value: np.floating) -> str:
-    """The shortest decimal number that reads back as the same float."""
-    text = np.format_float_scientific(value, trim="-") if value != 0 and not \
-        1e-4 <= abs(value) < 1e7 else np.format_float_positional(value, trim="-")
-    return text if "." in text or "e" in text else f"{text}.0"
-
-
-def _integer(value: int, dtype: DType) -> str:
-    if dtype is INDEX:
-        return str(value) if -_INT_LIMIT < value < _INT_LIMIT else f"{value}ll"
-    if dtype is I64:
-        return f"{value}ll" if value > -(1 << 63) else f"(-{(1 << 63) - 1}ll - 1)"
-    if dtype is U64:
-        return f"{value}ull"
-    if dtype is U32:
-        return f"{value}u"
-    if dtype is I32:
-        return str(value) if value > -_INT_LIMIT else f"(-{_INT_LIMIT - 1} - 1)"
-    return f"({element_type(dtype)}){value}"
+    return integer(int(value), dtype, "" if dtype is INDEX else element_type(dtype))

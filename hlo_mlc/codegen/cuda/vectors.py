@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from hlo_mlc.codegen.clike.spelling import choice, infix
+from hlo_mlc.codegen.clike.values import Values, identifier, offset
 from hlo_mlc.codegen.cuda import types
-from hlo_mlc.codegen.cuda.spelling import choice, infix
-from hlo_mlc.codegen.cuda.values import Values, identifier, offset
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads

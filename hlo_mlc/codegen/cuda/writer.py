@@ -1,103 +1,20 @@
-"""What all statements of a kernel are written with: lines, names of variables, places of buffers,
-and updates of elements."""
+"""What all statements of a block of threads are written with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-
-from hlo_mlc.codegen.cuda import types
+from hlo_mlc.codegen.clike import writer
+from hlo_mlc.codegen.clike.values import Lines, Memory
 from hlo_mlc.codegen.cuda.barriers import Barriers
-from hlo_mlc.codegen.cuda.values import Lines, Memory, Values
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32, F64
-from hlo_mlc.loops.core import Accumulate, Store
+from hlo_mlc.expr.core import Buffer
 
 
-class Writer:
+class Writer(writer.Writer):
     """The state of writing the function that a block of `threads` threads runs."""
 
     def __init__(self, memory: Memory, barriers: Barriers, threads: int) -> None:
-        self.memory, self.barriers, self.threads = memory, barriers, threads
+        super().__init__(memory)
+        self.barriers, self.threads = barriers, threads
         self.header = Lines()  # declarations at the start of the function
-        self.lines = Lines()
-        self.variables: dict[Var, str] = {}
         # Shared memory that the threads of the nest at hand fill and do not look at.
         self.filled: frozenset[Buffer] = frozenset()
         self.copies = False  # whether any go on while threads do
-
-    def bind(self, var: Var, text: str) -> None:
-        """Say what a variable is called here."""
-        self.variables[var] = text
-
-    def values(self, given: Mapping[Expr, str] | None = None) -> Values:
-        """What writes the expressions of one statement."""
-        return Values(self.memory, self.lines, self.variables, given)
-
-    @contextmanager
-    def braces(self, head: str) -> Iterator[None]:
-        self.lines.emit(f"{head} {{")
-        self.lines.depth += 1
-        yield
-        self.lines.depth -= 1
-        self.lines.emit("}")
-
-    @contextmanager
-    def guarded(self, guard: Expr | None) -> Iterator[None]:
-        """What happens only where the guard holds."""
-        if guard is None:
-            yield
-            return
-        condition, = self.values().write(guard)
-        with self.braces(f"if ({condition})"):
-            yield
-
-    def store(self, stmt: Store) -> None:
-        with self.guarded(stmt.guard):
-            values = self.values()
-            value, = values.write(stmt.value)
-            self.lines.emit(f"{values.element(stmt.buffer, stmt.indices)} = {value};")
-
-    def accumulate(self, stmt: Accumulate) -> None:
-        with self.guarded(stmt.guard):
-            self.update(stmt, self.values())
-
-    def update(self, stmt: Accumulate, values: Values) -> None:
-        """An update, all of whose loads `values` may know already."""
-        factors = self._factors(stmt)
-        if factors is not None:
-            x, y = values.write(*factors)
-            target = values.element(stmt.buffers[0], stmt.indices)
-            function = "fma" if factors[0].dtype is F64 else "__fmaf_rn"
-            self.lines.emit(f"{target} = {function}({x}, {y}, {target});")
-            return
-        terms = values.write(*stmt.terms)
-        targets = [values.element(b, stmt.indices) for b in stmt.buffers]
-        if not stmt.combiner.name:  # a combiner may use its operands several times
-            for position, (term, var) in enumerate(zip(terms, stmt.combiner.rhs, strict=True)):
-                terms[position] = self.lines.temporary()
-                self.lines.emit(f"const {types.element_type(var.dtype)} {terms[position]} = "
-                                f"{term};")
-        self.combine(stmt, targets, terms, targets)
-
-    def _factors(self, stmt: Accumulate) -> tuple[Expr, Expr] | None:
-        """A product that is added to a float sum is rounded together with the sum."""
-        term = self.memory.legalized(stmt.terms[0]) if stmt.combiner.name == "add" else None
-        if isinstance(term, Apply) and term.op == "mul" and term.dtype in (F32, F64):
-            return term.args
-        return None
-
-    def combine(self, stmt: Accumulate, lhs: Sequence[str], rhs: Sequence[str],
-                targets: Sequence[str]) -> None:
-        """targets = combiner(lhs, rhs)"""
-        combiner = stmt.combiner
-        operands = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs, *rhs), strict=True))
-        results = Values(self.memory, self.lines, operands).write(*combiner.results)
-        if len(results) > 1:
-            for position, var in enumerate(combiner.lhs):
-                name = self.lines.temporary()
-                self.lines.emit(f"const {types.element_type(var.dtype)} {name} = "
-                                f"{results[position]};")
-                results[position] = name
-        for target, result in zip(targets, results, strict=True):
-            self.lines.emit(f"{target} = {result};")

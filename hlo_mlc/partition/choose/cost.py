@@ -25,6 +25,7 @@ from hlo_mlc.partition.choose.xla_time import (
     xla_us,
 )
 from hlo_mlc.partition.estimate import Estimate, Prediction
+from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
@@ -296,6 +297,12 @@ def by_gain(plan: Plan) -> list[Kernel]:
         saved[fingerprint] = saved.get(fingerprint, 0.0) - _lost_us(cluster, verdict)
     return sorted(kernels.values(),  # by powers of two
                   key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1])
+
+
+def is_small_unit(unit: Unit, target: CpuTarget) -> bool:
+    """Whether a unit is too small to deserve a kernel of its own."""
+    nests = (Nest(joined.stages, joined.shared) for joined in unit.nests)
+    return all(is_small(step, target) for step in (*unit.steps, *nests))
 
 
 def is_small(step: Step, target: CpuTarget) -> bool:

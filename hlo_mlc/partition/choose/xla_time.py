@@ -296,6 +296,8 @@ def _is_scalar(stage: Stage) -> bool:
 def _walks_across(stage: Stage) -> bool:
     """Some of what neighbours read lies far apart, or side by side along another axis."""
     read = {load for e in stage.expressions for load in loads(e)}
+    if not stage.axes:
+        return False
     last = stage.axes[-1]
     apart = {load: abs(stride(load, last) or 0) for load in read}
     return any(step >= _FAR or (step > 1 and any(stride(load, v) == 1 for v in stage.axes))

@@ -17,17 +17,15 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Named, Parameters, Scheduled
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
 THREADS = 256
 
 
-class CudaTemplate(Protocol):
+class CudaTemplate(Named, Protocol):
     """A class of kernels on a GPU."""
-
-    name: str
 
     def refusal(self, nest: Nest) -> str:
         """Why this template cannot compute the nest; empty where it can."""

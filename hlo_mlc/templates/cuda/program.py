@@ -4,7 +4,6 @@ loops in one launch where their bodies are small or their number of rounds is no
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
@@ -12,7 +11,7 @@ from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, open_schedule, work
+from hlo_mlc.templates.base import Decision, Parameters, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import plan_arena
@@ -31,24 +30,14 @@ MOST_ROUNDS = 1000
 GRID = "grid"
 
 
-@dataclass(frozen=True, slots=True)
-class CudaDecision:
-    """The template chosen for one nest, its parameters, and why others were not taken."""
-
-    nest: Nest
-    template: CudaTemplate
-    parameters: Parameters
-    refused: tuple[tuple[str, str], ...]
-
-    @property
-    def space(self) -> Mapping[str, tuple[int, ...]]:
-        """The values that each parameter may take."""
-        return {**self.template.space(self.nest), GRID: (0, 1, 4, 8)}
+def space_of(decision: Decision[CudaTemplate]) -> Mapping[str, tuple[int, ...]]:
+    """The values that each parameter of a nest may take."""
+    return {**decision.template.space(decision.nest), GRID: (0, 1, 4, 8)}
 
 
 def schedule_program(program: TensorProgram, target: CudaTarget,
                      tuned: Mapping[int, Parameters] | None = None,
-                     ) -> tuple[LoopProgram, tuple[CudaDecision, ...]]:
+                     ) -> tuple[LoopProgram, tuple[Decision[CudaTemplate], ...]]:
     """Loops for the whole kernel, of which the outermost are launches.
 
     tuned: for the position of a nest (in program order) parameters that its template has.
@@ -81,7 +70,7 @@ def choose_template(nest: Nest
 class _Assembler:
     def __init__(self, target: CudaTarget, tuned: Mapping[int, Parameters]) -> None:
         self.target, self.tuned = target, tuned
-        self.decisions: list[CudaDecision] = []
+        self.decisions: list[Decision[CudaTemplate]] = []
         self.extra: dict[Step, list[Buffer]] = {}
 
     def top(self, step: Step) -> tuple[Stmt, ...]:
@@ -120,7 +109,7 @@ class _Assembler:
         parameters = {**template.default(nest, self.target), GRID: 0,
                       **self.tuned.get(len(self.decisions), {})}
         scheduled = template.apply(nest, parameters, outer)
-        self.decisions.append(CudaDecision(nest, template, parameters, refused))
+        self.decisions.append(Decision(nest, template, parameters, refused))
         scratch += scheduled.scratch
         blocks = parameters[GRID] * self.target.multiprocessors
         return _persistent(nest, scheduled.body, blocks) if blocks else scheduled.body

@@ -92,12 +92,6 @@ class ScatterTemplate:
                                lambda b: (thread_loop(t, one(b)),)),), ())
 
 
-def depends_on_order(nest: Nest) -> bool:
-    """Whether last bits of what this template computes may differ from run to run."""
-    return any(a.buffer.dtype.is_float and _update(a)[0] in ("add", "mul")
-               for a in nest.stages[0].assigns)
-
-
 def _update(assign: Assign) -> tuple[str, Expr] | None:
     """The op and the term with which an assignment updates its element."""
     def is_own(e: Expr) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hlo_mlc.codegen.cuda.spelling import Binding, binding, cast, choice, infix
+from hlo_mlc.codegen.clike.spelling import Binding, binding, cast, choice, infix
 
 
 @pytest.mark.parametrize(("text", "expected"), [

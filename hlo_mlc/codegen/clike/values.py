@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from hlo_mlc.codegen.cuda import scalar, types
-from hlo_mlc.codegen.cuda.spelling import Binding, binding, choice
+from hlo_mlc.codegen.clike.dialect import Dialect
+from hlo_mlc.codegen.clike.spelling import Binding, binding, choice
 from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr import core, index
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var
@@ -19,7 +19,7 @@ _SHORT = 56
 
 
 class Place(NamedTuple):
-    """Where a buffer lies: the C++ name of its first element's pointer, or of the variable that
+    """Where a buffer lies: the name of its first element's pointer, or of the variable that
     holds its only element; `owned` first axes are those of the threads, and not in memory.
     `is_constant` is memory that nobody writes while the function runs."""
 
@@ -32,15 +32,15 @@ class Place(NamedTuple):
 class Memory:
     """The buffers that code can reach, and the legal forms of expressions, for one kernel."""
 
-    def __init__(self, places: Mapping[Buffer, Place]) -> None:
-        self.places = dict(places)
+    def __init__(self, places: Mapping[Buffer, Place], dialect: Dialect) -> None:
+        self.places, self.dialect = dict(places), dialect
         self._legal: dict[Expr, Expr] = {}
 
     def legalized(self, node: Expr) -> Expr:
-        """`node` in terms of ops that GPUs have."""
+        """`node` in terms of ops that the language has."""
         if node.dtype is INDEX and not core.loads(node):
             return node
-        return legalize(node, memo=self._legal)
+        return legalize(node, has_fma=self.dialect.has_fma, memo=self._legal)
 
 
 def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
@@ -52,7 +52,7 @@ def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
 
 
 class Lines:
-    """Indented lines of C++, and names that are not taken yet."""
+    """Indented lines, and names that are not taken yet."""
 
     def __init__(self, depth: int = 1) -> None:
         self.text: list[str] = []
@@ -81,13 +81,14 @@ class Lines:
 class Values:
     """Writes the expressions of one statement.
 
-    `variables` are the C++ texts of variables; `given` those of other expressions that stand
+    `variables` are the texts of variables; `given` those of other expressions that stand
     somewhere already (elements of loaded vectors).
     """
 
     def __init__(self, memory: Memory, lines: Lines, variables: Mapping[Var, str],
                  given: Mapping[Expr, str] | None = None) -> None:
         self.memory, self.lines, self.variables = memory, lines, variables
+        self.dialect = memory.dialect
         self.texts: dict[Expr, str] = dict(given or {})
 
     def write(self, *roots: Expr) -> list[str]:
@@ -114,14 +115,14 @@ class Values:
     def _spell(self, node: Expr, uses: Mapping[Expr, int]) -> str:
         match node:
             case Const():
-                return types.literal(node)
+                return self.dialect.literal(node)
             case Var():
                 return self.variables[node]
             case Load():
                 return self._name(node, self._load(node, uses), uses)
             case Apply() if node.op == "select_unlikely" and _is_long(node.args[1]):
                 return self._branch(node, uses)
-        return self._name(node, scalar.spell(node, [self.texts[a] for a in node.args]), uses)
+        return self._name(node, self.dialect.spell(node, [self.texts[a] for a in node.args]), uses)
 
     def _name(self, node: Expr, text: str, uses: Mapping[Expr, int]) -> str:
         used = uses.get(node, 1)
@@ -132,7 +133,7 @@ class Values:
         if node.dtype is INDEX and used == 1 and isinstance(node, Apply):
             return text
         name = self.lines.temporary()
-        self.lines.emit(f"const {types.type_of(node)} {name} = {text};")
+        self.lines.emit(f"const {self.dialect.type_of(node)} {name} = {text};")
         return name
 
     def _load(self, node: Load, uses: Mapping[Expr, int]) -> str:
@@ -155,7 +156,7 @@ class Values:
         """select_unlikely: the rare side is computed only where it is needed."""
         condition, slow, fast = node.args
         name = self.lines.temporary()
-        self.lines.emit(f"{types.type_of(node)} {name} = {self.texts[fast]};")
+        self.lines.emit(f"{self.dialect.type_of(node)} {name} = {self.texts[fast]};")
         self.lines.emit(f"if ({self.texts[condition]}) {{")
         self.lines.depth += 1
         inner = Values(self.memory, self.lines, self.variables, self.texts)
@@ -167,7 +168,7 @@ class Values:
 
 
 def identifier(name: str) -> str:
-    """A name of ours as one of C++'s."""
+    """A name of ours as one of the language's."""
     return re.sub(r"\W", "_", name)
 
 

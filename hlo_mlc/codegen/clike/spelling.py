@@ -1,4 +1,4 @@
-"""Nesting C++ expressions in each other, with the parentheses that they need and no others."""
+"""Nesting expressions in each other, with the parentheses that they need and no others."""
 
 from __future__ import annotations
 

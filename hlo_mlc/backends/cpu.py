@@ -1,0 +1,185 @@
+"""Kernels for CPUs: LLVM IR, one machine function each, linked into this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hlo_mlc.backends.base import BuiltKernel, KernelObject, Source
+from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
+from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.partition.choose.cost import (
+    choose_all,
+    choose_predicted,
+    completion,
+    is_small_unit,
+    predict,
+    predict_rejected,
+    worth_it,
+)
+from hlo_mlc.partition.choose.shares import least_us
+from hlo_mlc.partition.fuse.groups import Unit
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.partition.plan import LIMITS, Chooser, Cluster, Plan, Verdict, with_taken
+from hlo_mlc.report import KernelReport, Report
+from hlo_mlc.runtime import variants
+from hlo_mlc.runtime.rates import with_known_rates
+from hlo_mlc.runtime.records import OURS, Schedules, open_records, target_key
+from hlo_mlc.runtime.variants import KernelCode, Lease
+from hlo_mlc.support.errors import CodeLimitError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import HOST, CpuTarget
+from hlo_mlc.target.levels import planned_for
+from hlo_mlc.templates.base import Decision, Named
+from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.replay import schedule_as_recorded
+
+
+@dataclass(frozen=True, slots=True)
+class LlvmSource:
+    """A kernel as LLVM IR."""
+
+    symbol: str
+    scratch_bytes: int
+    text: str
+    target: CpuTarget
+
+    def assemble(self) -> bytes:
+        """A relocatable object file."""
+        return compile_ir(self.text, self.target)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuKernel(BuiltKernel):
+    """A kernel in this process."""
+
+    code: KernelCode
+    lease: Lease
+
+    def publish(self) -> None:
+        """Make it what programs call from now on."""
+        variants.publish(self.lease.kernel_id, self.code)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuBackend:
+    """CPUs; `hlo_mlc/backends/base.py` says what each of these is."""
+
+    target: CpuTarget
+
+    machines = "CPUs"
+    limits = LIMITS
+    refusals = (CodeLimitError,)
+    splits_complex = has_checks = is_bounded = True
+    suffixes = ("ll", "s")
+
+    @property
+    def variant(self) -> str:
+        """Programs for this machine and for levels below it may be in one process, and each calls
+        its own code."""
+        level = "" if self.target.name == HOST else f"-{self.target.name}"
+        return f"{level}-deterministic" if self.target.deterministic else level
+
+    @property
+    def identity(self) -> str:
+        return str(self.target)
+
+    def require(self) -> None:
+        pass
+
+    def warm_up(self) -> None:
+        warm_up(self.target)
+
+    def chooser(self, options: Options) -> Chooser:
+        rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
+        return lambda cluster: rule(cluster, self.target)
+
+    def is_small(self, unit: Unit) -> bool:
+        return is_small_unit(unit, self.target)
+
+    def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        plan = worth_it(plan, self.target)
+        if more := completion(plan, self.target, refused):
+            plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
+                              "starts no thread for it")
+        return plan
+
+    def least_us(self, node: Node) -> float:
+        return least_us(node, self.target)
+
+    def schedules(self, kernel: Kernel, options: Options) -> Schedules:
+        known = open_records(options).get(kernel.fingerprint, target_key(self.target))
+        return {} if known is None else known.schedules
+
+    def schedule(self, program: TensorProgram, schedules: Schedules
+                 ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+        return schedule_as_recorded(program, self.target, schedules)
+
+    def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> LlvmSource:
+        return LlvmSource(loops.name, loops.scratch_bytes,
+                          print_program(loops, self.target, checked, most_lines), self.target)
+
+    def listing(self, made: KernelObject, source: Source | None) -> str:
+        return "" if source is None else assembly(source.text, self.target)
+
+    def load(self, kernel: Kernel, made: KernelObject) -> CpuKernel:
+        code = variants.load_object(made.code, made.symbol, made.scratch_bytes)
+        return CpuKernel(kernel, made.nests, made.lines, made.proof, code,
+                         variants.lease(kernel.fingerprint + self.variant))
+
+    def completed(self, graph: Graph, built: Mapping[str, BuiltKernel]) -> Graph:
+        return graph
+
+    def reported(self, report: Report, plan: Plan, options: Options) -> Report:
+        return replace(
+            report, predicted=predict(plan, self.target), rejected=predict_rejected(plan),
+            level="" if self.target.name == HOST else self.target.name,
+            kernels=tuple(_as_tuned(k, options, self.target) for k in report.kernels))
+
+
+def cpu_backend(options: Options) -> CpuBackend:
+    """The CPU that the options name."""
+    return CpuBackend(target_of(options))
+
+
+def target_of(options: Options) -> CpuTarget:
+    """The CPU to generate code for, and how fast it is, as far as that was measured.
+
+    Raises: UnknownTargetError for what is no CPU, or one that has more than this machine.
+    """
+    target = planned_for(options.target)
+    if options.threads is not None:
+        target = replace(target, cores=options.threads)
+    if options.deterministic:
+        return replace(target, deterministic=True)
+    return with_known_rates(target, options)
+
+
+def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
+    records = open_records(options)
+
+    def choose(cluster: Cluster, target: CpuTarget) -> Verdict:
+        predicted = choose_predicted(cluster, target)
+        known = records.get(cluster.kernel.fingerprint, target_key(target))
+        if known is None or not known.choice:
+            return predicted
+        found = known.measured
+        return replace(predicted, take=known.choice == OURS, recorded=True,
+                       ours_us=found.ours_us, xla_us=found.xla_us,
+                       reason=f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times "
+                              "as long as ours")
+
+    return choose
+
+
+def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:
+    """The report with what tuning measured of the kernel, if it is built as recorded."""
+    known = open_records(options).get(kernel.id, target_key(target))
+    if known is None or any(
+            position >= len(kernel.nests) or template != kernel.nests[position].template
+            or not parameters.items() <= kernel.nests[position].parameters.items()
+            for position, (template, parameters) in known.schedules.items()):
+        return kernel
+    return replace(kernel, tuned=known.measured)

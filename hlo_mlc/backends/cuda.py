@@ -1,0 +1,240 @@
+"""Kernels for NVIDIA GPUs: CUDA C++, and the launches that run its functions.
+
+How fast these kernels are has not been measured: what `choose="auto"` takes of them follows from a
+model (partition/choose/gpu_cost.py).
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+
+from hlo_mlc.backends.base import BuiltKernel, KernelObject, Source
+from hlo_mlc.codegen.cuda import compile as nvrtc
+from hlo_mlc.codegen.cuda.compile import Compiled
+from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
+from hlo_mlc.codegen.cuda.printer import print_program
+from hlo_mlc.codegen.cuda.raw import raw_kernel
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.frontend.emit import KERNEL_OP
+from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
+from hlo_mlc.partition.choose.cost import is_small_unit
+from hlo_mlc.partition.choose.gpu_cost import choose_all, choose_predicted
+from hlo_mlc.partition.fuse.groups import Unit
+from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.partition.plan import Chooser, Plan
+from hlo_mlc.report import Report
+from hlo_mlc.runtime import cuda
+from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target import cpu
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates.base import Decision, Named
+from hlo_mlc.templates.cuda.program import schedule_program
+from hlo_mlc.templates.cuda.rows import kept_bytes
+from hlo_mlc.tensor.core import TensorProgram
+
+# Simple operations of a factor that each tile of a product does again: few beside the products of
+# its 64 rows or columns or more.  Not measured.
+PROLOGUE = 8
+LEFT = {
+    **dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort"),
+    **dict.fromkeys(("stablehlo.case", "stablehlo.if"), "on GPUs XLA chooses between branches"),
+}
+
+
+def limits_of(target: CudaTarget) -> FusionLimits:
+    """What kernels compute where it is needed."""
+    return FusionLimits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
+                        folds_both_ways=False, left=LEFT)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCode:
+    """What is kept of a kernel: CUDA C++ with the launches that run it, and its machine code."""
+
+    source: CudaSource
+    compiled: Compiled
+    depends_on_order: bool  # of threads: in last bits of sums of floats
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What each function needs, a line each, and what else there is to say."""
+        asked = {launch.function: launch.shared_bytes for launch in self.source.launches}
+        lines = (f"{name}: {use.registers} registers, {use.shared_bytes + asked.get(name, 0)} "
+                 f"bytes of shared memory, {use.spilled_bytes} bytes spilled"
+                 for name, use in self.compiled.usage.items())
+        note = ("floats are added in the order in which threads arrive: last bits may differ "
+                "between runs",) if self.depends_on_order else ()
+        return (*lines, *note)
+
+    def pack(self) -> bytes:
+        """All of it as bytes."""
+        about = json.dumps({"source": asdict(self.source),
+                            "depends_on_order": self.depends_on_order}).encode()
+        return _LENGTH.pack(len(about)) + about + self.compiled.pack()
+
+    @classmethod
+    def unpack(cls, data: bytes) -> CudaCode:
+        """What `pack` made bytes of."""
+        (length,) = _LENGTH.unpack_from(data)
+        end = _LENGTH.size + length
+        about = json.loads(data[_LENGTH.size:end])
+        source = about["source"]
+        launches = tuple(Launch(**{**each, "buffers": tuple(each["buffers"]),
+                                   "counters": tuple(each["counters"])})
+                         for each in source["launches"])
+        return cls(CudaSource(source["text"], launches, source["scratch_bytes"]),
+                   Compiled.unpack(data[end:]), about["depends_on_order"])
+
+
+_LENGTH = struct.Struct("<Q")  # of the description in front of machine code
+
+
+@dataclass(frozen=True, slots=True)
+class NvrtcSource:
+    """A kernel as CUDA C++."""
+
+    symbol: str
+    source: CudaSource
+    depends_on_order: bool
+    target: CudaTarget
+
+    @property
+    def text(self) -> str:
+        return self.source.text
+
+    @property
+    def scratch_bytes(self) -> int:
+        return self.source.scratch_bytes
+
+    def assemble(self) -> bytes:
+        """A `CudaCode`."""
+        return CudaCode(self.source, nvrtc.compile_source(self.source, self.target),
+                        self.depends_on_order).pack()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GpuKernel(BuiltKernel):
+    """A kernel for GPUs: its CUDA C++ with the launches that run it, and its machine code, which
+    is for the GPUs here or for others."""
+
+    code: CudaCode
+    target: CudaTarget
+    is_here: bool
+
+    @property
+    def source(self) -> CudaSource:
+        """The CUDA C++ with its launches."""
+        return self.code.source
+
+    @property
+    def compiled(self) -> Compiled:
+        """The machine code of its functions."""
+        return self.code.compiled
+
+    @property
+    def resources(self) -> tuple[str, ...]:
+        """What each function needs, a line each, and what else there is to say."""
+        return self.code.resources
+
+    def raw_kernel(self, launch: int = 0) -> object:
+        """The function of one of the launches (`source.launches`) as a `cupy.RawKernel`.
+
+        Raises: CodegenError where CuPy is missing.
+        """
+        return raw_kernel(self.source, self.source.launches[launch].function)
+
+    def publish(self) -> None:
+        """Make it what programs call from now on, if they run on the GPUs here."""
+        if self.is_here and not cuda.exists(self.kernel.fingerprint):
+            cuda.publish(self.kernel.fingerprint, self.compiled.cubin, self.source.functions,
+                         self.source.plan)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBackend:
+    """NVIDIA GPUs, those here or others; `hlo_mlc/backends/base.py` says what each of these is."""
+
+    target: CudaTarget
+    is_here: bool = False
+
+    machines = "GPUs"
+    refusals = (CodegenError,)
+    splits_complex = has_checks = is_bounded = False
+    suffixes = ("cu", "resources.txt")
+    variant = ""
+
+    @property
+    def limits(self) -> FusionLimits:
+        return limits_of(self.target)
+
+    @property
+    def identity(self) -> str:
+        return f"{self.target}\n{nvrtc.version()}\n{nvrtc.OPTIONS}"
+
+    def require(self) -> None:
+        nvrtc.require()
+
+    def warm_up(self) -> None:
+        pass
+
+    def chooser(self, options: Options) -> Chooser:
+        rule = choose_all if options.choose == "ours" else choose_predicted
+        return lambda cluster: rule(cluster, self.target)
+
+    def is_small(self, unit: Unit) -> bool:
+        return is_small_unit(unit, cpu.host())
+
+    def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        return plan
+
+    def least_us(self, node: Node) -> float:
+        return 0.0  # there is no model of what it takes there
+
+    def schedules(self, kernel: Kernel, options: Options) -> Schedules:
+        return {}
+
+    def schedule(self, program: TensorProgram, schedules: Schedules
+                 ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
+        return schedule_program(program, self.target)
+
+    def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> NvrtcSource:
+        return NvrtcSource(loops.name, print_program(loops, self.target), _depends_on_order(loops),
+                           self.target)
+
+    def listing(self, made: KernelObject, source: Source | None) -> str:
+        return "\n".join(CudaCode.unpack(made.code).resources) + "\n"
+
+    def load(self, kernel: Kernel, made: KernelObject) -> GpuKernel:
+        return GpuKernel(kernel, made.nests, made.lines, made.proof, CudaCode.unpack(made.code),
+                         self.target, self.is_here)
+
+    def completed(self, graph: Graph, built: Mapping[str, BuiltKernel]) -> Graph:
+        """Each kernel with the scratch that its call is to be given: memory that is taken during an
+        execution could not be captured into a command buffer."""
+        nodes = tuple(self._with_scratch(node, built) for node in graph.nodes)
+        return graph if nodes == graph.nodes else replace(graph, nodes=nodes)
+
+    def _with_scratch(self, node: Node, built: Mapping[str, BuiltKernel]) -> Node:
+        if node.op == KERNEL_OP:
+            kernel = built[str(node.attributes["id"])]
+            size = kernel.source.scratch_bytes if isinstance(kernel, GpuKernel) else 0
+            return replace(node, attributes={**node.attributes, "scratch_bytes": size}) if size \
+                else node
+        regions = tuple(self.completed(region, built) for region in node.regions)
+        return node if regions == node.regions else replace(node, regions=regions)
+
+    def reported(self, report: Report, plan: Plan, options: Options) -> Report:
+        return report
+
+
+def _depends_on_order(loops: LoopProgram) -> bool:
+    """Whether last bits of results may differ from run to run."""
+    return any(isinstance(stmt, Accumulate) and stmt.atomic and stmt.combiner.name in ("add", "mul")
+               and stmt.buffers[0].dtype.is_float for stmt in walk(loops.body))

@@ -1,0 +1,1 @@
+"""What printers of languages like C have in common."""

@@ -1,0 +1,32 @@
+"""What compiles a function for each of JAX's platforms, and which kernels it made for GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hlo_mlc.backends.base import Backend
+from hlo_mlc.backends.cpu import cpu_backend
+from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
+from hlo_mlc.interop.devices import CPU, CUDA, target_here
+from hlo_mlc.report import Report
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cuda import named, names
+
+
+def gpu_backend(options: Options) -> CudaBackend:
+    """The architecture that is asked for, or that of the GPUs here, or without one the newest that
+    we know.
+
+    Raises: UnknownTargetError for GPUs that none of our architectures runs on.
+    """
+    if options.target in names():
+        return CudaBackend(named(options.target))
+    return CudaBackend(target_here() or named(names()[-1]), is_here=True)
+
+
+BACKENDS: Mapping[str, Callable[[Options], Backend]] = {CPU: cpu_backend, CUDA: gpu_backend}
+
+
+def gpu_kernels(report: Report) -> tuple[GpuKernel, ...]:
+    """The kernels that a report on a program for GPUs speaks of."""
+    return tuple(k.kept for k in report.kernels if isinstance(k.kept, GpuKernel))
