@@ -11,6 +11,7 @@
 #include "mlc_abi.h"
 #include "scratch_pool.h"
 #include "thread_team.h"
+#include "trace.h"
 #include "variant_table.h"
 #include "worker_pool.h"
 
@@ -33,6 +34,14 @@ int WithinMemory(const Function& function) {
   } catch (const std::bad_alloc&) {
     return kNoMemory;
   }
+}
+
+// What mlc_trace_begin gave.
+std::shared_ptr<mlc::Trace>& Held(void* trace) {
+  return *static_cast<std::shared_ptr<mlc::Trace>*>(trace);
+}
+const std::shared_ptr<mlc::Trace>& Held(const void* trace) {
+  return *static_cast<const std::shared_ptr<mlc::Trace>*>(trace);
 }
 
 }  // namespace
@@ -94,6 +103,31 @@ int mlc_profile_read(const char* id, int64_t* calls, int64_t* nanoseconds) {
 }
 
 void mlc_profile_reset(void) { VariantTable::Get().ResetCalls(); }
+
+void* mlc_trace_begin(int64_t spans_per_thread) {
+  std::shared_ptr<mlc::Trace>* held = nullptr;
+  WithinMemory([&] {
+    auto room = std::make_unique<std::shared_ptr<mlc::Trace>>();
+    *room = mlc::Trace::Begin(spans_per_thread);
+    if (*room != nullptr) held = room.release();
+    return kDone;
+  });
+  return held;
+}
+
+void mlc_trace_end(void* trace) { Held(trace)->End(); }
+
+void mlc_trace_release(void* trace) { delete &Held(trace); }
+
+int mlc_trace_lane(const void* trace, int64_t number, MlcLane* lane) {
+  if (number < 0 || number >= Held(trace)->lane_count()) return kNo;
+  *lane = Held(trace)->lane(number);
+  return kDone;
+}
+
+const char* mlc_trace_kernel(const void* trace, int64_t number) {
+  return Held(trace)->kernel_id(number);
+}
 
 int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int64_t scratch_bytes,
             int64_t thread_count) {

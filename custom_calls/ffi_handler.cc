@@ -14,6 +14,7 @@
 #include "huge_pages.h"
 #include "mlc_abi.h"
 #include "thread_team.h"
+#include "trace.h"
 #include "variant_table.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -117,9 +118,13 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   ffi::ThreadPool pool =
       *ffi::CtxDecoding<ffi::ThreadPool>::Decode(frame->api, frame->ctx, diagnostic);
   XlaExecutor executor(pool);
-  ThreadTeam team(executor, pool.num_threads());
   Slot& slot = *(*state)->slot;
-  if (!RunVariant(slot, team, buffers.data(), (*state)->dims.data())) {
+  const Tracer tracer(slot.id());
+  ThreadTeam team(executor, pool.num_threads(), tracer);
+  bool ran = false;
+  tracer.Run(MLC_WHOLE_KERNEL,
+             [&] { ran = RunVariant(slot, team, buffers.data(), (*state)->dims.data()); });
+  if (!ran) {
     return ffi::internal::CreateError(
         frame->api,
         ffi::Error(ffi::ErrorCode::kResourceExhausted,

@@ -127,6 +127,39 @@ MLC_EXPORT int mlc_run(MlcEntry entry, void** buffers, const int64_t* dims, int6
                        int64_t thread_count);
 MLC_EXPORT const char* mlc_fault(void);
 
+/* ---- Traces: when kernels ran, and on which threads --------------------------------------- */
+
+#define MLC_WHOLE_KERNEL (-1)
+
+/* From when to when, in nanoseconds of the clock that does not jump (CLOCK_MONOTONIC), a kernel or
+ * one of its tasks ran. */
+typedef struct MlcSpan {
+  int64_t begin_ns;
+  int64_t end_ns;
+  int64_t kernel; /* its number in the trace: see mlc_trace_kernel */
+  int64_t task;   /* MLC_WHOLE_KERNEL for the kernel itself */
+} MlcSpan;
+
+/* What one thread ran, in the order in which it ended. */
+typedef struct MlcLane {
+  int64_t thread; /* as the system numbers them */
+  const MlcSpan* spans;
+  int64_t count;
+  int64_t lost; /* spans for which there was no room */
+} MlcLane;
+
+/* Begins to record all kernels inside XLA programs, with so many spans of each thread at most; NULL
+ * while another trace is being recorded, or when memory ran out. Every trace is to be ended, and
+ * then released. Executions that began before its end may add to it until it is released. */
+MLC_EXPORT void* mlc_trace_begin(int64_t spans_per_thread);
+MLC_EXPORT void mlc_trace_end(void* trace);
+MLC_EXPORT void mlc_trace_release(void* trace);
+
+/* What was recorded by now: the lanes and ids of the kernels, numbered from 0. 0, or NULL, where
+ * there is none of that number. */
+MLC_EXPORT int mlc_trace_lane(const void* trace, int64_t number, MlcLane* lane);
+MLC_EXPORT const char* mlc_trace_kernel(const void* trace, int64_t number);
+
 /* ---- Kernels for NVIDIA GPUs ------------------------------------------------------------- */
 
 /* Makes machine code (a cubin) with these functions, and a sequence of launches of them, what runs

@@ -34,8 +34,10 @@ constexpr int64_t kMostShares = 16;
 // has left; such a one finds no task to claim, and touches neither body, closure nor executor.
 class Region final : public Job {
  public:
-  Region(Executor& executor, MlcTask body, void* closure, int64_t count, int64_t helpers)
+  Region(Executor& executor, const Tracer& tracer, MlcTask body, void* closure, int64_t count,
+         int64_t helpers)
       : executor_(executor),
+        tracer_(tracer),
         body_(body),
         closure_(closure),
         count_(count),
@@ -105,7 +107,7 @@ class Region final : public Job {
       if (task >= end) return finished;
       // Only now: an unfinished task keeps the caller, and with it the executor, in place.
       if (invite && finished == 0) Invite();
-      body_(closure_, task);
+      tracer_.Run(task, [&] { body_(closure_, task); });
       ++finished;
     }
   }
@@ -140,6 +142,7 @@ class Region final : public Job {
   }
 
   Executor& executor_;
+  const Tracer tracer_;
   const MlcTask body_;
   void* const closure_;
   const int64_t count_;
@@ -156,10 +159,11 @@ class Region final : public Job {
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(Executor& executor, int64_t thread_count)
+ThreadTeam::ThreadTeam(Executor& executor, int64_t thread_count, const Tracer& tracer)
     : MlcContext{&ThreadTeam::ParallelFor, std::max<int64_t>(thread_count, 1),
                  &ThreadTeam::RunChecked},
-      executor_(executor) {}
+      executor_(executor),
+      tracer_(tracer) {}
 
 void ThreadTeam::RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,
                             const int64_t* dims) {
@@ -168,11 +172,14 @@ void ThreadTeam::RunChecked(MlcContext* context, const MlcCheckedKernel* kernel,
 
 void ThreadTeam::ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count) {
   const int64_t helpers = std::min(count, context->thread_count) - 1;
-  Executor& executor = static_cast<ThreadTeam*>(context)->executor_;
-  Region* region =
-      helpers > 0 ? new (std::nothrow) Region(executor, body, closure, count, helpers) : nullptr;
+  const auto& team = *static_cast<ThreadTeam*>(context);
+  Region* region = helpers > 0 ? new (std::nothrow) Region(team.executor_, team.tracer_, body,
+                                                           closure, count, helpers)
+                               : nullptr;
   if (region == nullptr) {  // one task, one thread, or no memory to share the work
-    for (int64_t task = 0; task < count; ++task) body(closure, task);
+    for (int64_t task = 0; task < count; ++task) {
+      team.tracer_.Run(task, [&] { body(closure, task); });
+    }
     return;
   }
   region->Join();

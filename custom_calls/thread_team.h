@@ -6,6 +6,7 @@
 
 #include "checked_run.h"
 #include "mlc_abi.h"
+#include "trace.h"
 
 namespace mlc {
 
@@ -31,7 +32,7 @@ class Executor {
 // The context handed to one execution of a kernel; lives on the stack of that execution.
 class ThreadTeam : public MlcContext {
  public:
-  ThreadTeam(Executor& executor, int64_t thread_count);
+  ThreadTeam(Executor& executor, int64_t thread_count, const Tracer& tracer = {});
 
   // What the kernel failed by, if it has checks.
   const Fault& fault() const { return fault_; }
@@ -42,6 +43,7 @@ class ThreadTeam : public MlcContext {
   static void ParallelFor(MlcContext* context, MlcTask body, void* closure, int64_t count);
 
   Executor& executor_;
+  const Tracer tracer_;
   Fault fault_;
 };
 

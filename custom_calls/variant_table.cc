@@ -78,7 +78,7 @@ void VariantTable::Set(std::string_view id, Variant variant) {
   std::lock_guard<std::mutex> lock(mutex_);
   std::shared_ptr<Slot>& slot = slots_[std::string(id)];
   if (slot == nullptr) {
-    slot = std::make_shared<Slot>(variant);
+    slot = std::make_shared<Slot>(id, variant);
   } else {
     slot->Set(variant);
   }

@@ -28,11 +28,12 @@ struct Variant {
 // variant once.
 class Slot {
  public:
-  explicit Slot(Variant first) { Set(first); }
+  Slot(std::string_view id, Variant first) : id_(id) { Set(first); }
   ~Slot() { ScratchPool::Get().Forget(current().scratch_bytes); }
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
 
+  const std::string& id() const { return id_; }
   void Set(Variant variant);
   const Variant& current() const { return *current_.load(std::memory_order_acquire); }
 
@@ -48,6 +49,7 @@ class Slot {
  private:
   const Variant* Known(Variant variant);
 
+  const std::string id_;
   std::atomic<const Variant*> current_{nullptr};
   mutable std::mutex mutex_;
   std::string lines_;

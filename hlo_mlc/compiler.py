@@ -25,6 +25,7 @@ from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.choose.cost import by_gain
 from hlo_mlc.partition.choose.shares import runs
+from hlo_mlc.partition.drawing import plan_json
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict, partition, without
 from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
@@ -38,6 +39,9 @@ from hlo_mlc.support.faults import Fault
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import on_one_stack
 from hlo_mlc.tensor.core import Branch, Nest, Step
+
+PLAN_FILE = "31-plan.json"
+"""What the dump calls the plan as data."""
 
 _MOST_LOCATIONS = 8  # that the error of a kernel names: more say no more
 
@@ -135,6 +139,7 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         plan = without(drawn, graph, refused)
         if options.choose != "ours":
             plan = backend.weighed(plan, graph, refused)
+        record.attach(PLAN_FILE, functools.partial(plan_json, graph, plan))
         record.stage("partition", "30-plan.txt", functools.partial(_plan_text, plan))
         result = build_kernels(by_gain(plan), options, backend, record, most_lines)
         if not result.failed and not result.refused:

@@ -5,17 +5,21 @@ Every kernel is run alone to see how near it comes to the machine's limits.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import textwrap
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import numpy as np
 
-from hlo_mlc.backends.cpu import CpuKernel, cpu_backend
+from hlo_mlc.backends.cpu import CpuKernel, cpu_backend, target_of
 from hlo_mlc.building import built_kernel
 from hlo_mlc.limits import MachineLimits, best_us, machine_limits
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import DEFINITIONS, MOVEMENT, SUMMING
+from hlo_mlc.page import page_html
 from hlo_mlc.report import (
     WIDTH,
     KernelReport,
@@ -28,7 +32,9 @@ from hlo_mlc.report import (
     time_share,
     wrapped,
 )
+from hlo_mlc.runtime.files import JOURNAL, writable, write_for_others
 from hlo_mlc.runtime.measure import bind_kernel, made_up
+from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 
 _SECONDS_EACH = 0.02
@@ -49,7 +55,8 @@ class Explanation:
     """What became of a function: `print` shows it in 30 lines at most, or with all there is to say
     if it is `verbose`; `as_dict()` has the same as data.
 
-    `times` are those of kernels that were run alone, by their ids.
+    `times` are those of kernels that were run alone, by their ids. `compile_again` compiles the
+    same with other options, for who wants to watch.
     """
 
     name: str
@@ -57,6 +64,8 @@ class Explanation:
     times: Mapping[str, KernelTime]
     options: Options
     verbose: bool = False
+    compile_again: Callable[[Options], Report] | None = field(default=None, repr=False,
+                                                              compare=False)
 
     def __str__(self) -> str:
         return "\n".join(self._long() if self.verbose else self._short())
@@ -102,6 +111,25 @@ class Explanation:
                          else None} for kernel in self.kernels],
             "advice": self.advice,
         }
+
+    def html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes all of it as a page for a browser, with the user's lines, loops, LLVM IR and
+        assembly of each kernel and every stage of the compilation, which is done once more to see
+        them; it needs no network.
+
+        Raises: UsageError where the page cannot be written, or it is not known of what.
+        """
+        if self.compile_again is None:
+            raise UsageError("A page shows how the function is compiled: give explain(...) the "
+                             "arguments that it is called with")
+        file = writable(path, "a page")
+        with tempfile.TemporaryDirectory(prefix="hlo_mlc_page_") as folder:
+            self.compile_again(self.options.replace(dump_dir=Path(folder), settle=False))
+            limits = machine_limits(self.options) if self.times else None
+            page = page_html(self.as_dict(), self.report, Path(folder), target_of(self.options),
+                             limits, self.options.cache_dir / JOURNAL)
+        write_for_others(file, page.encode(), "a page")
+        return file
 
     def _short(self) -> list[str]:
         """At most `_MOST_LINES`: the head and what follows are never cut, kernels are."""
@@ -211,13 +239,15 @@ class Explanation:
         return ["", *lines[:_MOST_ADVICE]] if lines else []
 
 
-def explain(report: Report, options: Options, name: str, verbose: bool = False) -> Explanation:
+def explain(report: Report, options: Options, name: str, verbose: bool = False,
+            compile_again: Callable[[Options], Report] | None = None) -> Explanation:
     """What there is to say of a function; kernels whose time does not depend on their operands'
     values are timed.
 
     The first one on a machine also measures the machine, for a second.
     """
-    return Explanation(name, report, measure_kernels(report, options), options, verbose)
+    return Explanation(name, report, measure_kernels(report, options), options, verbose,
+                       compile_again)
 
 
 def duration(us: float) -> str:

@@ -137,8 +137,8 @@ _MEANING = {
     "rfactor": "folds into several vectors of partial results, which are folded at the end: lanes "
                "and latency are used.",
     "cascade": "adds up long sums in runs, and those in runs: less is lost in rounding.",
-    "split": "cuts a loop into blocks.",
-    "block": "cuts a loop into blocks, the last of them shorter.",
+    "split": "cuts a loop into blocks; what is left over is a loop of its own, or, if so told, a "
+             "shorter block.",
     "reorder": "exchanges nested loops.",
     "fuse": "makes one loop of two nested ones.",
     "unroll": "says that the iterations are to be written out.",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from hlo_mlc.expr.ops import OPS
+from hlo_mlc.loops.core import Stmt
 from hlo_mlc.ops.registry import ELEMENTWISE
 
 PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
@@ -15,9 +17,9 @@ PACKAGE = Path(__file__).parent.parent / "hlo_mlc"
 # Bottom first: a file may import from floors before its own, and from its own.
 FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "passes", "loops",
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
-          "backends", "building", "compiler", "explain", "interop", "cli", "__main__")
+          "backends", "building", "compiler", "page", "explain", "interop", "cli", "__main__")
 # Those of partition/, bottom first; what its files have in common stands below all of them.
-PARTITION = ("lower", "fuse", "naming", "plan", "choose")
+PARTITION = ("lower", "fuse", "naming", "plan", "drawing", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in ELEMENTWISE}
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -110,6 +112,19 @@ def test_facts_about_ops_stand_with_the_ops(path: Path) -> None:
             assert len(listed) <= MOST_LISTED, (
                 f"{module}:{listing.lineno} lists ops by name: {sorted(listed)}; what they have in "
                 "common is a column of expr/ops.py or ops/definition.py")
+
+
+# Templates that are schedules: naive loops rewritten by primitives.  This list only grows.
+SCHEDULES = ("columns", "elementwise", "plain", "short", "update")
+LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_construct_no_loops(name: str) -> None:
+    tree = ast.parse(MODULES[f"hlo_mlc.templates.{name}"].read_text())
+    built = {node.func.id for node in ast.walk(tree)
+             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)} & LOOP_BUILDERS
+    assert not built, f"templates/{name}.py builds {sorted(built)}: what schedule/ is for"
 
 
 def test_no_cycles_between_files() -> None:

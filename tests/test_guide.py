@@ -31,9 +31,9 @@ def test_its_blocks_run_in_order(
     assert names["value"] < 2.3, "it has not learned"
 
 
-def test_it_quotes_what_explain_says() -> None:
+def test_it_quotes_what_explain_says(tmp_path: Path) -> None:
     guide = _GUIDE.read_text()
-    short, block, compared = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
+    short, block, compared, timeline = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
     function = mlc_jit(lambda x: jnp.tanh(x).sum(-1), choose="ours")
     x = jnp.ones((64, 256))
     shown = str(function.explain(x))
@@ -45,6 +45,10 @@ def test_it_quotes_what_explain_says() -> None:
     table = str(hlo_mlc.compare(function, x, rounds=1))
     for phrase in ("jax.jit / ours", "a call", "  spread", "first call", "error against f64"):
         assert phrase in compared and phrase in table
+    traced = str(function.trace(x, path=tmp_path / "trace.json"))
+    for phrase in ("3 calls of ", " each (median), on ",
+                   "    a run   runs   tasks  at once  kernel\n", "trace.json: open it at https://ui.perfetto.dev"):
+        assert phrase in timeline and phrase in traced
     left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(8)).explain()
     for reason in ("predicted no faster than by XLA", "Fourier transforms "):
         assert reason in guide and reason in left

@@ -1,4 +1,4 @@
-"""`hlo-mlc dashboard`: the studies of tuning in a browser."""
+"""`hlo-mlc dashboard`: what was tuned, and is being tuned, in a browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from hlo_mlc.support.options import Options
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
 def dashboard(host: str, port: int) -> None:
-    """Serves the studies in HLO_MLC_CACHE with optuna-dashboard, until an interrupt.
+    """Serves what was tuned with HLO_MLC_CACHE, until an interrupt.
+
+    It opens on an overview of all kernels: how much faster each is than by its default schedule and
+    than XLA's code, what was recorded, the trials, and what is being tuned now. Each leads to its
+    study in optuna-dashboard.
 
     Port 0 takes any free one. There is no authentication: on another address than the loopback,
     everybody who can reach it can change the studies.

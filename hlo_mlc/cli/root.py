@@ -27,6 +27,7 @@ _COMMANDS = {
     "demo": "Compares us with jax.jit on parts of models, loops and single operations.",
     "bench": "Runs benchmarks against jax.jit.",
     "inspect": "Explains what of a program runs in our kernels, and why the rest does not.",
+    "report": "Writes all that is known of a program as a page for a browser.",
     "tune": "Finds the fastest schedules of a program's kernels and records them.",
     "dashboard": "Serves the studies of tuning in a browser.",
     "records": "Lists, exports or imports what tuning found out.",

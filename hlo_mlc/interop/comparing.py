@@ -186,11 +186,9 @@ class _Sides:
         origin = fun.origin
         arguments = {name: value for name, value in origin.jit_arguments.items()
                      if name not in ("donate_argnums", "donate_argnames")}
-        donates = any(origin.jit_arguments.get(name) is not None
-                      for name in ("donate_argnums", "donate_argnames"))
         name = getattr(origin.fun, "__name__", type(origin.fun).__name__)
         return cls(name, origin.fun, fun.args, origin.options.replace(settle=False), arguments,
-                   donates)
+                   origin.donates)
 
     def ours(self) -> MlcFunction[..., Any]:
         return jitted(self._own(), self.options, self.jit_arguments)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
+import os
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
+import jax
 from jax.extend import source_info_util
 
 from hlo_mlc.backends.cuda import GpuKernel
@@ -22,6 +25,7 @@ from hlo_mlc.interop.jit_object import JitObject, P, R_co
 from hlo_mlc.interop.platforms import gpu_kernels
 from hlo_mlc.interop.settling import Settling, Side
 from hlo_mlc.interop.staged import Staged, staged, staged_anew, staged_as_settled
+from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.interop.verifying import Verification, verify_call
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import UsageError
@@ -49,6 +53,12 @@ class Origin:
     function: TracedFunction
     options: Options
     jit_arguments: Mapping[str, Any]
+
+    @property
+    def donates(self) -> bool:
+        """Whether a call may take some of its arguments away."""
+        return any(self.jit_arguments.get(name) is not None
+                   for name in ("donate_argnums", "donate_argnames"))
 
 
 class MlcFunction(JitObject[P, R_co]):
@@ -90,11 +100,37 @@ class MlcFunction(JitObject[P, R_co]):
 
     def explain(self, *args: Any, verbose: bool = False, **kwargs: Any) -> Explanation:
         """Where the time of such a call goes, to be printed: in 30 lines at most, or with all that
-        is known if `verbose`; its `as_dict()` is for machines. Each kernel is timed and compared
+        is known if `verbose`; its `as_dict()` is for machines, `html(path)` writes a page for a
+        browser. Each kernel is timed and compared
         with the machine's limits."""
         origin = self._origin
+
+        def compile_again(options: Options) -> Report:
+            return self._with(options).report(*args, **kwargs)
+
         return explain_report(self.report(*args, **kwargs), origin.options, origin.function.name,
-                              verbose)
+                              verbose, compile_again if args or kwargs else None)
+
+    if TYPE_CHECKING:
+        @overload
+        def trace(self, *args: Any, path: str | os.PathLike[str], calls: int = ...,
+                  **kwargs: Any) -> Timeline: ...
+        @overload
+        def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced: ...
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The function traced for such arguments, as by `jax.jit`. With a `path`, a few `calls` (3)
+        of it are run, and when each of our kernels and its tasks ran, on which threads, and what
+        XLA ran in between, is written there, for https://ui.perfetto.dev.
+
+        A function with a parameter `path` of its own is traced as by `jax.jit`.
+        """
+        if "path" not in kwargs or self._has_parameter("path"):
+            return super().trace(*args, **kwargs)
+        path, calls = kwargs.pop("path"), kwargs.pop("calls", CALLS)
+        origin = self._origin
+        return record_timeline(origin.function.name, self.func,
+                               functools.partial(self.report, *args, **kwargs),
+                               self._with_bound(args, kwargs), kwargs, path, calls, origin.donates)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
              **kwargs: Any) -> TuningReport:
@@ -142,6 +178,13 @@ class MlcFunction(JitObject[P, R_co]):
         """
         self._origin = replace(self._origin, function=function)
         self.__setstate__((compiled, self.args, self.keywords, self.__dict__))
+
+    def _has_parameter(self, name: str) -> bool:
+        try:
+            parameters = inspect.signature(self._origin.fun).parameters
+        except (TypeError, ValueError):  # of what is written in C
+            return False
+        return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
     def _with(self, options: Options, for_archive: bool = False) -> MlcFunction[P, R_co]:
         again = jitted(self._origin.fun, options, self._origin.jit_arguments, for_archive)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import os
@@ -9,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -26,6 +27,7 @@ from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.program import Program, Shapes, program_call_p
+from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -106,9 +108,19 @@ class StablehloFunction:
             return self._traced(*arrays)
         return self._run(arrays)
 
-    def trace(self, *args: Any) -> jax.stages.Traced:
-        """The function traced for such arguments, arrays or their types, as by `jax.jit`."""
+    @overload
+    def trace(self, *args: Any) -> jax.stages.Traced: ...
+    @overload
+    def trace(self, *args: Any, path: str | os.PathLike[str], calls: int = ...) -> Timeline: ...
+    def trace(self, *args: Any, path: str | os.PathLike[str] | None = None, calls: int = CALLS
+              ) -> jax.stages.Traced | Timeline:
+        """The function traced for such arguments, arrays or their types, as by `jax.jit`. With a
+        `path`, a few calls on arrays are run and what ran when is written there, as by `trace` of
+        what `mlc_jit` returns."""
         self._check(args, allowed=jax.ShapeDtypeStruct)
+        if path is not None:
+            return record_timeline(f"@{self._name}", self, functools.partial(self.report, *args),
+                                   args, {}, path, calls, donates=False)
         with jax.enable_x64(True):  # exactly these types
             return self._traced.trace(*args)
 
@@ -150,8 +162,18 @@ class StablehloFunction:
 
     def explain(self, *args: Any, verbose: bool = False) -> Explanation:
         """Where the time of a call goes, to be printed: in 30 lines at most, or with all that is
-        known if `verbose`; its `as_dict()` is for machines. Each kernel is timed."""
-        return explain(self.report(*args), self._options, f"@{self._name}", verbose)
+        known if `verbose`; its `as_dict()` is for machines, `html(path)` writes a page for a
+        browser. Each kernel is timed."""
+        report = self.report(*args)
+        known = list(self._programs.items())  # without the latest, if it was cleared
+        shapes = next((shapes for shapes, one in known if one.report is report), None)
+
+        def compile_again(options: Options) -> Report:
+            return compile_extracted(self._module_for(shapes), options, entry=MAIN,
+                                     faults=self._faults)[1]
+
+        return explain(report, self._options, f"@{self._name}", verbose,
+                       compile_again if shapes is not None else None)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, or for so many

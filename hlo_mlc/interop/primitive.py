@@ -23,6 +23,7 @@ from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
+from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.warning import is_internal
 
@@ -43,6 +44,7 @@ class _BodyCache(dict):
         self.compiled: dict[str, bool] = {}  # whether anything of a function was taken over
 
 
+@no_collection()
 def _lower_call(
     ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, function: TracedFunction
 ) -> Any:

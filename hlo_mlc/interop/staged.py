@@ -22,6 +22,7 @@ from hlo_mlc.interop.function import Ledger, TracedFunction
 from hlo_mlc.interop.nesting import shallow
 from hlo_mlc.interop.primitive import mlc_call_p
 from hlo_mlc.interop.traces import Traces
+from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.stack import deep_calls
 
@@ -64,7 +65,8 @@ class Staged:
             if any(map(compat.is_mutable, jax.tree.leaves((args, kwargs)))):
                 return fun(*args, **kwargs)
             given = compat.Arguments.of(args, kwargs)
-            closed_jaxpr, result = self.traces.find(given) or compat.trace(fun, given)
+            with no_collection():
+                closed_jaxpr, result = self.traces.find(given) or compat.trace(fun, given)
             if any(map(compat.is_mutable, closed_jaxpr.consts)):
                 return fun(*args, **kwargs)
             self.traces.keep(given, closed_jaxpr, result)

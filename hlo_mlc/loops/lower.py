@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import U32
@@ -43,6 +45,11 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
     return _nest(stage, stage.axes, body)
 
 
+def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, ...]:
+    """The naive loops of one or more stages inside of those over the axes that they share."""
+    return _nest(stages[0], shared, tuple(stmt for s in stages for stmt in lower_stage(s)))
+
+
 def _reduction(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
     step = (*_stores(stage.along, {}), Accumulate(buffers, (), stage.combiner, stage.terms))
@@ -50,7 +57,7 @@ def _reduction(stage: Stage) -> tuple[Stmt, ...]:
         fold: tuple[Stmt, ...] = ()
     else:
         fold = _nest(stage, stage.reduce_axes, step)
-    return _allocated(buffers, (*start, *fold, *_stores(stage.assigns, results)))
+    return rewrite.allocated(buffers, (*start, *fold, *_stores(stage.assigns, results)))
 
 
 def _scan(stage: Stage) -> tuple[Stmt, ...]:
@@ -61,7 +68,7 @@ def _scan(stage: Stage) -> tuple[Stmt, ...]:
     if stage.scan.reverse:
         step = rewrite.substitute(
             step, {axis: index.subtract(index.constant(extent - 1), axis)})
-    return _allocated(buffers, (*start, *_nest(stage, (axis,), step)))
+    return rewrite.allocated(buffers, (*start, *_nest(stage, (axis,), step)))
 
 
 def _sort(stage: Stage) -> tuple[Stmt, ...]:
@@ -101,12 +108,6 @@ def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], d
     results: dict[Var, Expr] = {
         var: Load(buffer, ()) for var, buffer in zip(stage.accumulators, buffers, strict=True)}
     return buffers, start, results
-
-
-def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for buffer in reversed(buffers):
-        body = (Allocate(buffer, body),)
-    return body
 
 
 def _stores(assigns: tuple[Assign, ...], results: dict[Var, Expr]) -> tuple[Store, ...]:

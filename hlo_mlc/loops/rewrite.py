@@ -5,7 +5,7 @@ Statements that a rewrite does not touch come back as the same objects.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
@@ -64,13 +64,26 @@ def expressions(stmt: Stmt) -> tuple[Expr, ...]:
 
 
 def map_expressions(statements: Body, rule: Callable[[Expr], Expr]) -> Body:
-    """`rule` applied to every expression; a Store or Accumulate guarded by `false` disappears."""
-    result = []
+    """`rule` applied to every expression; what a guard or a branch never lets happen disappears."""
+    result: list[Stmt] = []
     for stmt in statements:
+        if isinstance(stmt, If):
+            result += _map_branches(stmt, rule)
+            continue
         new = _map_one(stmt, rule)
         if new is not None:
             result.append(new)
     return _same(statements, result)
+
+
+def _map_branches(stmt: If, rule: Callable[[Expr], Expr]) -> Body:
+    condition = rule(stmt.condition)
+    if condition is build.TRUE or condition is build.FALSE:
+        return map_expressions(stmt.then if condition is build.TRUE else stmt.otherwise, rule)
+    then, otherwise = map_expressions(stmt.then, rule), map_expressions(stmt.otherwise, rule)
+    if condition is stmt.condition and (then, otherwise) == bodies(stmt):
+        return (stmt,)
+    return (If(condition, then, otherwise),)
 
 
 def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
@@ -99,14 +112,11 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
                 Prefetch(stmt.buffer, indices, stmt.ahead)
         case Allocate():
             return with_bodies(stmt, (map_expressions(stmt.body, rule),))
-        case While() | If():
-            new = with_bodies(stmt, tuple(map_expressions(b, rule) for b in bodies(stmt)))
-            condition = rule(stmt.condition)
-            if condition is stmt.condition:
-                return new
-            if isinstance(new, While):
-                return While(condition, new.body)
-            return If(condition, new.then, new.otherwise)
+        case While():
+            condition, body = rule(stmt.condition), map_expressions(stmt.body, rule)
+            if condition is stmt.condition and body is stmt.body:
+                return stmt
+            return While(condition, body)
     raise TypeError(f"not a statement: {stmt!r}")
 
 
@@ -134,30 +144,31 @@ def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
     return map_expressions(statements, rule)
 
 
-def redirect(statements: Body, old: Buffer, new: Buffer,
+def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
              place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Body:
-    """Let every access `old[i]` be `new[place(i)]`."""
+    """Let every access `old[i]` be `buffers[old][place(i)]`."""
     memo: dict[Expr, Expr] = {}
 
     def swap(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source == old:
-            return build.load(new, place(node.indices), node.guard, node.default)
+        if isinstance(node, Load) and node.source in buffers:
+            return build.load(buffers[node.source], place(node.indices), node.guard, node.default)
         return None
 
     def visit(stmt: Stmt) -> Body | None:
         match stmt:
-            case Store() if stmt.buffer == old:
-                return (Store(new, place(stmt.indices), stmt.value, stmt.guard, stmt.streaming),)
-            case Accumulate() if old in stmt.buffers:
-                assert len(stmt.buffers) == 1, "the buffers of one Accumulate share their indices"
-                return (Accumulate((new,), place(stmt.indices), stmt.combiner, stmt.terms,
-                                   stmt.guard, stmt.atomic),)
-            case Prefetch() if stmt.buffer == old:
+            case Store() if stmt.buffer in buffers:
+                return (Store(buffers[stmt.buffer], place(stmt.indices), stmt.value, stmt.guard,
+                              stmt.streaming),)
+            case Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
+                assert buffers.keys() >= {*stmt.buffers}, "an Accumulate's buffers share indices"
+                return (Accumulate(tuple(buffers[b] for b in stmt.buffers), place(stmt.indices),
+                                   stmt.combiner, stmt.terms, stmt.guard, stmt.atomic),)
+            case Prefetch() if stmt.buffer in buffers:
                 return ()  # what lies behind it is elsewhere now
         return None
 
     def rule(e: Expr) -> Expr:
-        read = any(load.source == old for load in loads(e))
+        read = any(load.source in buffers for load in loads(e))
         return build.transform(e, swap, memo) if read else e
 
     return transform(map_expressions(statements, rule), visit)
@@ -194,6 +205,13 @@ def transform_lists(statements: Body, visit: Callable[[Body], Body]) -> Body:
 def _same(old: Body, new: list[Stmt]) -> Body:
     body = tuple(new)
     return old if old == body else body
+
+
+def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
+    """`body`, during which `buffers` exist, the first of them outermost."""
+    for buffer in reversed(tuple(buffers)):
+        body = (Allocate(buffer, body),)
+    return body
 
 
 def inline_calls(statements: Body) -> Body:

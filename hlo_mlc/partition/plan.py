@@ -399,7 +399,7 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
         call_of[cluster] = Node(
             "hlo_mlc.kernel", cluster.operands, cluster.results,
             {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
-            location=cluster.nodes[-1].location)
+            location=cluster.kernel.name)  # what XLA, and so JAX's profiler, calls it by
 
     def producer(value: Value) -> Node | None:
         return call_of.get(produced.get(value)) or maker.get(value)

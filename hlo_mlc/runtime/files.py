@@ -8,11 +8,47 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from hlo_mlc.support.errors import UsageError
+
 TEMPORARY_PREFIX = ".writing-"
 """How the names of files begin that are not whole yet."""
 
+JOURNAL = Path("studies", "journal.log")
+"""Where the studies of tuning are, below the cache folder."""
+
 PRIVATE, PUBLIC = 0o600, 0o644
 """What is only the user's own business, and what is handed on to others."""
+
+
+def writable(path: str | os.PathLike[str], what: str) -> Path:
+    """A path that a user gave to write `what` to, of which it shows early if that cannot be.
+
+    Raises: UsageError.
+    """
+    file = Path(path)
+    folder = file.absolute().parent
+    if file.is_dir():
+        raise _unwritable(file, what, "it is a folder")
+    if not folder.is_dir():
+        raise _unwritable(file, what, f"there is no folder {str(file.parent)!r}")
+    if not os.access(folder, os.W_OK):
+        raise _unwritable(file, what, f"nothing may be written into {str(file.parent)!r}")
+    return file
+
+
+def write_for_others(file: Path, content: bytes, what: str) -> None:
+    """Writes what a user asked for.
+
+    Raises: UsageError.
+    """
+    try:
+        write_whole(file, [content], PUBLIC)
+    except OSError as error:
+        raise _unwritable(file, what, error.strerror or str(error)) from error
+
+
+def _unwritable(file: Path, what: str, why: str) -> UsageError:
+    return UsageError(f"Cannot write {what} to {str(file)!r}: {why}")
 
 
 def write_whole(path: Path, parts: Iterable[bytes | memoryview], mode: int = PRIVATE) -> None:

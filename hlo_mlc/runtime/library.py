@@ -42,6 +42,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mlc_profile_enable": (None, [ctypes.c_int]),
     "mlc_profile_read": (ctypes.c_int, [ctypes.c_char_p, _int64_pointer, _int64_pointer]),
     "mlc_profile_reset": (None, []),
+    "mlc_trace_begin": (_pointer, [ctypes.c_int64]),
+    "mlc_trace_end": (None, [_pointer]),
+    "mlc_trace_release": (None, [_pointer]),
+    "mlc_trace_lane": (ctypes.c_int, [_pointer, ctypes.c_int64, _pointer]),
+    "mlc_trace_kernel": (ctypes.c_char_p, [_pointer, ctypes.c_int64]),
     "mlc_run": (ctypes.c_int, [_pointer, _pointer, _pointer, ctypes.c_int64, ctypes.c_int64]),
     "mlc_fault": (ctypes.c_char_p, []),
     "mlc_cuda_set": (ctypes.c_int, [

@@ -11,6 +11,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.rewrite import (
     Body,
+    allocated,
     constant_extent,
     expressions,
     loop,
@@ -87,11 +88,8 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
         near = Var(name, stmt.var.dtype, length)
         fold = For(near, size, stmt.kind, substitute(
             _into(body, parts), {stmt.var: index.add(begin, near)}))
-        result = (*(s for u in updates for s in u.start(parts)), fold,
-                  *(s for u in updates for s in u.finish(parts)))
-        for part in reversed(parts.values()):
-            result = (Allocate(part, result),)
-        return result
+        return allocated(parts.values(), (*(s for u in updates for s in u.start(parts)), fold,
+                                          *(s for u in updates for s in u.finish(parts))))
 
     count = index.floordiv(index.add(stmt.extent, index.constant(length - 1)), length)
     runs = f"{name}.r"

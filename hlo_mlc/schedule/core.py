@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,11 +17,16 @@ Argument = int | str | tuple[str, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (loops.split, loops.block, loops.fuse, loops.reorder, loops.unroll,
+    for function in (loops.split, loops.fuse, loops.reorder, loops.unroll, loops.write_out,
                      loops.vectorize, loops.parallel, loops.bind, reduction.rfactor,
                      cascade.cascade, fusion.fuse_loops, fusion.distribute, storage.contract,
-                     storage.cache_read, storage.cache_write, storage.stream, storage.prefetch,
-                     pipelining.persist, pipelining.double_buffer)
+                     storage.expand, storage.cache_read, storage.cache_write, storage.stream,
+                     storage.prefetch, pipelining.persist, pipelining.double_buffer)
+}
+# Those that can be told not to ask whether iterations depend on each other.
+UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
+    function.__name__: functools.partial(function, checked=False)
+    for function in (loops.reorder, loops.vectorize, loops.parallel, fusion.distribute)
 }
 
 
@@ -49,6 +55,9 @@ class Step:
 class Schedule:
     """`program`, reached from `naive` (None: from itself) by `trace`; every method gives a new one.
 
+    Where a template knows that its rewrites keep what is computed, as tests show that replay its
+    traces, they need not be `checked` one by one: the loops that come of them are proved anyway.
+
     Raises: ScheduleError, from every method, for unknown names and rewrites that would change
     what the program computes.
     """
@@ -56,6 +65,7 @@ class Schedule:
     program: LoopProgram
     trace: tuple[Step, ...] = ()
     naive: LoopProgram | None = None
+    checked: bool = True
 
     def __str__(self) -> str:
         return program_text(self.program)
@@ -77,8 +87,10 @@ class Schedule:
                                 f"{', '.join(PRIMITIVES)}")
         if step.name != "bind" and any(s.name == "bind" for s in self.trace):
             raise ScheduleError(f"{step}: expected all rewrites before the first bind")
+        if not self.checked:
+            primitive = UNCHECKED.get(step.name, primitive)
         return Schedule(primitive(self.program, *step.arguments), (*self.trace, step),
-                        self.naive or self.program)
+                        self.naive or self.program, self.checked)
 
     def history(self) -> Iterator[tuple[Step, LoopProgram]]:
         """Every rewrite in turn, and what it led to."""
@@ -87,13 +99,10 @@ class Schedule:
             program = PRIMITIVES[step.name](program, *step.arguments)
             yield step, program
 
-    def split(self, loop: str, factor: int) -> Schedule:
-        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`, the rest `loop.t`."""
-        return self.apply(Step("split", (loop, factor)))
-
-    def block(self, loop: str, factor: int) -> Schedule:
-        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`, the last one shorter."""
-        return self.apply(Step("block", (loop, factor)))
+    def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
+        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`, or
+        in the last block: "shorten", "branch"."""
+        return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
     def fuse(self, outer: str, inner: str) -> Schedule:
         """Two nested loops -> one called `outer.inner`."""
@@ -106,6 +115,10 @@ class Schedule:
     def unroll(self, loop: str) -> Schedule:
         """Iterations written out."""
         return self.apply(Step("unroll", (loop,)))
+
+    def write_out(self, loop: str) -> Schedule:
+        """Iterations one after the other."""
+        return self.apply(Step("write_out", (loop,)))
 
     def vectorize(self, loop: str) -> Schedule:
         """Iterations as lanes."""
@@ -131,13 +144,17 @@ class Schedule:
         """Two neighbouring loops -> one called `first`."""
         return self.apply(Step("fuse_loops", (first, second)))
 
-    def distribute(self, loop: str) -> Schedule:
-        """A loop around several statements -> a loop around each."""
-        return self.apply(Step("distribute", (loop,)))
+    def distribute(self, loop: str, inner: str) -> Schedule:
+        """A loop -> one around what is before `inner`, one around that, one around the rest."""
+        return self.apply(Step("distribute", (loop, inner)))
 
     def contract(self, buffer: str) -> Schedule:
         """A scratch buffer -> a private one that holds what one iteration needs."""
         return self.apply(Step("contract", (buffer,)))
+
+    def expand(self, loop: str, scope: str, multiple: int = 1) -> Schedule:
+        """The private buffers of an iteration of `loop` -> buffers for all iterations."""
+        return self.apply(Step("expand", (loop, scope, multiple)))
 
     def cache_read(self, buffer: str, loop: str) -> Schedule:
         """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
@@ -152,7 +169,7 @@ class Schedule:
         return self.apply(Step("stream", (buffer,)))
 
     def prefetch(self, buffer: str, loop: str, ahead: int) -> Schedule:
-        """Where vectors of `loop` read a buffer, what lies `ahead` elements behind is fetched."""
+        """Where vectors in `loop` read a buffer, what lies `ahead` elements behind is fetched."""
         return self.apply(Step("prefetch", (buffer, loop, ahead)))
 
     def persist(self, loop: str, blocks: int) -> Schedule:

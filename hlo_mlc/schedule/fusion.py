@@ -5,8 +5,14 @@ from __future__ import annotations
 from hlo_mlc.loops.core import Allocate, For, LoopProgram, Stmt
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import Body, substitute, transform, transform_lists, with_body
-from hlo_mlc.schedule.loops import refuse, require_loops
+from hlo_mlc.loops.rewrite import (
+    Body,
+    allocated,
+    substitute,
+    transform_lists,
+    with_body,
+)
+from hlo_mlc.schedule.loops import refuse, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -37,8 +43,7 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
         merged += 1
         opened, scopes = _opened(statements[before:after + 1], first, second)
         body = _merge(opened, first, second, memory)
-        for scope in reversed(scopes):
-            body = (Allocate(scope.buffer, body),)
+        body = allocated([scope.buffer for scope in scopes], body)
         return (*statements[:before], *body, *statements[after + 1:])
 
     result = transform_lists(program.body, visit)
@@ -118,28 +123,36 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
                for a, b in pairs(memory, before, after))
 
 
-def distribute(program: LoopProgram, name: str) -> LoopProgram:
-    """Give every statement of a loop's body a loop of its own.
+def distribute(program: LoopProgram, name: str, inner: str, *, checked: bool = True
+               ) -> LoopProgram:
+    """Give what stands before and behind a loop in another one's body a loop of its own.
 
         for i in 0..4:               for i in 0..4:
-          a[i] = x[i]          ->      a[i] = x[i]
-          b[i] = a[i]                for i in 0..4:
-                                       b[i] = a[i]
+          a[i] = 0                     a[i] = 0
+          for k in 0..8:             for i in 0..4:
+            a[i] <- add x[k, i]  ->    for k in 0..8:
+          y[i] = a[i]                    a[i] <- add x[k, i]
+                                     for i in 0..4:
+                                       y[i] = a[i]
 
-    Refused where a statement needs what a later one left in an earlier iteration.  TVM:
-    loop partition; elsewhere loop fission.
+    Refused where one of the three needs what a later one left in an earlier iteration.  Exo:
+    fission; elsewhere loop distribution.
     """
-    require_loops(program, "distribute", name)
+    require_loops(program, "distribute", inner)
     memory = Memory.of(program)
 
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
-        for position, part in enumerate(stmt.body):
-            check_same_iteration("distribute", stmt, (part,), stmt.body[position + 1:], memory)
-        return tuple(For(stmt.var, stmt.extent, stmt.kind, (part,)) for part in stmt.body)
+    def cut(stmt: For) -> Body:
+        place = next((n for n, s in enumerate(stmt.body) if _is_loop(s, inner)), None)
+        if place is None:
+            raise refuse("distribute", stmt, f"must hold the loop {inner} as one of its statements")
+        before, middle, after = stmt.body[:place], stmt.body[place:place + 1], stmt.body[place + 1:]
+        if checked:
+            check_same_iteration("distribute", stmt, before, (*middle, *after), memory)
+            check_same_iteration("distribute", stmt, middle, after, memory)
+        return tuple(For(stmt.var, stmt.extent, stmt.kind, part)
+                     for part in (before, middle, after) if part)
 
-    return with_body(program, transform(program.body, visit))
+    return rewrite_loops(program, "distribute", name, cut)
 
 
 def check_same_iteration(primitive: str, stmt: For, first: Body, second: Body,

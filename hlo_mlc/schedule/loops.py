@@ -6,6 +6,8 @@ over a variable of that name, so copies made by peeling are rewritten together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.core import (
@@ -53,9 +55,35 @@ def require_loops(program: LoopProgram, primitive: str, name: str) -> list[For]:
     """
     found = loops_named(program.body, name)
     if not found:
-        known = ", ".join(loop_names(program.body)) or "none"
-        raise ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
+        raise _unknown(program, primitive, name)
     return found
+
+
+def rewrite_loops(program: LoopProgram, primitive: str, name: str,
+                  rewrite: Callable[[For], Body | None]) -> LoopProgram:
+    """What `rewrite` makes of every loop called `name`; None: the loop, with what is inside of it
+    rewritten.
+
+    Raises: ScheduleError where there is none.
+    """
+    found = False
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            return None
+        found = True
+        return rewrite(stmt)
+
+    body = transform(program.body, visit)
+    if not found:
+        raise _unknown(program, primitive, name)
+    return with_body(program, body)
+
+
+def _unknown(program: LoopProgram, primitive: str, name: str) -> ScheduleError:
+    known = ", ".join(loop_names(program.body)) or "none"
+    return ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
 
 
 def refuse(primitive: str, stmt: Stmt, reason: str) -> ScheduleError:
@@ -77,7 +105,7 @@ def _require_kind(primitive: str, stmt: For, *kinds: LoopKind) -> None:
         raise refuse(primitive, stmt, f"must be {allowed}")
 
 
-def split(program: LoopProgram, name: str, factor: int) -> LoopProgram:
+def split(program: LoopProgram, name: str, factor: int, tail: str = "peel") -> LoopProgram:
     """Cut a loop into blocks of `factor` iterations; what is left over is a loop of its own.
 
         for i in 0..10:              for i.o in 0..2:
@@ -86,69 +114,84 @@ def split(program: LoopProgram, name: str, factor: int) -> LoopProgram:
                                      for i.t in 0..2:
                                        y[i.t + 8] = x[i.t + 8]
 
-    A parallel loop stays parallel on the outside.  Halide: split with a specialised tail; TVM:
-    split and loop partition.
-    """
-    require_loops(program, "split", name)
-    if factor < 1:
-        raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
-
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
-        _require_kind("split", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
-        blocks = index.floordiv(stmt.extent, factor)
-        rest = index.floormod(stmt.extent, factor)
-        done = index.multiply(blocks, index.constant(factor))
-
-        def at(position: Expr) -> Body:
-            return substitute(stmt.body, {stmt.var: position})
-
-        def block(outer: Var) -> Body:
-            start = index.multiply(outer, index.constant(factor))
-            return (loop(f"{name}.i", factor, LoopKind.SERIAL,
-                         lambda inner: at(index.add(start, inner))),)
-
-        whole = loop(f"{name}.o", blocks, stmt.kind, block)
-        tail = loop(f"{name}.t", rest, LoopKind.SERIAL, lambda t: at(index.add(done, t)))
-        return tuple(part for part in (whole, tail) if index.bounds(part.extent)[1] > 0)
-
-    return with_body(program, transform(program.body, visit))
-
-
-def block(program: LoopProgram, name: str, factor: int) -> LoopProgram:
-    """Cut a loop into blocks of `factor` iterations, the last of which may be shorter.
+    So it is with the `tail` "peel".  With "shorten" the last block has fewer iterations: there is
+    one copy of the body, and tasks are of nearly equal size.
 
         for i in 0..10:              for i.o in 0..3:
           y[i] = x[i]         ->       for i.i in 0..min(4, i.o * -4 + 10):
                                          y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
-    Unlike `split`, there is one copy of the body, and tasks of nearly equal size.  Halide: split
-    with TailStrategy::GuardWithIf around the whole block.
+    With "branch" such a block has a copy for itself, so that all extents are constant.
+
+        for i in 0..10:              for i.o in 0..3:
+          y[i] = x[i]         ->       if i.o < 2:
+                                         for i.i in 0..4:
+                                           y[i.i + i.o * 4] = x[i.i + i.o * 4]
+                                       else:
+                                         for i.i in 0..2:
+                                           y[i.i + 8] = x[i.i + 8]
+
+    A parallel loop stays parallel on the outside.  Halide: split with a specialised tail, with
+    GuardWithIf around the whole block, and specialize; TVM: split and loop partition.
     """
-    require_loops(program, "block", name)
     if factor < 1:
-        raise ScheduleError(f"block: the factor of {name!r} must be at least 1, got {factor}")
+        raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
+    if tail not in _TAILS:
+        raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(_TAILS)}; got "
+                            f"{tail!r}")
 
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
-        _require_kind("block", stmt, LoopKind.SERIAL)
-        extent = require_constant("block", stmt)
+    def cut(stmt: For) -> Body:
+        _require_kind("split", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
+        return _TAILS[tail](stmt, factor)
 
-        def inner(outer: Var) -> Body:
-            start = index.multiply(outer, index.constant(factor))
-            left = index.subtract(index.constant(extent), start)
-            size = index.minimum(index.constant(factor), left)
+    return rewrite_loops(program, "split", name, cut)
 
-            def body(i: Var) -> Body:
-                return substitute(stmt.body, {stmt.var: index.add(start, i)})
 
-            return (loop(f"{name}.i", size, LoopKind.SERIAL, body),)
+def _peeled(stmt: For, factor: int) -> Body:
+    blocks, rest = index.floordiv(stmt.extent, factor), index.floormod(stmt.extent, factor)
+    result: Body = ()
+    if index.bounds(blocks)[1] > 0:
+        result += (loop(f"{stmt.var.name}.o", blocks, stmt.kind,
+                        lambda o: _block(stmt, o, factor, factor)),)
+    if index.bounds(rest)[1] > 0:
+        result += _block(stmt, blocks, factor, rest, "t")
+    return result
 
-        return (loop(f"{name}.o", -(-extent // factor), LoopKind.SERIAL, inner),)
 
-    return with_body(program, transform(program.body, visit))
+def _shortened(stmt: For, factor: int) -> Body:
+    extent = require_constant("split", stmt)
+
+    def block(o: Var) -> Body:
+        left = index.subtract(index.constant(extent), index.multiply(o, index.constant(factor)))
+        return _block(stmt, o, factor, index.minimum(index.constant(factor), left))
+
+    return (loop(f"{stmt.var.name}.o", -(-extent // factor), stmt.kind, block),)
+
+
+def _branched(stmt: For, factor: int) -> Body:
+    extent = require_constant("split", stmt)
+    last = -(-extent // factor) - 1
+    shorter = _block(stmt, index.constant(last), factor, extent - last * factor)
+
+    def block(o: Var) -> Body:
+        if last == 0:
+            return shorter
+        full = _block(stmt, o, factor, factor)
+        return full if extent % factor == 0 else (
+            If(index.compare("lt", o, index.constant(last)), full, shorter),)
+
+    return (loop(f"{stmt.var.name}.o", last + 1, stmt.kind, block),)
+
+
+def _block(stmt: For, number: Expr, factor: int, size: Expr | int, suffix: str = "i") -> Body:
+    """The first `size` iterations of a block of `factor`."""
+    start = index.multiply(number, index.constant(factor))
+    return (loop(f"{stmt.var.name}.{suffix}", size, LoopKind.SERIAL,
+                 lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)})),)
+
+
+_TAILS: dict[str, Callable[[For, int], Body]] = {
+    "peel": _peeled, "shorten": _shortened, "branch": _branched}
 
 
 def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
@@ -163,9 +206,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
     require_loops(program, "fuse", inner)
     name = f"{outer}.{inner}"
 
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != outer:
-            return None
+    def join(stmt: For) -> Body:
         within = _only_loop(stmt)
         if within is None or within.var.name != inner:
             raise refuse("fuse", stmt, f"must hold the loop {inner} and nothing else")
@@ -177,8 +218,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
         return (loop(name, total, kind, lambda both: substitute(within.body, {
             stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)})),)
 
-    require_loops(program, "fuse", outer)
-    return with_body(program, transform(program.body, visit))
+    return rewrite_loops(program, "fuse", outer, join)
 
 
 def _only_loop(stmt: For) -> For | None:
@@ -188,7 +228,7 @@ def _only_loop(stmt: For) -> For | None:
     return None
 
 
-def reorder(program: LoopProgram, names: tuple[str, ...]) -> LoopProgram:
+def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = True) -> LoopProgram:
     """Put perfectly nested loops into the order `names`, outermost first.
 
         for i in 0..4:               for j in 0..8:
@@ -215,7 +255,8 @@ def reorder(program: LoopProgram, names: tuple[str, ...]) -> LoopProgram:
         if band is None:
             return None
         moved += 1
-        _check_permutable(band, memory)
+        if checked:
+            _check_permutable(band, memory)
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
@@ -280,7 +321,24 @@ def unroll(program: LoopProgram, name: str) -> LoopProgram:
     return _mark(program, "unroll", name, LoopKind.UNROLL)
 
 
-def vectorize(program: LoopProgram, name: str) -> LoopProgram:
+def write_out(program: LoopProgram, name: str) -> LoopProgram:
+    """Put the iterations of a loop one after the other, with numbers in the place of its variable.
+
+        for i in 0..2:        ->     y[0] = x[0]
+          y[i] = x[i]                y[1] = x[1]
+
+    What `unroll` leaves to the printer, which may write copies of loops side by side, is done at
+    once: guards that hold in some iterations disappear there.  Exo: unroll_loop.
+    """
+    def iterations(stmt: For) -> Body:
+        _require_kind("write_out", stmt, LoopKind.SERIAL)
+        return tuple(s for n in range(require_constant("write_out", stmt))
+                     for s in substitute(stmt.body, {stmt.var: index.constant(n)}))
+
+    return rewrite_loops(program, "write_out", name, iterations)
+
+
+def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
     """Execute all iterations of a loop at once, one to a lane.
 
         for i in 0..8:        ->     for i in 0..8 vectorize:
@@ -303,10 +361,10 @@ def vectorize(program: LoopProgram, name: str) -> LoopProgram:
             if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
                 raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
                              "the lanes of a vector go the same way")
-    return _mark(program, "vectorize", name, LoopKind.VECTORIZE)
+    return _mark(program, "vectorize", name, LoopKind.VECTORIZE, checked)
 
 
-def parallel(program: LoopProgram, name: str) -> LoopProgram:
+def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
     """Run the iterations of a loop as independent tasks.
 
         for i in 0..8:        ->     for i in 0..8 parallel:
@@ -322,7 +380,7 @@ def parallel(program: LoopProgram, name: str) -> LoopProgram:
                              "already; fuse the two loops instead")
     refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
     _check_private(program, "parallel", name)
-    return _mark(program, "parallel", name, LoopKind.PARALLEL)
+    return _mark(program, "parallel", name, LoopKind.PARALLEL, checked)
 
 
 def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
@@ -396,21 +454,19 @@ def _check_private(program: LoopProgram, primitive: str, name: str) -> None:
                              "the task around it")
 
 
-def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind) -> LoopProgram:
-    require_loops(program, primitive, name)
+def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
+          checked: bool = True) -> LoopProgram:
     memory = Memory.of(program)
 
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
+    def mark(stmt: For) -> Body:
         _require_kind(primitive, stmt, LoopKind.SERIAL)
         if kind is LoopKind.UNROLL:
             require_constant(primitive, stmt)
-        else:
+        elif checked:
             conflict = carried(stmt, memory,
                                reductions_are_free=kind is LoopKind.VECTORIZE)
             if conflict is not None:
                 raise refuse(primitive, stmt, f"has dependent iterations: {conflict}")
         return (For(stmt.var, stmt.extent, kind, stmt.body),)
 
-    return with_body(program, transform(program.body, visit))
+    return rewrite_loops(program, primitive, name, mark)

@@ -7,7 +7,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses
 from hlo_mlc.loops.rewrite import Body, loop, redirect, substitute, transform, with_body
-from hlo_mlc.schedule.loops import refuse, require_constant, require_loops
+from hlo_mlc.schedule.loops import refuse, require_constant, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -24,13 +24,10 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
     """
     if blocks < 1:
         raise ScheduleError(f"persist: expected at least one block for {name!r}, got {blocks}")
-    for stmt in require_loops(program, "persist", name):
+
+    def rounds(stmt: For) -> Body | None:
         if stmt.kind is not LoopKind.BLOCK:
             raise refuse("persist", stmt, "must be over blocks")
-
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
         extent = require_constant("persist", stmt)
         if extent <= blocks:
             return None
@@ -46,7 +43,7 @@ def persist(program: LoopProgram, name: str, blocks: int) -> LoopProgram:
             loop(f"{name}.o", -(-extent // blocks), LoopKind.SERIAL,
                  lambda o: iteration(p, o)),)),)
 
-    return with_body(program, transform(program.body, visit))
+    return rewrite_loops(program, "persist", name, rounds)
 
 
 def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
@@ -67,9 +64,7 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
     memory = Memory.of(program)
     twins: dict[Buffer, Buffer] = {}
 
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.name != name:
-            return None
+    def double(stmt: For) -> Body | None:
         if stmt.kind is not LoopKind.SERIAL:
             raise refuse("double_buffer", stmt, "must be serial")
         trips = require_constant("double_buffer", stmt)
@@ -82,9 +77,8 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
 
         def at(body: Body, iteration: Expr, is_odd: bool) -> Body:
             body = substitute(body, {stmt.var: iteration})
-            for buffer in filled if is_odd else ():
-                body = redirect(body, buffer, twins[buffer], lambda place: place)
-            return body
+            own = {buffer: twins[buffer] for buffer in filled}
+            return redirect(body, own, lambda place: place) if is_odd else body
 
         def two(o: Var) -> Body:
             first = index.multiply(o, index.constant(2))
@@ -102,8 +96,7 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         rounds = (loop(f"{name}.o", pairs, LoopKind.SERIAL, two),) if pairs else ()
         return (*at(fill, index.constant(0), False), *rounds, *rest)
 
-    require_loops(program, "double_buffer", name)
-    body = transform(program.body, visit)
+    doubled = rewrite_loops(program, "double_buffer", name, double)
 
     def with_twin(stmt: Stmt) -> Body | None:
         if not isinstance(stmt, Allocate) or stmt.buffer not in twins:
@@ -111,7 +104,7 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         inner = transform(stmt.body, with_twin)
         return (Allocate(stmt.buffer, (Allocate(twins[stmt.buffer], inner),)),)
 
-    return with_body(program, transform(body, with_twin))
+    return with_body(program, transform(doubled.body, with_twin))
 
 
 def _filled(stmt: For, memory: Memory) -> tuple[Buffer, ...]:

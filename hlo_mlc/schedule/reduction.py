@@ -11,7 +11,6 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
-    Allocate,
     For,
     LoopKind,
     LoopProgram,
@@ -20,7 +19,16 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, guarded, loop, loops_named, substitute, transform, with_body
+from hlo_mlc.loops.rewrite import (
+    Body,
+    allocated,
+    guarded,
+    loop,
+    loops_named,
+    substitute,
+    transform,
+    with_body,
+)
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import refuse, refuse_inside, require_constant, require_loops
 from hlo_mlc.support.errors import ScheduleError
@@ -53,9 +61,9 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
     vector that is not full is masked by a guard.  Partial results start from the combiner's
     identity, or from the first terms where it has none.  They live outside of all loops that
     only continue the same reduction.  The order of combination depends on shape and schedule
-    alone.  A combiner that does not commute is refused, unless it is a selection whose positions
-    tell which of two partial results comes first.  `count` is lowered for extents of fewer than
-    `count` vectors.  Halide and TVM: rfactor.
+    alone.  A combiner that does not commute is refused, unless there is one partial result, or it
+    is a selection whose positions tell which of two comes first.  `count` is lowered for extents
+    of fewer than `count` vectors.  Halide and TVM: rfactor.
     """
     require_loops(program, "rfactor", name)
     if not 1 <= lanes <= MAX_LANES or count < 1:
@@ -76,10 +84,7 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
                 return None
         plan = _plan(stmt, target, lanes, count, memory)
         inside = transform((stmt,), lambda s: plan.loops() if s is target else None)
-        body = (*plan.start(), *inside, *plan.finish())
-        for buffer in reversed(tuple(plan.partial.values())):
-            body = (Allocate(buffer, body),)
-        return body
+        return allocated(plan.partial.values(), (*plan.start(), *inside, *plan.finish()))
 
     return with_body(program, transform(program.body, visit))
 
@@ -137,7 +142,8 @@ def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory) -> _P
             raise refuse("rfactor", target, f"needs at least {lanes} unguarded terms, because "
                          f"the combiner of `{headline(update)}` has no identity to start from")
     axes = [s.var for s in walk((outer,)) if isinstance(s, For) and target in walk((s,))]
-    merged = {u: merging(u.combiner, u.terms, axes) for u in updates}
+    in_order = lanes == 1 and min(count, extent) == 1
+    merged = {u: u.combiner if in_order else merging(u.combiner, u.terms, axes) for u in updates}
     for update, combiner in merged.items():
         if combiner is None:
             raise refuse("rfactor", target, f"would change the order of terms, and the combiner "

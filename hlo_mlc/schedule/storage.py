@@ -1,5 +1,5 @@
-"""Schedule primitives that decide where values live: contract, cache_read, cache_write, stream,
-prefetch."""
+"""Schedule primitives that decide where values live: contract, expand, cache_read, cache_write,
+stream, prefetch."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, variable
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
+    allocated,
     expressions,
     loop,
     paths,
@@ -35,7 +36,7 @@ from hlo_mlc.loops.rewrite import (
     with_bodies,
     with_body,
 )
-from hlo_mlc.schedule.loops import refuse, require_loops
+from hlo_mlc.schedule.loops import refuse, require_constant, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
 # Private buffers live on the stack of a pool's thread, of which others need their part too.
@@ -162,10 +163,8 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
     _refuse_tasks("contract", part, buffer)
     tile = _tile(buffer, accesses(part, buffer), part)
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
-    if small.bytes > MAX_STACK_BYTES:
-        raise refuse("contract", users[0], f"needs {small.bytes} bytes of {buffer.name} at once; a "
-                     f"private buffer may have {MAX_STACK_BYTES}")
-    held = Allocate(small, redirect(part, buffer, small, tile.place))
+    _refuse_large("contract", users[0], small)
+    held = Allocate(small, redirect(part, {buffer: small}, tile.place))
     return (*statements[:first], held, *statements[last + 1:])
 
 
@@ -199,6 +198,49 @@ def _may_enter(stmt: Stmt, buffer: Buffer, memory: Memory) -> bool:
     return False
 
 
+def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1) -> LoopProgram:
+    """Give the private buffers of a loop's body an element for each iteration, and keep them all.
+
+        for i in 0..6:                   alloc sum: 8xf32 register:
+          alloc sum: f32 register:         for i in 0..6:
+            sum[] = 0                        sum[i] = 0
+            for k in 0..4:           ->      for k in 0..4:
+              sum[] <- add x[k, i]             sum[i] <- add x[k, i]
+            y[i] = sum[]                     y[i] = sum[i]
+
+    `scope` ("register" or "stack") says where they are then; there is room for a whole `multiple`
+    of elements (4 in the picture).  The loop can be distributed afterwards.  Halide: store_in and
+    align_storage; Exo: expand_dim; elsewhere scalar expansion.
+    """
+    if scope not in ("register", "stack") or multiple < 1:
+        raise ScheduleError(f"expand: expected the scope register or stack, and a multiple of at "
+                            f"least 1, for {name!r}; got {scope!r} and {multiple}")
+
+    def grow(stmt: For) -> Body:
+        if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
+            raise refuse("expand", stmt, "must be serial or unrolled")
+        size = -(-require_constant("expand", stmt) // multiple) * multiple
+        body, larger = stmt.body, {}
+        while len(body) == 1 and isinstance(body[0], Allocate):
+            old, body = body[0].buffer, body[0].body
+            larger[old] = replace(old, shape=(size, *old.shape), scope=scope)
+        if not larger:
+            raise refuse("expand", stmt, "has no private buffers around its whole body")
+        for buffer in larger.values():
+            _refuse_large("expand", stmt, buffer)
+        body = redirect(body, larger, lambda place: (stmt.var, *place))
+        return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
+
+    return rewrite_loops(program, "expand", name, grow)
+
+
+def _refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
+    """Refuse a private buffer for which a thread's stack has no room."""
+    if buffer.bytes > MAX_STACK_BYTES:
+        raise refuse(primitive, stmt, f"needs {buffer.bytes} bytes of {buffer.name} at once; a "
+                     f"private buffer may have {MAX_STACK_BYTES}")
+
+
 def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
     """Copy what each iteration of a loop reads of a buffer to a private tile first.
 
@@ -221,7 +263,7 @@ def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
         copy = _copy(tile, cached, lambda inside, origin, guard: Store(
             cached, inside, Load(buffer, origin), guard), buffer)
-        return (Allocate(cached, (*copy, *redirect(stmt.body, buffer, cached, tile.place))),)
+        return (Allocate(cached, (*copy, *redirect(stmt.body, {buffer: cached}, tile.place))),)
 
     return _staged(program, "cache_read", name, at, stage)
 
@@ -261,7 +303,7 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
                 cached, inside, Load(buffer, origin), guard), buffer)
         finish = _copy(tile, cached, lambda inside, origin, guard: Store(
             buffer, origin, Load(cached, inside), guard), buffer)
-        body = redirect(stmt.body, buffer, cached, tile.place)
+        body = redirect(stmt.body, {buffer: cached}, tile.place)
         return (Allocate(cached, (*start, *body, *finish)),)
 
     return _staged(program, "cache_write", name, at, stage)
@@ -290,32 +332,37 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
 
 
 def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgram:
-    """Ask for what lies `ahead` elements behind, wherever the vectors of a loop read a buffer.
+    """Ask for what lies `ahead` elements behind, wherever vectors in a loop read a buffer.
 
         for i.v vectorize:                  for i.v vectorize:
           y[r, i.v] = x[r, i.v]     ->        prefetch x[r, i.v] + 1024
                                               y[r, i.v] = x[r, i.v]
 
-    Apart from the distance this is Halide's prefetch. The vectors are those that rewrites made of
-    the loop called `at`.
+    Apart from the distance this is Halide's prefetch. The vectors are those inside of the loop
+    called `at` (in the picture r would do), or of what rewrites made of it (i); what all lanes read
+    is not asked for.
     """
     found = 0
 
-    def visit(stmt: Stmt) -> Body | None:
+    def ask(stmt: Stmt) -> Body | None:
         nonlocal found
-        if not isinstance(stmt, For) or stmt.kind is not LoopKind.VECTORIZE \
-                or not f"{stmt.var.name}.".startswith(f"{at}."):
+        if not isinstance(stmt, For) or stmt.kind is not LoopKind.VECTORIZE:
             return None
         reads = dict.fromkeys(load for inner in stmt.body if not bodies(inner)
                               for e in expressions(inner) for load in loads(e)
-                              if load.source.name == name and load.guard is None)
+                              if load.source.name == name and load.guard is None
+                              and any(stmt.var in i.free for i in load.indices))
         found += len(reads)
         asked = tuple(Prefetch(load.source, load.indices, ahead) for load in reads)
         return (For(stmt.var, stmt.extent, stmt.kind, (*asked, *stmt.body)),)
 
+    def visit(stmt: Stmt) -> Body | None:
+        is_there = isinstance(stmt, For) and f"{stmt.var.name}.".startswith(f"{at}.")
+        return transform((stmt,), ask) if is_there else None
+
     body = transform(program.body, visit)
     if not found:
-        raise ScheduleError(f"prefetch: no vector of a loop called {at!r} reads {name!r}")
+        raise ScheduleError(f"prefetch: no vector in a loop called {at!r} reads {name!r}")
     return with_body(program, body)
 
 

@@ -33,12 +33,18 @@ ROUNDING = 9
 class Scheduled:
     """The loops of one nest, and the scratch buffers that they need besides the nest's own.
 
-    `schedule` tells how naive loops were rewritten into these, where that is how they were made.
+    `schedules` tell how naive loops were rewritten into these, where that is how they were made.
     """
 
     body: tuple[Stmt, ...]
     scratch: tuple[Buffer, ...]
-    schedule: Schedule | None = None
+    schedules: tuple[Schedule, ...] = ()
+
+    @staticmethod
+    def of(*schedules: Schedule, scratch: tuple[Buffer, ...] = ()) -> Scheduled:
+        """The loops that some schedules lead to, one after the other."""
+        return Scheduled(tuple(stmt for s in schedules for stmt in s.program.body), scratch,
+                         schedules)
 
 
 class Named(Protocol):
@@ -75,7 +81,7 @@ class Decision(Generic[T]):
     template: T
     parameters: Parameters
     refused: tuple[tuple[str, str], ...]
-    schedule: Schedule | None = None
+    schedules: tuple[Schedule, ...] = ()
 
 
 def points(stage: Stage) -> int:
@@ -115,7 +121,7 @@ def _widest(stage: Stage) -> int:
     return max(1, *computed, *(buffer.dtype.bytes for buffer in stage.outputs))
 
 
-def open_schedule(nest: Nest, body: tuple[Stmt, ...]) -> Schedule:
+def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> Schedule:
     """A schedule of naive loops, to be rewritten by primitives."""
     reads = dict.fromkeys(b for s in nest.stages for b in s.inputs)
     writes = dict.fromkeys(b for s in nest.stages for b in s.outputs)
@@ -125,7 +131,7 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...]) -> Schedule:
     for buffer in nest.private:
         scratch.append((buffer, offset))
         offset += -(-buffer.bytes // 64) * 64
-    return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), ())
+    return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), checked=checked)
 
 
 def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt, ...]],
@@ -149,7 +155,7 @@ def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tup
     all of them one after the other if `group` is 0."""
     if not group or tasks == 1:
         return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-    group = -(-tasks // -(-tasks // group))
+    group = even_groups(tasks, group)
     if group == 1:
         return (loop(f"{name}_group", tasks, LoopKind.PARALLEL, task),)
 
@@ -161,6 +167,11 @@ def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tup
                      lambda t: task(bounded(index.add(first, t), tasks))),)
 
     return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
+
+
+def even_groups(tasks: int, most: int) -> int:
+    """The size of groups of at most `most` tasks that are as nearly equal as can be."""
+    return -(-tasks // -(-tasks // most))
 
 
 def shared_out(name: str, tasks: int, total: int, task: Callable[[Expr], tuple[Stmt, ...]]

@@ -1,9 +1,10 @@
 """Reductions over leading axes: neighbouring results side by side, row after row.
 
-    parallel block of columns:
-      accumulators[columns of the block] in registers
-      for each row: accumulators[:] = combine(accumulators[:], row[:])
-      results
+    for each column:                    parallel block of columns:
+      accumulator = initial               accumulators[:] = initial, in registers
+      for each row: combine        ->     for each row:
+      result                                combine accumulators[:] with the row's vectors
+                                          results[:]
 
 Column sums, argmax over the first axis, and a vector times a matrix.  Of arrays that come from
 memory, a few whole rows are read at a time and the accumulators wait in L1: memory is fastest page
@@ -13,34 +14,27 @@ by page.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Prefetch, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.schedule.cascade import in_runs
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
     TASK_WORK,
     Parameters,
     Scheduled,
-    across,
-    decoded,
+    even_groups,
     lanes,
-    shared_out,
+    open_schedule,
     work,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import stride, walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
-
-Body = tuple[Stmt, ...]
-At = Mapping[Var, Expr]
 
 # Vectors of accumulators: what a register file of 32 holds next to the terms being computed.
 ACCUMULATORS = 16
@@ -113,130 +107,81 @@ class ColumnsTemplate:
         width = lanes((stage,), target)
         chunks, rows = parameters["chunks"], stage.reduce_axes[0].extent
         if chunks <= 1 or chunks > rows or stage.combiner.identity is None:
-            return Scheduled(_Columns.of(stage, width, parameters).build(work(nest)), ())
+            return Scheduled.of(_blocks(stage, width, parameters, work(nest)))
         first, second, partial = fold_in_chunks(stage, chunks)
-        combine = {**parameters, "ahead": 0, "rows": 1}
-        body = (*_Columns.of(first, width, parameters).build(work(nest)),
-                *_Columns.of(second, width, combine).build(0))
-        return Scheduled(body, partial)
+        return Scheduled.of(
+            _blocks(first, width, parameters, work(nest)),
+            _blocks(second, width, {**parameters, "ahead": 0, "rows": 1}, 0), scratch=partial)
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """The loops of one reduction.
+def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Schedule:
+    """Blocks of columns, as tasks where `total` work is worth it."""
+    column, rows = stage.axes[-1].name, [v.name for v in stage.reduce_axes]
+    inside, in_l1 = f"{column}.i", parameters["rows"] > 1
+    schedule = (
+        open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
+        .split(column, _block(stage.axes[-1].extent, width, parameters), "branch")
+        .expand(inside, "stack" if in_l1 else "register", width)
+        .distribute(inside, rows[0])
+        .reorder(*rows, inside))
+    if in_l1:
+        schedule = _some_rows(schedule, rows[-1], parameters["rows"], inside)
+    schedule = _vectors(schedule, inside, width, unroll=not in_l1)
+    if parameters["ahead"] and not in_l1:
+        for buffer, apart in _rows_apart(stage).items():
+            schedule = schedule.prefetch(buffer.name, rows[-1], parameters["ahead"] * apart)
+    return _shared_out(schedule, len(stage.axes), total).cascade()
 
-    `fetch`: what is asked for some rows ahead, and how far that is; `rows`: read at a time.
-    """
 
-    stage: Stage
-    width: int
-    block: int
-    rows: int
-    fetch: tuple[tuple[Load, int], ...]
+def _block(columns: int, width: int, parameters: Parameters) -> int:
+    """The columns of one block."""
+    block = width * parameters["vectors"]
+    if parameters["rows"] == 1:
+        return block
+    # Blocks of nearly the same width, so that none is left with a few columns.
+    blocks = max(1, round(columns / (WIDER * block)))
+    return -(-columns // (blocks * width)) * width
 
-    @staticmethod
-    def of(stage: Stage, width: int, parameters: Parameters) -> _Columns:
-        """The builder for given parameters."""
-        rows, ahead, last = parameters["rows"], parameters["ahead"], stage.axes[-1]
-        apart = [(x, stride(x, stage.reduce_axes[-1])) for group in stage.loads_by_buffer.values()
-                 for x in group if x.guard is None and stride(x, last) == 1]
-        block = width * parameters["vectors"]
-        if rows > 1:  # blocks of nearly the same width, so that none is left with a few columns
-            blocks = max(1, round(last.extent / (WIDER * block)))
-            block = -(-last.extent // (blocks * width)) * width
-        return _Columns(stage, width, block, rows,
-                        tuple((x, ahead * elements) for x, elements in apart if ahead and elements))
 
-    def build(self, total: int) -> Body:
-        """All blocks of columns; in parallel where `total` work is worth it."""
-        last, outer = self.stage.axes[-1], self.stage.axes[:-1]
-        whole, rest = divmod(last.extent, self.block)
-        count = whole + (rest > 0)
+def _some_rows(schedule: Schedule, row: str, count: int, column: str) -> Schedule:
+    """Each column of `count` rows folded in a register first."""
+    schedule = schedule.split(row, count)
+    for part in (f"{row}.i", f"{row}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.reorder(column, part).rfactor(part, 1).write_out(f"{part}.o")
+    return schedule
 
-        def task(t: Expr) -> Body:
-            number = index.floormod(t, count)
-            mapping = decoded(outer, index.floordiv(t, count))
-            start = index.multiply(number, index.constant(self.block))
-            if not rest:
-                return self._columns(mapping, start, self.block)
-            short = self._columns(mapping, index.constant(whole * self.block), rest)
-            if not whole:
-                return short
-            return (If(index.compare("lt", number, index.constant(whole)),
-                       self._columns(mapping, start, self.block), short),)
 
-        return in_runs(shared_out(
-            last.name, count * math.prod(v.extent for v in outer), total, task))
+def _vectors(schedule: Schedule, loop: str, width: int, unroll: bool) -> Schedule:
+    """Whole vectors, and one with fewer lanes."""
+    schedule = schedule.split(loop, width)
+    names = schedule.loop_names
+    if unroll and f"{loop}.o" in names:
+        schedule = schedule.unroll(f"{loop}.o")
+    for part in (f"{loop}.i", f"{loop}.t"):
+        if part in names:
+            schedule = schedule.vectorize(part)
+    return schedule
 
-    def _columns(self, mapping: At, start: Expr, size: int) -> Body:
-        """The results of `size` columns."""
-        stage, name = self.stage, self.stage.axes[-1].name
-        in_l1 = self.rows > 1
-        kind = LoopKind.SERIAL if in_l1 else LoopKind.UNROLL
-        padded = -(-size // self.width) * self.width
-        folded = tuple(Buffer(f"{stage.name}.{v.name}_{size}", v.dtype, (padded,),
-                              "stack" if in_l1 else "register") for v in stage.accumulators)
 
-        def at(column: Expr) -> At:
-            return {**mapping, stage.axes[-1]: index.add(start, column)}
+def _rows_apart(stage: Stage) -> dict[Buffer, int]:
+    """What is read column by column, the last first, and the elements between two rows."""
+    found = {x.source: apart for group in stage.loads_by_buffer.values() for x in group
+             if x.guard is None and stride(x, stage.axes[-1]) == 1
+             and (apart := stride(x, stage.reduce_axes[-1]))}
+    return dict(reversed(found.items()))
 
-        def begin(c: Expr) -> Body:
-            return tuple(Store(b, (c,), substitute(e, at(c)))
-                         for b, e in zip(folded, stage.initial, strict=True))
 
-        def finish(c: Expr) -> Body:
-            where = {**at(c), **{v: load(b, (c,)) for v, b in
-                                 zip(stage.accumulators, folded, strict=True)}}
-            return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
-                               substitute(a.value, where)) for a in stage.assigns)
-
-        def step(c: Expr, row: At) -> Body:
-            where = {**at(c), **row}
-            fetched = tuple(Prefetch(x.source, tuple(substitute(i, where) for i in x.indices), far)
-                            for x, far in self.fetch)
-            return (*fetched, Accumulate(folded, (c,), stage.combiner,
-                                         tuple(substitute(t, where) for t in stage.terms)))
-
-        fold = self._rows_at_a_time(size, folded, at) if in_l1 else (
-            For(stage.reduce_axes[-1], index.constant(stage.reduce_axes[-1].extent),
-                LoopKind.SERIAL, across(f"{name}_f", size, self.width, lambda c: step(c, {}))),)
-        for axis in reversed(stage.reduce_axes[:-1]):
-            fold = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, fold),)
-        body = (*across(f"{name}_z", size, self.width, begin, kind), *fold,
-                *across(f"{name}_s", size, self.width, finish, kind))
-        for buffer in reversed(folded):
-            body = (Allocate(buffer, body),)
-        return body
-
-    def _rows_at_a_time(self, size: int, folded: Sequence[Buffer], at: Callable[[Expr], At]
-                        ) -> Body:
-        """Vector after vector of some rows, of which the accumulators are in registers."""
-        stage, name, long = self.stage, self.stage.axes[-1].name, self.stage.reduce_axes[-1]
-        whole, rest = divmod(long.extent, self.rows)
-        registers = tuple(replace(b, name=f"{b.name}_r", shape=(self.width,), scope="register")
-                          for b in folded)
-
-        def vectors(first: Expr, rows: int) -> Body:
-            def vector(c: Expr) -> Body:
-                lane = index.floormod(c, self.width)
-                terms = (tuple(substitute(t, {**at(c), long: index.add(first, index.constant(u))})
-                               for t in stage.terms) for u in range(rows))
-                adds = (Accumulate(registers, (lane,), stage.combiner, t) for t in terms)
-                if stage.combiner.identity is not None:
-                    begin = (Store(r, (lane,), e) for r, e in zip(
-                        registers, stage.combiner.identity, strict=True))
-                    return (*begin, *adds, Accumulate(folded, (c,), stage.combiner, tuple(
-                        load(r, (lane,)) for r in registers)))
-                pairs = tuple(zip(folded, registers, strict=True))
-                return (*(Store(r, (lane,), load(b, (c,))) for b, r in pairs), *adds,
-                        *(Store(b, (c,), load(r, (lane,))) for b, r in pairs))
-
-            return across(f"{name}_f", size, self.width, vector, LoopKind.SERIAL)
-
-        body: Body = (loop(f"{long.name}_rows", whole, LoopKind.SERIAL, lambda g: vectors(
-            index.multiply(g, index.constant(self.rows)), self.rows)),)
-        if rest:
-            body = (*body, *vectors(index.constant(whole * self.rows), rest))
-        for buffer in reversed(registers):
-            body = (Allocate(buffer, body),)
-        return body
+def _shared_out(schedule: Schedule, depth: int, total: int) -> Schedule:
+    """The outermost `depth` loops as one, and its iterations as tasks that are worth it."""
+    name, *inner = schedule.loop_names[:depth]
+    for other in inner:
+        schedule, name = schedule.fuse(name, other), f"{name}.{other}"
+    count = constant_extent(schedule.loops(name)[0])
+    group = max(1, TASK_WORK * count // total) if total > SERIAL_WORK else count
+    if group >= count:
+        return schedule
+    group = even_groups(count, group)
+    if group == 1:
+        return schedule.parallel(name)
+    return schedule.split(name, group, "shorten").parallel(f"{name}.o")

@@ -90,7 +90,7 @@ class ElementwiseTemplate:
                                                  parameters["ahead"] // buffer.dtype.bytes)
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
-        return Scheduled(schedule.program.body, (), schedule)
+        return Scheduled.of(schedule)
 
 
 def _own(access: Load, stage: Stage) -> bool:
@@ -130,5 +130,5 @@ def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:
     block = max(1, min(extent // 2, TASK_WORK * grain // each))
     if block == 1:
         return schedule.parallel(name)
-    return schedule.block(name, block).parallel(f"{name}.o")
+    return schedule.split(name, block, "shorten").parallel(f"{name}.o")
 

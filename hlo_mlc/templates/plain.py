@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr import index
-from hlo_mlc.loops.core import For, LoopKind
-from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest
 
@@ -35,7 +33,4 @@ class PlainTemplate:
         """The naive loops; buffers of the nest keep their full size in the arena."""
         shared = nest.stages[0].axes[:nest.shared]
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
-        body = tuple(stmt for s in inner for stmt in lower_stage(s))
-        for axis in reversed(shared):
-            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
-        return Scheduled(body, ())
+        return Scheduled.of(open_schedule(nest, lower_nest(shared, inner)))

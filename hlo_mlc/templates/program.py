@@ -83,12 +83,11 @@ def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
         given = ", ".join(f"{name}={value}" for name, value in decision.parameters.items())
         parts.append(f"nest {number}: template {decision.template.name} ({given})\n")
         parts += [f"not {name}: {reason}\n" for name, reason in decision.refused]
-        schedule = decision.schedule
-        if schedule is None:
+        if not decision.schedules:
             parts.append("built as a whole, not rewritten from naive loops\n")
-            continue
-        parts.append(f"naive\n{loops_text(schedule.naive or schedule.program)}")
-        parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
+        for schedule in decision.schedules:
+            parts.append(f"naive\n{loops_text(schedule.naive or schedule.program)}")
+            parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
     return "\n".join(parts)
 
 
@@ -150,7 +149,7 @@ class _Assembler:
             parameters = {**parameters, **tuned}
         scheduled = template.apply(nest, self.target, parameters)
         self.decisions.append(Decision(nest, template, parameters, refused,
-                                       scheduled.schedule))
+                                       scheduled.schedules))
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
         return scheduled.body
 

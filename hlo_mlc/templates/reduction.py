@@ -15,7 +15,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt
-from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -93,10 +93,7 @@ class ReductionTemplate:
             return _apart(nest, target, parameters)
         shared = nest.stages[0].axes[:nest.shared]
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
-        body = tuple(stmt for s in inner for stmt in lower_stage(s))
-        for axis in reversed(shared):
-            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
-        schedule = open_schedule(nest, body)
+        schedule = open_schedule(nest, lower_nest(shared, inner))
         for stage in inner:
             schedule = _row(schedule, stage, target, parameters)
         for buffer in nest.private:
@@ -108,7 +105,7 @@ class ReductionTemplate:
         if parameters["ahead"] and shared:
             schedule = _fetched(schedule, nest, inner, target)
         schedule = schedule.cascade()
-        return Scheduled(schedule.program.body, (), schedule)
+        return Scheduled.of(schedule)
 
 
 def _can_be_cut(nest: Nest) -> bool:
@@ -151,7 +148,7 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     if work(nest) > SERIAL_WORK:
         schedule = share_out(schedule, work(nest), parameters["grain"])
     schedule = schedule.cascade()
-    return Scheduled(schedule.program.body, (), schedule)
+    return Scheduled.of(schedule)
 
 
 def _rows(stage: Stage, start: Expr, size: int, name: str, results: list[Var]) -> tuple[Stmt, ...]:
@@ -243,7 +240,7 @@ def _partial_results(stage: Stage, count: int) -> int:
 def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     """for each chunk: partial[chunk] = fold of the chunk;   result = fold of partial"""
     first, second, partial = fold_in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
-    begin = Nest((first,), len(first.axes))
+    begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
     schedule = _row(open_schedule(begin, lower_stage(first)), first, target, parameters)
     schedule = schedule.parallel(first.axes[0].name).cascade()
-    return Scheduled((*schedule.program.body, *lower_stage(second)), partial)
+    return Scheduled.of(schedule, open_schedule(end, lower_stage(second)), scratch=partial)

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, walk
 from hlo_mlc.expr.ops import OPS, Accuracy
-from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt
-from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, points
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule, points
 from hlo_mlc.tensor.core import Nest, Stage
 
 LONGEST = 4  # axis
@@ -45,13 +43,13 @@ class ShortTemplate:
         return {}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The naive loops, all of them written out."""
+        """The naive loops, all of them unrolled."""
         shared = nest.stages[0].axes[:nest.shared]
-        body = tuple(statement for stage in nest.stages for statement in
-                     lower_stage(replace(stage, axes=stage.axes[nest.shared:])))
-        for axis in reversed(shared):
-            body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
-        return Scheduled(tuple(map(_written_out, body)), ())
+        inner = [replace(stage, axes=stage.axes[nest.shared:]) for stage in nest.stages]
+        schedule = open_schedule(nest, lower_nest(shared, inner), checked=False)
+        for name in schedule.loop_names:
+            schedule = schedule.unroll(name)
+        return Scheduled.of(schedule)
 
 
 def _refusal(stage: Stage) -> str:
@@ -66,12 +64,3 @@ def _refusal(stage: Stage) -> str:
            for node in walk(*stage.expressions)):
         return "a function that takes as long for one element as for a vector"
     return ""
-
-
-def _written_out(statement: Stmt) -> Stmt:
-    if isinstance(statement, For):
-        return replace(statement, kind=LoopKind.UNROLL,
-                       body=tuple(map(_written_out, statement.body)))
-    if isinstance(statement, Allocate):
-        return replace(statement, body=tuple(map(_written_out, statement.body)))
-    return statement

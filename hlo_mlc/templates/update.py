@@ -60,7 +60,7 @@ class UpdateTemplate:
         stage = coalesce(nest.stages[0])
         schedule = vectorize(open_schedule(nest, lower_stage(stage)), stage.axes[-1],
                              lanes((stage,), target), parameters["unroll"])
-        return Scheduled(schedule.program.body, (), schedule)
+        return Scheduled.of(schedule)
 
 
 def _walks_alone(indices: tuple[Expr, ...], axis: Var) -> bool:

@@ -10,8 +10,8 @@ from itertools import product
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, lanes, shared_out
 from hlo_mlc.templates.window_roles import (
@@ -152,7 +152,7 @@ class WindowLoops:
                 *self._fold(sums, {**base, **lane}, width))
         finish = self._finish(sums, {**base, **lane}, width) if panel.number is None \
             else self._finish_own(sums, base, panel)
-        return _allocated(sums, (*body, *finish))
+        return allocated(sums, (*body, *finish))
 
     def _finish_own(self, sums: tuple[Buffer, ...], base: Place, panel: Panel
                     ) -> tuple[Stmt, ...]:
@@ -374,7 +374,7 @@ class WindowLoops:
                 for b, e in zip(totals, stage.initial, strict=True)))
             combine = self._each("x", base, width, lambda at, where: (Accumulate(
                 totals, at[:-1], stage.combiner, tuple(load(b, at) for b in sums)),))
-            return _allocated(totals, (*begin, *combine,
+            return allocated(totals, (*begin, *combine,
                                        *self._over_tile("s", base, store(totals))))
         if epilogue_cost(stage) <= EPILOGUE_INLINE:
             return self._over_tile("s", base, lambda at, where: self._where_it_exists(
@@ -382,7 +382,7 @@ class WindowLoops:
         spilled = tuple(Buffer(f"{b.name}_out", b.dtype, b.shape, "stack") for b in sums)
         spill = self._each("o", base, width, lambda at, where: tuple(
             Store(new, at, load(old, at)) for new, old in zip(spilled, sums, strict=True)))
-        return _allocated(spilled, (*spill, *self._each(
+        return allocated(spilled, (*spill, *self._each(
             "s", base, width, store(spilled), LoopKind.SERIAL)))
 
 
@@ -394,9 +394,3 @@ def _at_each(expressions: Sequence[Expr], points: Sequence[Point]) -> Iterator[t
     for _, where in points:
         own = {v: e for v, e in where.items() if v not in common}
         yield tuple(substitute(e, own) for e in begun)
-
-
-def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for buffer in reversed(buffers):
-        body = (Allocate(buffer, body),)
-    return body

@@ -1,4 +1,4 @@
-"""The studies in a browser, by optuna-dashboard, with a note of ours on each.
+"""The studies in a browser: an overview of ours, and optuna-dashboard with a note of ours on each.
 
 There is no authentication: who can reach the address can change the studies.
 """
@@ -20,6 +20,7 @@ from optuna.storages import BaseStorage
 
 from hlo_mlc.runtime.records import OURS, XLA
 from hlo_mlc.support.errors import CacheError, UsageError
+from hlo_mlc.tuning.overview import overview_json, overview_page
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import quiet
 
@@ -28,6 +29,13 @@ _COLUMNS = 110  # of a kernel's text in a note
 _OWN_NOTE = "note"  # the attribute with the note as we wrote it: one that was edited is left alone
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+
+
+_OWN: dict[str, tuple[str, Callable[[BaseStorage], str]]] = {
+    "/": ("text/html", lambda storage: overview_page()),
+    "/overview.json": ("application/json", overview_json),
+}
+"""What we serve ourselves, in front of optuna-dashboard."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -65,7 +73,8 @@ def make_dashboard(journal: Path, host: str, port: int) -> WSGIServer:
 
 
 class _Noted:
-    """The dashboard's application, which keeps the notes up to date while it is looked at."""
+    """The overview, and the dashboard's application; notes are kept up to date while somebody
+    looks."""
 
     def __init__(self, application: Application, storage: BaseStorage,
                  get_note: Callable[[optuna.Study], str],
@@ -82,6 +91,13 @@ class _Noted:
                 self._refreshed = time.monotonic()
                 with contextlib.suppress(CacheError):  # the disk is full: the notes stay as old
                     self._refresh()
+        if own := _OWN.get(environ["PATH_INFO"]):
+            kind, content = own
+            with quiet():
+                body = content(self._storage).encode()
+            start_response("200 OK", [("Content-Type", f"{kind}; charset=utf-8"),
+                                      ("Content-Length", str(len(body)))])
+            return [body]
         return self._application(environ, start_response)
 
     def _refresh(self) -> None:

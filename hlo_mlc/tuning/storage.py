@@ -18,7 +18,7 @@ from typing import Any
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
-from hlo_mlc.runtime.files import write_whole
+from hlo_mlc.runtime.files import JOURNAL, write_whole
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import warn
@@ -26,7 +26,7 @@ from hlo_mlc.support.warning import warn
 
 def journal_path(options: Options) -> Path:
     """The journal that these options ask for."""
-    return options.cache_dir / "studies" / "journal.log"
+    return options.cache_dir / JOURNAL
 
 
 def open_storage(path: Path) -> JournalStorage:

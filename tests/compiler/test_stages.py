@@ -28,7 +28,7 @@ def by_xla(x: jax.Array) -> jax.Array:
 KERNEL_FILES = {"40-{}.tensors.txt", "50-{}.schedule.txt", "60-{}.loops.txt", "70-{}.proof.txt",
                 "80-{}.ll", "90-{}.s"}
 MODULE_FILES = {"00-stablehlo.mlir", "10-graph.txt", "20-simplified.txt", "30-plan.txt",
-                "99-stablehlo.mlir", "index.txt"}
+                "31-plan.json", "99-stablehlo.mlir", "index.txt"}
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:

@@ -222,3 +222,22 @@ def test_threads_jit_the_same_function() -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(lambda n: mlc_jit(function)(X + n), range(64)))
     assert all(jnp.array_equal(y, (X + n) * 2) for n, y in enumerate(results))
+
+
+def test_nothing_looks_for_cycles_in_a_first_call() -> None:
+    """Neither in what is traced nor in what is compiled, where there are next to none."""
+    begun: list[str] = []
+
+    def look(phase: str, info: dict[str, int]) -> None:
+        begun.append(phase)
+
+    def many_objects(x: jax.Array) -> jax.Array:
+        gc.callbacks.append(look)
+        kept = [[] for _ in range(10 * gc.get_threshold()[0])]
+        gc.callbacks.remove(look)
+        return x * len(kept)
+
+    assert gc.isenabled()
+    mlc_jit(many_objects)(X)
+    assert not begun
+    assert gc.isenabled()

@@ -90,12 +90,19 @@ def test_transform_replaces_one_by_many_and_removes() -> None:
     assert "while" not in body_text(transform(EVERYTHING, drop))
 
 
+def test_a_branch_that_is_decided_disappears() -> None:
+    first, second = (Store(Y, (A,), const(v, F32)) for v in (1.0, 2.0))
+    branch = (If(apply("lt", A, index.constant(4)), (first,), (second,)),)
+    assert body_text(substitute(branch, {A: index.constant(3)})) == "y[3] = 1.0:f32\n"
+    assert body_text(substitute(branch, {A: index.constant(4)})) == "y[4] = 2.0:f32\n"
+
+
 def test_redirect_moves_reads_and_writes() -> None:
     tile = Buffer("tile", F32, (), "register")
-    moved = redirect(EVERYTHING, Y, tile, lambda at: ())
+    moved = redirect(EVERYTHING, {Y: tile}, lambda at: ())
     assert body_text(moved) == body_text(EVERYTHING).replace("y[a]", "tile[]")
     partial = Buffer("partial", F32, (3,), "register")
-    summed = redirect(EVERYTHING, HELD, partial, lambda at: (index.constant(2),))
+    summed = redirect(EVERYTHING, {HELD: partial}, lambda at: (index.constant(2),))
     assert "partial[2] <- add x[a] where b < a" in body_text(summed)
 
 

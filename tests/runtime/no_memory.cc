@@ -84,6 +84,13 @@ int main() {
   Check("remove unused", [&] { return mlc_variant_remove_unused(id); });
   Check("set", [&] { return mlc_variant_set(id, Kernel, 0); });
   Check("remove", [&] { return mlc_variant_remove(id); });
+  Check("trace", [] {
+    void* const trace = mlc_trace_begin(8);
+    if (trace == nullptr) return -1;
+    mlc_trace_end(trace);
+    mlc_trace_release(trace);
+    return 1;
+  });
   void* pages[64];
   for (void*& one : pages) {
     Check("reserve", [&] { return (one = mlc_code_reserve(5000)) == nullptr ? -1 : 1; });

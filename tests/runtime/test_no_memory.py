@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 SOURCES = HERE.parents[1] / "custom_calls"
 # What XLA and GPUs have no part in.
 PARTS = ("c_api", "checked_run", "code_memory", "fenced_memory", "huge_pages",
-         "placement", "scratch_pool", "thread_team", "variant_table", "worker_pool")
+         "placement", "scratch_pool", "thread_team", "trace", "variant_table", "worker_pool")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")

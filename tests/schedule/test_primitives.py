@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -117,17 +118,47 @@ def test_split_refuses(copy) -> None:
     refuses(lambda: Schedule(copy).unroll("i").split("i", 2), "must be serial or parallel")
 
 
-def test_block(copy) -> None:
-    shows(Schedule(copy).block("i", 4).program, """
+def test_split_with_a_shorter_last_block(copy) -> None:
+    shows(Schedule(copy).split("i", 4, "shorten").program, """
         for i.o in 0..3:
           for i.i in 0..min(4, i.o * -4 + 10):
             y[i.i + i.o * 4] = x[i.i + i.o * 4]
         """)
+    shows(Schedule(copy).split("i", 5, "shorten").program, """
+        for i.o in 0..2:
+          for i.i in 0..5:
+            y[i.i + i.o * 5] = x[i.i + i.o * 5]
+        """)
 
 
-def test_block_refuses(copy) -> None:
-    refuses(lambda: Schedule(copy).block("i", 0), "at least 1")
-    refuses(lambda: Schedule(copy).block("i", 4).block("i.i", 2), "needs a constant extent")
+def test_split_with_a_last_block_of_its_own(copy) -> None:
+    shows(Schedule(copy).split("i", 4, "branch").program, """
+        for i.o in 0..3:
+          if i.o < 2:
+            for i.i in 0..4:
+              y[i.i + i.o * 4] = x[i.i + i.o * 4]
+          else:
+            for i.i in 0..2:
+              y[i.i + 8] = x[i.i + 8]
+        """)
+    shows(Schedule(copy).split("i", 5, "branch").program, """
+        for i.o in 0..2:
+          for i.i in 0..5:
+            y[i.i + i.o * 5] = x[i.i + i.o * 5]
+        """)
+    shows(Schedule(copy).split("i", 16, "branch").program, """
+        for i.o in 0..1:
+          for i.i in 0..10:
+            y[i.i] = x[i.i]
+        """)
+
+
+@pytest.mark.parametrize("tail", ["shorten", "branch"])
+def test_split_refuses_tails(copy, tail) -> None:
+    refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
+    shortened = Schedule(copy).split("i", 4, "shorten")
+    refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
+    refuses(lambda: Schedule(copy).split("i", 4, "mask"), "peel, shorten, branch", "got 'mask'")
 
 
 def test_fuse(tiny) -> None:
@@ -188,7 +219,7 @@ def test_reorder_refuses(tiny, copy, transposed) -> None:
     refuses(lambda: chain.reorder("i", "j"), "not perfectly nested")
     vector = Schedule(transposed).vectorize("j")
     refuses(lambda: vector.reorder("j", "i"), "is a vector")
-    blocked = Schedule(copy).block("i", 4)
+    blocked = Schedule(copy).split("i", 4, "shorten")
     refuses(lambda: blocked.reorder("i.i", "i.o"), "depends on a loop which would move inside")
 
 
@@ -200,12 +231,35 @@ def test_unroll(copy) -> None:
 
 
 def test_unroll_refuses(copy) -> None:
-    refuses(lambda: Schedule(copy).block("i", 4).unroll("i.i"), "needs a constant extent")
+    shortened = Schedule(copy).split("i", 4, "shorten")
+    refuses(lambda: shortened.unroll("i.i"), "needs a constant extent")
     refuses(lambda: Schedule(copy).vectorize("i").unroll("i"), "must be serial")
 
 
+def test_write_out(copy) -> None:
+    shows(Schedule(copy).split("i", 4).write_out("i.t").program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        y[8] = x[8]
+        y[9] = x[9]
+        """)
+
+
+def test_write_out_decides_guards(running) -> None:
+    """Of y[i] = y[i - 1] + x[i], 1 before the first."""
+    text = str(Schedule(running).split("i", 3).write_out("i.i"))
+    assert text.count(" if ") == 1, "of the first element of a block it is not known"
+
+
+def test_write_out_refuses(copy) -> None:
+    shortened = Schedule(copy).split("i", 4, "shorten")
+    refuses(lambda: shortened.write_out("i.i"), "needs a constant extent")
+    refuses(lambda: Schedule(copy).vectorize("i").write_out("i"), "must be serial")
+
+
 def test_bind(copy) -> None:
-    blocked = Schedule(copy).block("i", 4).bind("i.o", "block").bind("i.i", "thread")
+    blocked = Schedule(copy).split("i", 4, "shorten").bind("i.o", "block").bind("i.i", "thread")
     shows(blocked.program, """
         for i.o in 0..3 block:
           for i.i in 0..min(4, i.o * -4 + 10) thread:
@@ -261,6 +315,13 @@ def test_prefetch(copy) -> None:
     refuses(lambda: Schedule(copy).prefetch("x", "i", 100), "no vector")
 
 
+def test_prefetch_in_vectors_inside_of_a_loop(column_sums) -> None:
+    across = column_sums.expand("i", "register").distribute("i", "k").reorder("k", "i")
+    program = across.vectorize("i").prefetch("x", "k", 12).program
+    assert body_text(program.body).count("prefetch") == 1
+    assert "prefetch x[k, i] + 12" in body_text(program.body)
+
+
 def test_vectorize(copy) -> None:
     shows(Schedule(copy).vectorize("i").program, """
         for i in 0..10 vectorize:
@@ -282,7 +343,7 @@ def test_vectorize_refuses(tiny, running, transposed) -> None:
     inner = Schedule(transposed).vectorize("j")
     refuses(lambda: inner.vectorize("i"), "cannot run within a vector")
     refuses(lambda: Schedule(transposed).vectorize("i").vectorize("j"), "is inside `for i in")
-    blocked = Schedule(transposed).block("j", 3)
+    blocked = Schedule(transposed).split("j", 3, "shorten")
     refuses(lambda: blocked.vectorize("j.o"), "decides how", "the same way")
 
 
@@ -306,7 +367,7 @@ def test_parallel(copy) -> None:
 def test_parallel_after_tiling_is_proved(tiny) -> None:
     x, y = tiny.operand("x", 12, 10), tiny.result("y", 12, 10)
     program = tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (i, j))))
-    schedule = Schedule(program).fuse("i", "j").split("i.j", 7).block("i.j.o", 5)
+    schedule = Schedule(program).fuse("i", "j").split("i.j", 7).split("i.j.o", 5, "shorten")
     assert schedule.parallel("i.j.o.o").loops("i.j.o.o")[0].kind is LoopKind.PARALLEL
 
 
@@ -435,13 +496,13 @@ def first_of_pair() -> Combiner:
                     None)
 
 
-def argmax(extent: int) -> LoopProgram:
-    x = Buffer("x", F32, (extent,), "operand")
-    best, where = Buffer("best", F32, (), "result"), Buffer("where", I32, (), "result")
-    k = variable("k", extent)
+def argmax(extent: int, *columns: int) -> LoopProgram:
+    x = Buffer("x", F32, (extent, *columns), "operand")
+    best, where = Buffer("best", F32, columns, "result"), Buffer("where", I32, columns, "result")
+    k, axes = variable("k", extent), tuple(variable("i", n) for n in columns)
     value, position = Var("value", F32), Var("position", I32)
-    stage = Stage("argmax", (), (Assign(best, (), value), Assign(where, (), position)), (k,),
-                  first_of_pair(), (load(x, (k,)), apply("convert", k, dtype=I32)),
+    stage = Stage("argmax", axes, (Assign(best, axes, value), Assign(where, axes, position)), (k,),
+                  first_of_pair(), (load(x, (k, *axes)), apply("convert", k, dtype=I32)),
                   (const(-1e30, F32), const(99, I32)), (value, position))
     return LoopProgram("argmax", (x,), (best, where), lower_stage(stage))
 
@@ -455,11 +516,32 @@ def test_rfactor_without_identity_starts_from_the_first_terms(extent) -> None:
     assert (best, where) == (values.max(), values.argmax())
 
 
+def after() -> Combiner:
+    """One affine map after another: does not commute, and has no neutral element here."""
+    a, b, c, d = (Var(name, F32) for name in "abcd")
+    return Combiner((a, b), (c, d), (apply("mul", a, c), apply("add", apply("mul", b, c), d)), None)
+
+
+def test_rfactor_into_one_partial_result_keeps_the_order(tiny) -> None:
+    k, scale, shift = variable("k", 7), Var("scale", F32), Var("shift", F32)
+    x, y, z = tiny.operand("x", 2, 7), tiny.result("y"), tiny.result("z")
+    stage = Stage("maps", (), (Assign(y, (), scale), Assign(z, (), shift)), (k,), after(),
+                  tuple(load(x, (index.constant(n), k)) for n in range(2)), (ONE, TWO),
+                  (scale, shift))
+    program = tiny.program(stage)
+    refuses(lambda: Schedule(program).rfactor("k", 2), "does not commute")
+    refuses(lambda: Schedule(program).rfactor("k", 1, 2), "does not commute")
+    inner = Schedule(program).split("k", 3).rfactor("k.i", 1).program
+    values = np.array([[1, 2, 3, 4, 5, 6, 7], [7, 1, 6, 2, 5, 3, 4]], np.float32)
+    np.testing.assert_array_equal(interpret(inner, [values]), interpret(program, [values]))
+
+
 def test_rfactor_refuses(total, grand_total, copy) -> None:
     refuses(lambda: Schedule(copy).rfactor("i", 4), "does not reduce")
     refuses(lambda: Schedule(total).rfactor("k", 65), "1 to 64 lanes")
     refuses(lambda: Schedule(argmax(3)).rfactor("k", 4), "at least 4 unguarded terms", "identity")
-    refuses(lambda: Schedule(total).block("k", 5).rfactor("k.i", 4), "needs a constant extent")
+    shortened = Schedule(total).split("k", 5, "shorten")
+    refuses(lambda: shortened.rfactor("k.i", 4), "needs a constant extent")
     refuses(lambda: Schedule(grand_total).rfactor("i", 4), "hold only stores and updates")
 
 
@@ -514,23 +596,74 @@ def test_fuse_loops_refuses(tiny, chain, copy) -> None:
     refuses(lambda: Schedule(between).fuse_loops("i", "j"), "needs the one and is needed by")
 
 
-def test_distribute(chain) -> None:
-    fused = Schedule(chain).fuse_loops("i", "j")
-    shows(fused.distribute("i").program, """
-        for i in 0..8:
-          a[i] = x[i] + 1.0:f32
-        for i in 0..8:
-          b[i] = a[i] * 2.0:f32
+@pytest.fixture
+def column_sums(tiny) -> Schedule:
+    """y[i] = sum over k of x[k, i]."""
+    x, y = tiny.operand("x", 8, 6), tiny.result("y", 6)
+    return Schedule(tiny.program(tiny.fold(y, "i", "k", 8, lambda i, k: load(x, (k, i)))))
+
+
+def test_expand(column_sums) -> None:
+    shows(column_sums.expand("i", "register", 4).program, """
+        alloc add.acc: 8xf32 register:
+          for i in 0..6:
+            add.acc[i] = 0.0:f32
+            for k in 0..8:
+              add.acc[i] <- add x[k, i]
+            y[i] = add.acc[i]
         """)
 
 
-def test_distribute_refuses(tiny) -> None:
-    a, b = tiny.result("a", 8), tiny.result("b", 8)
-    last = load(b, (minus(variable("i", 8), 1),), apply("ge", variable("i", 8), index.constant(1)),
-                ONE)
-    stage = Stage("pair", (variable("i", 8),), (
-        Assign(a, (variable("i", 8),), last), Assign(b, (variable("i", 8),), TWO)))
-    refuses(lambda: Schedule(tiny.program(stage)).distribute("i"), "carries a dependence")
+def test_expand_keeps_the_buffers_of_one_update_together(assert_same) -> None:
+    program = argmax(5, 3)
+    apart = Schedule(program).expand("i", "register").distribute("i", "k").reorder("k", "i")
+    assert len(apart.loops("i")) == 3
+    assert_same(program, apart.program, [np.arange(15, dtype=np.float32).reshape(5, 3) % 7])
+
+
+def test_expand_refuses(tiny, column_sums, copy) -> None:
+    refuses(lambda: column_sums.expand("i", "shared"), "register or stack", "'shared'")
+    refuses(lambda: column_sums.expand("i", "stack", 0), "multiple of at least 1", "'stack' and 0")
+    refuses(lambda: Schedule(copy).expand("i", "stack"), "no private buffers around its whole body")
+    refuses(lambda: column_sums.expand("k", "stack"), "no private buffers")
+    shortened = column_sums.split("i", 4, "shorten")
+    refuses(lambda: shortened.expand("i.i", "stack"), "needs a constant extent")
+    refuses(lambda: column_sums.parallel("i").expand("i", "stack"), "must be serial or unrolled")
+    x, y = tiny.operand("x", 2, 1 << 17), tiny.result("y", 1 << 17)
+    many = tiny.program(tiny.fold(y, "i", "k", 2, lambda i, k: load(x, (k, i))))
+    refuses(lambda: Schedule(many).expand("i", "stack"), "524288 bytes")
+
+
+def test_distribute(column_sums, assert_same) -> None:
+    cut = column_sums.expand("i", "register").distribute("i", "k")
+    shows(cut.program, """
+        alloc add.acc: 6xf32 register:
+          for i in 0..6:
+            add.acc[i] = 0.0:f32
+          for i in 0..6:
+            for k in 0..8:
+              add.acc[i] <- add x[k, i]
+          for i in 0..6:
+            y[i] = add.acc[i]
+        """)
+    across = cut.reorder("k", "i").vectorize("i")
+    assert [s.kind for s in across.loops("i")] == 3 * [LoopKind.VECTORIZE]
+    assert_same(column_sums.program, across.program,
+                [np.arange(48, dtype=np.float32).reshape(8, 6)])
+
+
+def test_distribute_refuses(tiny, chain, column_sums) -> None:
+    """The second of two stages needs what the next iteration of the first overwrites."""
+    refuses(lambda: Schedule(chain).distribute("i", "j"), "must hold the loop j")
+    refuses(lambda: column_sums.distribute("i", "k"), "must hold the loop k")
+    a, y = tiny.result("a", 1), tiny.result("y", 8, 4)
+    fill = tiny.map(a, "z", lambda z: ONE)
+    use = tiny.map(y, "ij", lambda i, j: load(a, (index.constant(0),)))
+    i = variable("i", 8)
+    body = (*lower_stage(fill), *lower_stage(replace(use, axes=use.axes[1:])))
+    program = LoopProgram("kept", (), (a, y), (For(i, index.constant(8), LoopKind.SERIAL, body),))
+    refuses(lambda: Schedule(program).distribute("i", "j"), "carries a dependence")
+    assert len(Schedule(program, checked=False).distribute("i", "j").loops("i")) == 2
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.support.errors import ScheduleError
 
 # These rewrite loops that a template has built for a GPU: test_pipelining.py.
-ANY = [name for name in PRIMITIVES if name not in ("persist", "double_buffer")]
+ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")),
+       "split shorten", "split branch"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -28,9 +29,13 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
     buffers = [b.name for b, _ in program.scratch]
     everything = [*buffers, *(b.name for b in (*program.operands, *program.results))]
     match primitive:
-        case "split" | "block":
-            return Step(primitive, (loop, number))
-        case "fuse" | "fuse_loops":
+        case "split":
+            return Step("split", (loop, number))
+        case "split shorten" | "split branch":
+            return Step("split", (loop, number, primitive.split()[1]))
+        case "expand":
+            return Step(primitive, (loop, ("register", "stack")[int(rng.integers(2))], number))
+        case "fuse" | "fuse_loops" | "distribute":
             return Step(primitive, (loop, other))
         case "reorder":
             return Step(primitive, ((loop, other),))
@@ -53,7 +58,7 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
 
 def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
-    prefix = {"contract": "fuse_loops", "distribute": "fuse_loops", "cache_write": "split",
+    prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "cache_read": "split", "prefetch": "vectorize"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 

@@ -23,6 +23,7 @@ from hlo_mlc.support.errors import UsageError
 from hlo_mlc.tuning import dashboard
 from hlo_mlc.tuning.dashboard import make_dashboard, note_text
 from hlo_mlc.tuning.messages import Failed, Timed
+from hlo_mlc.tuning.overview import overview_json
 from hlo_mlc.tuning.space import Parameter, Space
 from hlo_mlc.tuning.storage import open_storage
 from hlo_mlc.tuning.study import KernelStudy
@@ -62,6 +63,20 @@ def get(url: str) -> Any:
         return json.loads(reply.read())
 
 
+def opened(url: str, folder: Path) -> subprocess.CompletedProcess:
+    """A page as a browser has it, and a picture of it."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("there is no chromium (Debian's package of this name) to open the page with")
+    ran = subprocess.run(
+        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/b",
+         "--virtual-time-budget=15000", "--window-size=1400,1000",
+         f"--screenshot={folder}/page.png", "--dump-dom", url],
+        capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return ran
+
+
 def test_studies_and_notes(address: str, journal: Path) -> None:
     (summary,) = get(f"{address}/api/studies")["study_summaries"]
     assert summary["study_name"].startswith("abc-cpu-")
@@ -75,6 +90,35 @@ def test_studies_and_notes(address: str, journal: Path) -> None:
     assert again["note"]["version"] == detail["note"]["version"], "not written again"
     KernelStudy(open_storage(journal), "abc-cpu", SPACE).describe({"speedup over XLA": 7.0})
     assert "over XLA: 7.00" in get(f"{address}/api/studies/{summary['study_id']}")["note"]["body"]
+
+
+def test_the_overview(address: str) -> None:
+    (row,) = get(f"{address}/overview.json")
+    assert row["trials"] == [[0, 1.5], [1, 0.0], [2, 1.5]] and row["running"] == 0
+    assert (row["over_default"], row["over_xla"], row["choice"]) == (1.25, 3.5, "ours")
+    assert row["best"] == ["0 elementwise(unroll=4)"] and not row["is_default"] and row["last"]
+    with urllib.request.urlopen(f"{address}/{row['study']}", timeout=_START_S) as reply:
+        assert reply.status == 200
+    with urllib.request.urlopen(address, timeout=_START_S) as reply:
+        page = reply.read().decode()
+    assert page.startswith("<!doctype html>") and "http://" not in page and "https://" not in page
+
+
+def test_the_overview_without_studies(tmp_path: Path) -> None:
+    storage = open_storage(tmp_path / "journal.log")
+    assert overview_json(storage) == "[]"
+    KernelStudy(storage, "abc-cpu", SPACE)
+    (row,) = json.loads(overview_json(storage))
+    assert row["name"].startswith("abc-cpu") and row["trials"] == [] and not row["recorded"]
+
+
+@pytest.mark.filterwarnings("ignore:Target and region quantiles")
+def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
+    ran = opened(address, tmp_path)
+    shown = ran.stdout.replace("\N{MULTIPLICATION SIGN}", "x")
+    for part in ("1.25x faster", "3.50x faster", "our kernel", "0 elementwise(unroll=4)",
+                 "the fastest trial had shown 1.50x", "1 failed", 'href="dashboard/studies/0"'):
+        assert part in shown
 
 
 def test_on_a_full_disk_there_are_no_new_notes(address: str, journal: Path) -> None:
@@ -102,15 +146,7 @@ def test_a_note_that_a_person_wrote_stays(address: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Target and region quantiles")
 def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
-    browser = shutil.which("chromium") or shutil.which("chromium-browser")
-    if browser is None:
-        pytest.skip("there is no chromium (Debian's package of this name) to open the page with")
-    ran = subprocess.run(
-        [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/b",
-         "--virtual-time-budget=15000", "--window-size=1400,1000",
-         f"--screenshot={tmp_path}/page.png", "--dump-dom", f"{address}/dashboard/studies/0/note"],
-        capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    ran = opened(f"{address}/dashboard/studies/0/note", tmp_path)
     for part in ("sin(a0[i])", "abc-cpu-", "speed-up over the default: 1.25",
                  "speed-up over XLA: 3.50 (our kernel is taken)", "0 elementwise(unroll=4)"):
         assert part in ran.stdout

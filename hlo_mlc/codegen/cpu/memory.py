@@ -276,6 +276,17 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
             else:
                 _scatter(writer, place, text)
     function.forget((storage.writable,))
+    if not place.buffer.shape and lane is None and mask is None and not storage.own_bytes:
+        _remember_scalar(writer, place, value)
+
+
+def _remember_scalar(writer: Writer, place: Place, value: Value) -> None:
+    """What a buffer of one element holds is known to the end of the scope, or until it changes:
+    to read it back at once would take a loop whose trips wait for each other 5 to 7 cycles."""
+    function, node = writer.function, Load(place.buffer, ())
+    if writer.module.legalized(node) is node:
+        function.remember(writer.key(node), value._replace(
+            depth=function.depth, reads=frozenset((place.storage.writable,))))
 
 
 def read_element(block: Block, place: Place, address: str) -> str:

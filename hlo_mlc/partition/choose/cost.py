@@ -20,8 +20,8 @@ from hlo_mlc.partition.choose.xla_time import (
     OurTime,
     Surroundings,
     convolutions_us,
-    is_parallel,
     written_out_us,
+    xla_threads,
     xla_us,
 )
 from hlo_mlc.partition.estimate import Estimate, Prediction
@@ -35,6 +35,7 @@ from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
+from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.classify import is_map, is_written_out
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Stage, Step, TensorProgram
 
@@ -185,7 +186,9 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
-        alone_ours, alone_xla = _alone(predicted, starts, target)
+        forks = any(xla_threads(stage, target) > 1
+                    for step in cluster.kernel.program.steps for stage in stages(step))
+        alone_ours, alone_xla = _alone(predicted, starts, forks, target)
         ours, xla = ours + alone_ours, xla + alone_xla
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
@@ -197,17 +200,18 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     return Verdict(take, reason, predicted, ours, xla)
 
 
-def _alone(predicted: Estimate, starts: bool, target: CpuTarget) -> tuple[float, float]:
+def _alone(predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
+           ) -> tuple[float, float]:
     """What both sides pay for a program that is nothing else: for threads that sleep till then.
 
-    `starts`: XLA runs all of it in another thread.
+    `starts`: XLA runs all of it in another thread; `forks`: it runs some of it in several.
     """
     rates = target.rates
     work = predicted.operations + predicted.contraction_flops
     several = target.cores > 1
     ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
     xla = rates.start_us if starts else 0.0
-    if several and is_parallel(work, predicted.bytes):
+    if forks:
         xla += max(0.0, rates.xla_fork_us - FORK_US)  # stages have what awake threads take
     return ours, xla
 

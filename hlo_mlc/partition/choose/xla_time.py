@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, loads, walk
-from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32
-from hlo_mlc.expr.ops import OPS
+from hlo_mlc.expr.core import Apply, Expr, loads, walk
+from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
+from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
@@ -40,10 +40,15 @@ from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import is_several
 from hlo_mlc.tensor.core import Stage
 
-# XLA uses several threads from about so many operations on, a byte counting as ten (as in
-# xla/service/cpu/parallel_task_assignment.cc): loops over 64 KB ran on one, over 96 to 256 on two.
-_PARALLEL_OPERATIONS = 1_000_000
+# What each thread of an elementwise loop gets at least: bytes, where the loop does no more
+# operations than that, else operations, a byte counting as ten.  Functions count as none.  Source:
+# xla/service/cpu/parallel_task_assignment.cc; with JAX 0.12, loops of 32 KB to 4 MB had the threads
+# that this says.
+_SHARE_BYTES = 256 << 10
+_SHARE_OPERATIONS = 100_000
 _BYTE_OPERATIONS = 10
+# Other stages have several from about so many operations on: 64 KB ran on one, 96 to 256 on two.
+_PARALLEL_OPERATIONS = 1_000_000
 # What it takes to begin and end on several threads that are awake: chains of 16 to 32 such loops
 # took 3 to 5 us each more than they computed on Zen 5, single ones 6 to 10.
 FORK_US = 4.0
@@ -145,16 +150,34 @@ class Surroundings:
     in_pieces: bool = False
 
 
-def is_parallel(operations: int, moved_bytes: int) -> bool:
-    """Whether XLA uses several threads for so much."""
-    return operations + _BYTE_OPERATIONS * moved_bytes >= _PARALLEL_OPERATIONS
+def xla_threads(stage: Stage, target: CpuTarget) -> int:
+    """How many threads XLA has for a stage that is in no loop."""
+    work = Work.of(stage)
+    if not is_map(stage):
+        operations = work.operations + 2 * work.products
+        several = operations + _BYTE_OPERATIONS * work.moved_bytes >= _PARALLEL_OPERATIONS
+        return target.cores if several else 1
+    operations = points(stage) * sum(map(_counted, walk(*stage.expressions)))
+    if operations <= work.moved_bytes:
+        shares, most = work.moved_bytes // _SHARE_BYTES, math.ceil(math.sqrt(target.cores))
+    else:
+        shares = (operations + _BYTE_OPERATIONS * work.moved_bytes) // _SHARE_OPERATIONS
+        most = target.cores
+    return max(1, min(shares, most))
 
 
-def _threads(work: Work, target: CpuTarget, around: Surroundings) -> int:
-    if (around.in_loop and work.moved_bytes < _SMALL_LOOP_BYTES) \
-            or not is_parallel(work.operations + 2 * work.products, work.moved_bytes):
+def _counted(node: Expr) -> int:
+    """How many operations XLA takes a part of an expression for."""
+    if not isinstance(node, Apply) or node.dtype is INDEX \
+            or OPS[node.op].accuracy is Accuracy.APPROXIMATE or node.op == "sqrt":
+        return 0
+    return 2 if node.op == "fma" else 1
+
+
+def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
+    if around.in_loop and Work.of(stage).moved_bytes < _SMALL_LOOP_BYTES:
         return 1
-    return target.cores
+    return xla_threads(stage, target)
 
 
 def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
@@ -181,7 +204,7 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = _SEVERAL_NARROW_NS if narrow else _SEVERAL_NS
         return "reduction with several results", max(points(stage) * each / 1e3, memory)
-    threads = _threads(ours.work, target, around)
+    threads = _threads(stage, target, around)
     if around.in_loop:
         memory *= min(target.cores / threads, _SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)

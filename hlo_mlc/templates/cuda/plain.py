@@ -9,7 +9,7 @@ from hlo_mlc.expr.core import Expr, Var
 from hlo_mlc.loops.core import For, LoopKind, Stmt
 from hlo_mlc.loops.dependence import Memory, carried
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import constant_extent, loop, substitute
+from hlo_mlc.loops.rewrite import loop, substitute
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
@@ -70,11 +70,7 @@ class PlainTemplate:
 
 
 def _shared_out(schedule: Schedule, name: str, threads: int) -> Schedule:
-    extent = constant_extent(schedule.loops(name)[0])
-    if extent % threads == 0:
-        schedule = schedule.split(name, threads)
-    else:
-        schedule = schedule.block(name, threads)
+    schedule = schedule.split(name, threads, "shorten")
     return schedule.bind(f"{name}.o", "block").bind(f"{name}.i", "thread")
 
 

@@ -9,8 +9,8 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cuda import KIB, WARP
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda.base import (
@@ -99,8 +99,7 @@ class RowLoops:
         """All stages for a group of rows, and the loop over groups."""
         self._keep()
         body = tuple(stmt for stage in self.stages for stmt in self._stage(stage))
-        for buffer in reversed(self.allocated):
-            body = (Allocate(buffer, body),)
+        body = allocated(self.allocated, body)
         return (For(self.group, index.constant(self.group.extent), self.outer, body),)
 
     # Threads

@@ -23,8 +23,8 @@ from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -192,8 +192,7 @@ class _Lines:
             for b, e in zip(self.carry, self.stage.initial, strict=True))))
         body: tuple[Stmt, ...] = (start, loop(f"{self.name}_o", tiles, LoopKind.SERIAL,
                                               lambda o: self._tile(o, tiles)))
-        for buffer in reversed(self.allocated):
-            body = (Allocate(buffer, body),)
+        body = allocated(self.allocated, body)
         return (For(self.block, index.constant(self.block.extent), self.outer, body),)
 
     def _threads(self, body: tuple[Stmt, ...]) -> For:

@@ -21,8 +21,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -124,9 +124,9 @@ def _windows(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stm
         body: tuple[Stmt, ...] = (thread_loop(number, (rounds,)),)
     else:
         body = (loop(f"{name}_b", blocks, LoopKind.BLOCK,
-                     lambda b: _allocated(thread.sums, (thread_loop(number, thread.body(flat(
+                     lambda b: allocated(thread.sums, (thread_loop(number, thread.body(flat(
                          (b, 1), (number, number.extent)))),))),)
-    return body if outer is LoopKind.BLOCK else _allocated(thread.sums, body)
+    return body if outer is LoopKind.BLOCK else allocated(thread.sums, body)
 
 
 class _Thread:
@@ -194,9 +194,3 @@ class _Thread:
             kind = LoopKind.UNROLL if written <= WRITTEN_OUT else LoopKind.SERIAL
             step = (For(window, index.constant(window.extent), kind, step),)
         return step
-
-
-def _allocated(buffers: tuple[Buffer, ...], body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    for buffer in reversed(buffers):
-        body = (Allocate(buffer, body),)
-    return body

@@ -11,7 +11,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import across, decoded, shared_out
 from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.records import (
@@ -19,7 +19,6 @@ from hlo_mlc.templates.sorting.records import (
     Body,
     Sorting,
     alone,
-    exist,
     in_row,
     read,
 )
@@ -42,7 +41,7 @@ def by_candidates(sorting: Sorting) -> Body:
         place = alone if private else functools.partial(in_row, number)
         digits = Digits(sorting, front, back, place, most)
         body = _Candidates(digits, decoded(sorting.outer, number)).row()
-        return exist((*front, *back), body) if private else body
+        return allocated((*front, *back), body) if private else body
 
     return shared_out(sorting.stage.name, sorting.rows, sorting.rows * n * 2, row)
 
@@ -82,7 +81,7 @@ class _Candidates:
             body += self._collect(index.constant(blocks * BLOCK), rest)
         body += (*self.digits.sorted(self._length()),
                  *s.hand_out(self.digits.ordered, self.digits.place, self.at))
-        return exist((self.held, self.all, self.last, self.best), body)
+        return allocated((self.held, self.all, self.last, self.best), body)
 
     def _length(self) -> Expr:
         return index.minimum(as_index(load(self.held, ())), index.constant(self.digits.most))
@@ -110,7 +109,7 @@ class _Candidates:
         each = loop("vector", count // width, LoopKind.UNROLL, lambda v: (lane(lambda i: (
             Accumulate((self.bests,), (i,), self.least, (key(index.add(index.multiply(
                 v, index.constant(width)), i)),)),)),))
-        return exist((self.bests,), (
+        return allocated((self.bests,), (
             lane(lambda i: (Store(self.bests, (i,), start),)), each, Store(self.best, (), start),
             lane(lambda i: (Accumulate((self.best,), (), self.least,
                                        (load(self.bests, (i,)),)),))))

@@ -16,7 +16,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U8, U16, U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import across, decoded, shared_out
 from hlo_mlc.templates.sorting.records import (
     MOVED,
@@ -26,7 +26,6 @@ from hlo_mlc.templates.sorting.records import (
     Records,
     Sorting,
     alone,
-    exist,
     in_row,
     moved,
     read,
@@ -53,7 +52,7 @@ def by_digits(sorting: Sorting) -> Body:
         body = (*sorting.fill(front, place, at, index.constant(0), n),
                 *digits.sorted(index.constant(n)),
                 *sorting.hand_out(digits.ordered, place, at))
-        return exist((*front, *back), body) if private else body
+        return allocated((*front, *back), body) if private else body
 
     total = sorting.rows * n * MOVED * (len(sorting.digits) + 2)
     return shared_out(sorting.stage.name, sorting.rows, total, row)
@@ -112,7 +111,7 @@ class Digits:
                 break
             steps += self._pass(counts, d + 1, back, front, length)
             body.append(If(apply("or", differ(d), differ(d + 1)), steps))
-        return exist((counts,), tuple(body))
+        return allocated((counts,), tuple(body))
 
     def _record(self, records: Records, i: Expr) -> tuple[Expr, ...]:
         return read(records, self.place(i))
@@ -174,7 +173,7 @@ class Digits:
                     *moved(front, self.place(i), back, self.place, load(own, ()), self.most),
                     Store(counts, counter, apply("add", load(own, ()), _ONE)))
 
-        return exist((total, own, digit), (
+        return allocated((total, own, digit), (
             Store(total, (), const(0, U32)),
             loop("digit", self._counters, LoopKind.SERIAL, begin),
             loop("moved", length, LoopKind.SERIAL, move)))

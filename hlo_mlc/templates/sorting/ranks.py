@@ -9,7 +9,7 @@ from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, LoopKind, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import across, decoded, shared_out
 from hlo_mlc.templates.sorting.records import (
     MOVED,
@@ -17,7 +17,6 @@ from hlo_mlc.templates.sorting.records import (
     Sorting,
     alone,
     comes_first,
-    exist,
     moved,
     read,
 )
@@ -48,7 +47,7 @@ def by_ranks(sorting: Sorting) -> Body:
             "counted", n, sorting.width, functools.partial(counted, j)))
         move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
             given, (i,), ordered, alone, load(rank, (i,)), n))
-        return exist((*given, *ordered, *keys, rank), (
+        return allocated((*given, *ordered, *keys, rank), (
             *sorting.fill(given, alone, at, index.constant(0), n), *start, count, move,
             *sorting.hand_out(ordered, alone, at)))
 

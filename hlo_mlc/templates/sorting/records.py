@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, apply, as_index, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import Allocate, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import LoopKind, Stmt, Store
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import across, lanes
 from hlo_mlc.tensor.core import Stage
@@ -137,13 +137,6 @@ def alone(i: Expr) -> tuple[Expr, ...]:
 
 def in_row(row: Expr, i: Expr) -> tuple[Expr, ...]:
     return (row, i)
-
-
-def exist(buffers: Sequence[Buffer], body: Body) -> Body:
-    """`body`, in which the buffers exist."""
-    for buffer in reversed(buffers):
-        body = (Allocate(buffer, body),)
-    return body
 
 
 def moved(front: Records, source: tuple[Expr, ...], back: Records, place: Place, to: Expr,

@@ -10,7 +10,7 @@ from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import If, LoopKind, Store, While
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import decoded, parallel_tasks
 from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.records import (
@@ -19,7 +19,6 @@ from hlo_mlc.templates.sorting.records import (
     Sorting,
     alone,
     comes_first,
-    exist,
     in_row,
     length,
     read,
@@ -85,7 +84,7 @@ def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, s
         def step(q: int, o: Var) -> Body:
             return merge.step(taken[q], ours[q], index.add(at[q], o))
 
-        return exist((*taken, *ours), (
+        return allocated((*taken, *ours), (
             *(s for q in range(CHAINS) for s in merge.share(taken[q], at[q])),
             If(index.compare("le", end, whole),
                (loop("merged", part, LoopKind.SERIAL, lambda o: tuple(
@@ -161,5 +160,5 @@ class _Merge:
             Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ())))))
         return (Store(low, (), number(index.maximum(index.subtract(begin, self.have[1]),
                                                     index.constant(0)))),
-                *exist((high, middle, more), (
+                *allocated((high, middle, more), (
                     Store(high, (), number(index.minimum(begin, self.have[0]))), bisect)))

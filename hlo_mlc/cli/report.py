@@ -1,0 +1,63 @@
+"""`hlo-mlc report`: all that is known of a program as one page for a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import jax
+
+from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.cli import parameters
+from hlo_mlc.cli.function import arguments, check_traceable, is_file, read_arrays, resolve
+from hlo_mlc.report import counted
+from hlo_mlc.runtime.files import writable
+from hlo_mlc.support.errors import UsageError
+
+
+@click.command()
+@click.argument("program")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("report.html"),
+              show_default=True, help="The page to write.")
+@parameters.argument_types()
+@parameters.argument_files
+@parameters.entry
+@parameters.choose
+@parameters.target
+@parameters.x64
+def report(
+    program: str,
+    output: Path,
+    given: tuple[str, ...],
+    files: tuple[Path, ...],
+    entry: str,
+    choose: str,
+    target: str,
+    x64: bool,
+) -> None:
+    """Writes a page that shows what of PROGRAM runs in our kernels, how fast, and how it came so.
+
+    PROGRAM is MODULE:FUNCTION, with its arguments from --arg, --arg-file or the function's
+    attribute `example_args`, or a file with a StableHLO module. The page is one file that needs no
+    network: kernels with their share of a call's time, the lines of yours that they compute, their
+    loops, LLVM IR and assembly, every stage of the compilation, and the graph.
+    """
+    if given and files:
+        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+    writable(output, "a page")  # shows before anything is compiled
+    with jax.enable_x64(x64 or jax.config.jax_enable_x64):
+        if is_file(program):
+            if given or files:
+                raise UsageError("--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file "
+                                 "says itself what it takes")
+            found = compile_stablehlo(Path(program), entry=entry, choose=choose,
+                                      target=target).explain()
+        else:
+            function = resolve(program)
+            args = read_arrays(files) if files else arguments(function, given)
+            check_traceable(program, function, args)
+            ours = function.choosing(choose, target) if hasattr(function, "choosing") else \
+                mlc_jit(function, choose=choose, target=target)
+            found = ours.explain(*args)
+        path = found.html(output)
+    click.echo(f"{path}: {counted(len(found.kernels), 'kernel')} of ours, open it in a browser")

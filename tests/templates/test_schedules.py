@@ -1,0 +1,99 @@
+"""Templates that are schedules: what they leave out to check holds, and their loops are proved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.loops.core import LoopProgram, Prefetch, walk
+from hlo_mlc.loops.text import program_text
+from hlo_mlc.loops.verify import verify
+from hlo_mlc.schedule import replay
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.base import Scheduled
+from hlo_mlc.templates.columns import ColumnsTemplate
+from hlo_mlc.tensor.core import Nest
+
+EXTENTS = (1, 2, 3, 8, 15, 17, 33, 47, 100, 257)
+TEMPLATE = ColumnsTemplate()
+
+
+def _after(a: Any, b: Any) -> Any:
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+# Of x: [n, m], y: [n, m] and z: [k, n, m].
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": lambda x, y, z: x.sum(0) * 2 + x[0],
+    "extreme": lambda x, y, z: x.max(0),
+    "places": lambda x, y, z: jnp.argmax(x, 0),
+    "product": lambda x, y, z: y[:, 0] @ x,
+    "shifted": lambda x, y, z: (x[1:] * x[:-1]).sum(0),
+    "padded": lambda x, y, z: jnp.pad(x, ((1, 2), (0, 0))).sum(0),
+    "middle": lambda x, y, z: z.sum(1),
+    "two axes": lambda x, y, z: z.transpose(1, 0, 2)[:, ::-1].min((0, 1)),
+    "batch": lambda x, y, z: jnp.einsum("...k,...kn->...n", z[..., 0], z),
+    "maps": lambda x, y, z: lax.reduce((x, y), (jnp.ones((), x.dtype), jnp.zeros((), x.dtype)),
+                                       _after, (0,)),
+}
+
+
+@pytest.fixture(params=FUNCTIONS)
+def nests(request, take_apart, arrays) -> list[Nest]:
+    """Reductions over leading axes, small and large."""
+    rng = np.random.default_rng([*request.param.encode()])
+    found = []
+    for scale in (1, 1, 40):
+        k, n, m = (int(e) for e in rng.choice(EXTENTS, 3))
+        n, m = n * scale + 1, m * (scale // 6 + 1) + 4
+        args = arrays(str(rng.choice(["float32", "int32", "uint8"])), (n, m), (n, m), (k % 9, n, m))
+        parts = take_apart(FUNCTIONS[request.param], *args)
+        found += [step for p in parts.programs for step in p.steps if isinstance(step, Nest)]
+    return found
+
+
+def _program(nest: Nest, scheduled: Scheduled) -> LoopProgram:
+    stage, = nest.stages
+    ends = np.cumsum([-(-b.bytes // 64) * 64 for b in scheduled.scratch], dtype=int).tolist()
+    return LoopProgram("columns", tuple(b for b in stage.inputs if b not in stage.outputs),
+                       stage.outputs, scheduled.body,
+                       tuple(zip(scheduled.scratch, [0, *ends], strict=False)))
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v4"])
+def test_columns(nests, level) -> None:
+    """Every rewrite is legal by itself, and nothing is left to guards."""
+    rng, taken = np.random.default_rng(0), 0
+    for nest in nests:
+        for l2_bytes in (1 << 20, 1 << 10):
+            target = replace(named(level), l2_bytes=l2_bytes)
+            if TEMPLATE.refusal(nest, target):
+                continue
+            drawn = [{name: int(rng.choice(values)) for name, values in TEMPLATE.space(
+                nest, target).items()} for _ in range(2)]
+            for parameters in (TEMPLATE.default(nest, target), *drawn):
+                scheduled = TEMPLATE.apply(nest, target, parameters)
+                taken += 1
+                for schedule in scheduled.schedules:
+                    again = replay(schedule.naive, schedule.trace)
+                    assert program_text(again.program) == program_text(schedule.program)
+                assert verify(_program(nest, scheduled)).unproven == ()
+    assert taken >= 6
+
+
+def test_columns_fetch_ahead_what_lies_in_rows(take_apart, arrays) -> None:
+    """Of a matrix, and neither of the vector that it is multiplied with nor of its own columns."""
+    x, y = arrays("float32", (301, 64), (301,))
+    given = {"vectors": 4, "chunks": 1, "ahead": 8, "rows": 1}
+    for function in (lambda x, y: y @ x, lambda x, y: (x * x[:, 5:6]).sum(0) + y[:64]):
+        nest, = (step for p in take_apart(function, x, y).programs for step in p.steps)
+        body = TEMPLATE.apply(nest, named("x86-64-v3"), given).body
+        asked = [s for s in walk(body) if isinstance(s, Prefetch)]
+        assert {(s.buffer.shape, s.ahead) for s in asked} == {((301, 64), 8 * 64)}
+        assert len(asked) == 1
