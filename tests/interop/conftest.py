@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from jaxlib.mlir import ir
 
+from hlo_mlc.backends.base import Backend
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling
 from hlo_mlc.report import Report
@@ -26,7 +27,8 @@ class Replacing:
         self.entries: list[str] = []
 
     def __call__(
-        self, module: ir.Module, options: Options, *, entry: str = "main"
+        self, module: ir.Module, options: Options, *, entry: str = "main",
+        backend: Backend | None = None
     ) -> CompiledModule:
         self.modules.append(str(module))
         self.entries.append(entry)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxlib.mlir import ir
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.backends.base import Backend
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling
 from hlo_mlc.report import Report
@@ -33,7 +34,8 @@ def leaving(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A compiler that takes nothing, and the modules it was given."""
     given = []
 
-    def compile_module(module: ir.Module, options: Options, *, entry: str) -> CompiledModule:
+    def compile_module(module: ir.Module, options: Options, *, entry: str, backend: Backend
+                       ) -> CompiledModule:
         given.append(str(module))
         return CompiledModule(module, Report.untouched("nothing is worth it"))
 
@@ -163,11 +165,13 @@ def test_symbolic_shapes_are_left_to_xla(replacing: Any) -> None:
     assert not replacing.modules
 
 
-def failing(module: ir.Module, options: Options, *, entry: str) -> CompiledModule:
+def failing(module: ir.Module, options: Options, *, entry: str, backend: Backend
+            ) -> CompiledModule:
     raise ZeroDivisionError("a fault in the compiler")
 
 
-def of_other_type(module: ir.Module, options: Options, *, entry: str) -> CompiledModule:
+def of_other_type(module: ir.Module, options: Options, *, entry: str, backend: Backend
+            ) -> CompiledModule:
     with module.context:
         other = ir.Module.parse(f"func.func @{entry}(%x: tensor<2xf32>) {{ return }}")
     return CompiledModule(other, Report.untouched(""))

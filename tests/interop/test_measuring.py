@@ -18,6 +18,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc.backends.base import Backend
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling, measuring
@@ -73,9 +74,10 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     asked: list[str] = []
     compile_module = compiling.compile_module
 
-    def watched(module: ir.Module, options: Options, *, entry: str) -> CompiledModule:
+    def watched(module: ir.Module, options: Options, *, entry: str, backend: Backend
+                ) -> CompiledModule:
         asked.append(options.choose)
-        return compile_module(module, options, entry=entry)
+        return compile_module(module, options, entry=entry, backend=backend)
 
     monkeypatch.setattr(compiling, "compile_module", watched)
     return asked
