@@ -194,6 +194,8 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
             continue
         cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
                            _LOOP in around, limits)
+        if not cluster.results:  # all who read it compute it themselves by now
+            continue
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
     plan.left.update({n: r for n, r in reasons.items() if r})

@@ -330,3 +330,18 @@ def test_maps_of_different_shapes_that_share_a_scalar_stay_apart(check, take_apa
              for step in program.steps]
     assert sorted(len(stage.axes) for nest in nests for stage in nest.stages) == [1, 2]
     assert all(len(nest.stages) == 1 for nest in nests)
+
+
+def test_a_loop_whose_values_all_readers_compute_themselves_is_no_kernel(take_apart, arrays
+                                                                        ) -> None:
+    def function(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = lax.map(jnp.tanh, x.at[::2].set(3.0))
+        return rows.argmin(1), rows.argmax(1)
+
+    (x,) = arrays("float64", (64, 1, 33))
+    parts = take_apart(function, x)
+    assert all(program.results for program in parts.programs)
+    ours = mlc_jit(function, choose="ours")
+    for found, expected in zip(ours(x), jax.jit(function)(x), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert ours.report(x).coverage == 1
