@@ -264,6 +264,13 @@ def wrapped(text: str, indent: str = "  ") -> list[str]:
                          break_long_words=False, break_on_hyphens=False)
 
 
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with the first column to the left, and the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+            for row in rows]
+
+
 WIDTH = 80  # columns: what a terminal has unless it is made wider
 
 

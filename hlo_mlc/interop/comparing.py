@@ -23,7 +23,7 @@ from hlo_mlc.interop.module import StablehloFunction
 from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
-from hlo_mlc.report import Report, byte_size, counted, wrapped
+from hlo_mlc.report import Report, byte_size, counted, table_lines, wrapped
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -83,7 +83,7 @@ class FunctionComparison:
             rows.append(("memory", _size(ours.memory_bytes), _size(by_jax.memory_bytes),
                          f"{by_jax.memory_bytes / ours.memory_bytes:.2f}"))
         remarks = [line for remark in self._remarks() for line in wrapped(remark, "")]
-        return "\n".join([*_table(rows), *remarks])
+        return "\n".join([*table_lines(rows), *remarks])
 
     __repr__ = __str__  # what a person sees who asks for it at a prompt
 
@@ -310,10 +310,3 @@ def _size(count: int) -> str:
 def _scratch_bytes(built: object) -> int:
     """What a kernel for CPUs takes while it runs."""
     return int(getattr(getattr(built, "code", None), "scratch_bytes", 0))
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with the first column to the left, and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-            for row in rows]

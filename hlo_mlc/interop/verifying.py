@@ -33,7 +33,7 @@ from hlo_mlc.interop.operands import Part, parts_of_call
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.widening import widened_array
 from hlo_mlc.partition.plan import Cluster
-from hlo_mlc.report import counted, wrapped
+from hlo_mlc.report import counted, table_lines, wrapped
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
@@ -105,10 +105,7 @@ class Verification:
     def __str__(self) -> str:
         if not self.kernels:
             return f"{self.name}: there are no kernels of ours to verify; explain(...) says why"
-        rows = [_HEADINGS, *(kernel.row() for kernel in self.kernels)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
-                 for row in rows]
+        table = table_lines([_HEADINGS, *(kernel.row() for kernel in self.kernels)])
         return "\n".join([*table, *(line for remark in self._remarks()
                                     for line in wrapped(remark, ""))])
 
