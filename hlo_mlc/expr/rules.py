@@ -205,6 +205,14 @@ def _shift_right(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     return Apply("convert", (quotient,), dtype)
 
 
+def _shift_right_arithmetic(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """The same, where the highest bit of an unsigned integer, which fills up, is not set"""
+    counter = _counter(args[0])
+    fills_up = not dtype.is_signed and counter is not None \
+        and bounds(counter)[1] >= 1 << (dtype.bits - 1)
+    return _shift(args, dtype) if fills_up else _shift_right(args, dtype)
+
+
 def _not(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     """~~x -> x"""
     inner = args[0]
@@ -272,11 +280,8 @@ def _holds(wide: DType, narrow: DType) -> bool:
 
 def _compared(op: str) -> Rule:
     def rule(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
-        """x != false -> x;  convert(i) < convert(j) -> true or false for counters of which i < j is
-        known"""
+        """convert(i) < convert(j) -> true or false for counters of which i < j is known"""
         x, y = args
-        if op == "ne" and x.dtype is BOOL and _is(y, False):
-            return x
         if not x.dtype.is_integer:
             return None
         i, j = _counter(x), _counter(y)
@@ -286,6 +291,15 @@ def _compared(op: str) -> Rule:
         return known if isinstance(known, Const) else None
 
     return rule
+
+
+_decided_not_equal = _compared("ne")
+
+
+def _not_equal(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """x != false -> x;  convert(i) != convert(j) as other comparisons"""
+    x, y = args
+    return x if x.dtype is BOOL and _is(y, False) else _decided_not_equal(args, dtype)
 
 
 def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
@@ -299,15 +313,15 @@ def _bitcast(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     return None
 
 
-_RULES: dict[str, Rule] = {
+RULES: dict[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "and": _and, "or": _or,
-    "xor": _xor, "shl": _shift, "shr_logical": _shift_right, "shr_arithmetic": _shift_right,
-    "not": _not,
-    "max": _max, "min": _min, "select": _select, "select_unlikely": _select,
-    "convert": _convert, "bitcast": _bitcast,
-    **{op: _compared(op) for op in ("lt", "le", "gt", "ge", "eq", "ne")},
-    # Our own functions are odd and even to the last bit.
-    **{op: _odd(op) for op in ("sin", "tan", "tanh", "erf", "erf_inv", "asin", "atan", "sinh",
+    "xor": _xor, "shl": _shift, "shr_logical": _shift_right,
+    "shr_arithmetic": _shift_right_arithmetic, "not": _not, "max": _max, "min": _min,
+    "select": _select, "select_unlikely": _select, "convert": _convert, "bitcast": _bitcast,
+    **{op: _compared(op) for op in ("lt", "le", "gt", "ge", "eq")},
+    "ne": _not_equal,
+    # Our own functions are odd and even to the last bit (tanh is not).
+    **{op: _odd(op) for op in ("sin", "tan", "erf", "erf_inv", "asin", "atan", "sinh",
                                "asinh", "atanh", "cbrt")},
     **{op: _even(op) for op in ("cos", "cosh", "abs")},
 }
@@ -315,6 +329,6 @@ _RULES: dict[str, Rule] = {
 
 def simplify(op: str, args: tuple[Expr, ...], dtype: DType) -> Simplified:
     """A simpler equal expression, or the (op, args) to build."""
-    rule = _RULES.get(op)
+    rule = RULES.get(op)
     simple = rule(args, dtype) if rule else None
     return (op, args) if simple is None else simple

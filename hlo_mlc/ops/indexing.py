@@ -200,7 +200,7 @@ def _scatter_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     places = [execution(e)[guard] for e in update.place(execution.point)]
     values = operands[2][guard]
     if update.combiner is None:
-        result[tuple(places)] = values  # the last of several wins
+        result[tuple(places)] = values if places else values[-1]  # the last of several wins
         return (result,)
     (old,), (new,), (combined,) = (getattr(update.combiner, f) for f in ("lhs", "rhs", "results"))
     for *place, value in zip(*places, values, strict=True):

@@ -127,7 +127,7 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
             raise UnsupportedOpError(node.op, reason, location=node.location or None)
         else:
             results = DEFINITIONS[node.op].reference(node, operands)
-        known.update(zip(node.results, results, strict=True))
+        known.update(zip(node.results, map(np.asarray, results), strict=True))
     return tuple(known[v] for v in graph.results)
 
 

@@ -133,12 +133,17 @@ def convert_same(node: Node, context: Rewriter) -> Value | None:
 
 
 def convert_through_wider(node: Node, context: Rewriter) -> Value | None:
-    """`convert(convert(x : t) : u) : v` -> `convert(x) : v` where u holds every value of t"""
+    """`convert(convert(x : t) : u) : v` -> `convert(x) : v` where u holds every value of t
+
+    An integer wraps where a float of the same value ends at the limits of v.
+    """
     inner = context.definition(node.operands[0])
     if inner is None or inner.op != node.op:
         return None
     (source,) = inner.operands
-    if not _holds(inner.results[0].type.dtype, source.type.dtype):
+    first, second, last = (v.type.dtype for v in (source, *inner.results, *node.results))
+    wraps = first.is_integer and second.is_float and last.is_integer
+    if not _holds(second, first) or (wraps and not _holds(last, first)):
         return None
     return context.add(node.op, (source,), node.results[0].type, node.attributes)
 

@@ -37,8 +37,8 @@ def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
 
         if p { x[i] = f(y) }   ->   x[i] = select(p, f(y), x[i])
     """
-    known = splat(node.operands[0], context)
     branches = _in_order(node)
+    known = splat(node.operands[0], context) if len(branches) > 1 else 0
     if known is not None:
         number = int(known)
         chosen = branches[number] if 0 <= number < len(branches) else branches[-1]

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Graph
-from hlo_mlc.graph.rewrite import EVERY_OP, apply_rules, eliminate_dead_nodes
+from hlo_mlc.graph.rewrite import EVERY_OP, Rules, apply_rules, eliminate_dead_nodes
 from hlo_mlc.passes.arithmetic import ARITHMETIC_RULES
 from hlo_mlc.passes.bit_patterns import BIT_RULES
 from hlo_mlc.passes.branches import BRANCH_RULES
@@ -59,13 +59,18 @@ OWN_CONSTANTS = Property(
 )
 
 
-def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
-    """The passes of one round; `references` are the ops' meanings for constant folding."""
+def graph_rules(references: Mapping[str, Reference]) -> Rules:
+    """All rules by op, in order; `references` are the ops' meanings for constant folding."""
     folding = {EVERY_OP: (constant_folding(references),)}
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
-    rules = merged(
+    return merged(
         BIT_RULES, STATIC_SHAPE_RULES, SCAN_RULES, MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES,
         COMPOSITION_RULES, CONVOLUTION_RULES, PRODUCT_RULES, BRANCH_RULES, folding, unrolling)
+
+
+def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
+    """The passes of one round; `references` are the ops' meanings for constant folding."""
+    rules = graph_rules(references)
     return (
         Pass("sink-constants", sink_constants, ensures=(OWN_CONSTANTS,)),
         Pass("apply-rules", lambda graph: apply_rules(graph, rules)),

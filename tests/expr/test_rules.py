@@ -146,8 +146,8 @@ def test_rules_apply(op, args, expected):
     ("add", (X, ZERO)), ("sub", (X, MINUS_ZERO)), ("mul", (X, ZERO)), ("sub", (X, X)),
     ("div", (X, X)), ("div", (X, const(3.0, F32))), ("max", (X, const(math.inf, F32))),
     ("div", (X, const(2.0**-127, F32))), ("mul", (X, const(-1.0, F32))),
-    ("exp", (apply("neg", X),)), ("abs", (apply("neg", N),)), ("div", (apply("neg", N), N)),
-    ("erfc", (apply("neg", X),)), ("xor", (apply("neg", N), N)),
+    ("exp", (apply("neg", X),)), ("tanh", (apply("neg", X),)), ("abs", (apply("neg", N),)),
+    ("div", (apply("neg", N), N)), ("erfc", (apply("neg", X),)), ("xor", (apply("neg", N), N)),
 ])
 def test_rules_do_not_apply_where_a_bit_would_change(op, args):
     node = apply(op, *args)
@@ -187,6 +187,13 @@ def test_what_is_known_of_integers_that_count_is_decided(dtype):
     wrapped = apply("select", apply("lt", number, const(0, dtype)),
                     apply("add", number, const(1002, dtype)), number)
     assert wrapped is number
+
+
+def test_the_highest_bit_of_a_counter_fills_up():
+    byte = apply("convert", variable("i", 256), dtype=U8)
+    assert apply("shr_arithmetic", byte, const(1, U8)).op == "shr_arithmetic"
+    assert apply("shr_arithmetic", byte, const(0, U8)) is byte
+    assert apply("shr_logical", byte, const(1, U8)).op == "convert"
 
 
 def test_what_may_wrap_is_not_decided():

@@ -44,6 +44,17 @@ def test_a_case_of_three(number: int, traced: Callable, same: Callable, ops_of: 
     same(after, graph, [np.int32(number), X])
 
 
+def test_a_case_of_one(read: Callable, ops_of: Callable) -> None:
+    """Whatever the number, it is the only branch."""
+    graph = read("%k: tensor<i32>, %x: tensor<3xf32>", """
+        %r = "stablehlo.case"(%k) ({
+          %y = stablehlo.negate %x : tensor<3xf32>
+          stablehlo.return %y : tensor<3xf32>
+        }) : (tensor<i32>) -> tensor<3xf32>
+        return %r : tensor<3xf32>""")
+    assert ops_of(apply_rules(graph, BRANCH_RULES)) == ["negate"]
+
+
 K = np.arange(5, dtype=np.int32)
 C = np.arange(40, dtype=np.float32).reshape(10, 4)
 

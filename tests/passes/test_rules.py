@@ -610,6 +610,10 @@ STAYING = [
         %1 = stablehlo.pad %0, %b, low = [2], high = [0], interior = [0]
           : (tensor<2xf32>, tensor<f32>) -> tensor<4xf32>
         return %1 : tensor<4xf32>"""),
+    ("%a: tensor<4xui8>", """
+        %0 = stablehlo.convert %a : (tensor<4xui8>) -> tensor<4xf32>
+        %1 = stablehlo.convert %0 : (tensor<4xf32>) -> tensor<4xi8>
+        return %1 : tensor<4xi8>"""),
     ("%a: tensor<7xf32>", """
         %0 = stablehlo.slice %a [0:3] : (tensor<7xf32>) -> tensor<3xf32>
         %1 = stablehlo.slice %a [4:7] : (tensor<7xf32>) -> tensor<3xf32>

@@ -1,0 +1,177 @@
+"""Programs of ops with regions, or of few forms."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+from jax import lax
+from proving.inputs import all_bits, every, unit_vectors
+from proving.program import Program
+
+from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.graph.core import Graph
+
+
+def written(arguments: str, result: str, body: str) -> Graph:
+    """A function whose last value is %r, or what `body` returns."""
+    end = "" if "func.return" in body else f"\nfunc.return %r : {result}"
+    return import_function(parse_module(
+        f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}"))
+
+
+_X = "tensor<3xf32>"
+_UPDATE = "(tensor<3xf32>, tensor<1xf32>, tensor<i64>) -> tensor<3xf32>"
+_SCATTER = """"stablehlo.scatter"(%x, %k, %u) <{scatter_dimension_numbers = #stablehlo.scatter<
+    update_window_dims = [0], scatter_dims_to_operand_dims = [0], index_vector_dim = 0>}> ({
+    ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+      %o = stablehlo.add %p, %q : tensor<f32>
+      stablehlo.return %o : tensor<f32>
+    }) : (tensor<3xf32>, tensor<1xi64>, tensor<1xf32>) -> tensor<3xf32>"""
+# What a branch computes as %r of arrays, of an array of one, and of places.
+_BRANCHES = (
+    f"%r = stablehlo.add %x, %x : {_X}", f"%r = stablehlo.negate %y : {_X}",
+    f"%r = stablehlo.constant dense<7.0> : {_X}",
+    f"%r = stablehlo.dynamic_update_slice %x, %u, %i : {_UPDATE}",
+    f"""%n = stablehlo.negate %u : tensor<1xf32>
+        %m = stablehlo.dynamic_update_slice %x, %u, %i : {_UPDATE}
+        %r = stablehlo.dynamic_update_slice %m, %n, %j : {_UPDATE}""",
+    f"""%k = stablehlo.reshape %i : (tensor<i64>) -> tensor<1xi64>
+        %r = {_SCATTER}""")
+
+
+def branching(op: str) -> Iterator[Program]:
+    """A choice, known or not, between two or three branches."""
+    arguments = f"%x: {_X}, %y: {_X}, %u: tensor<1xf32>, %i: tensor<i64>, %j: tensor<i64>"
+    kind, known = ("i1", ("true", "false")) if op == "stablehlo.if" else ("i32", (-1, 0, 2))
+    for one, other in itertools.product(range(len(_BRANCHES)), repeat=2):
+        third = (one + other) % len(_BRANCHES)
+        for numbers in ((one, other),) if op == "stablehlo.if" else ((one,), (one, other, third)):
+            chosen = [_BRANCHES[n] for n in numbers]
+            regions = ", ".join(f"{{{body}\nstablehlo.return %r : {_X}}}" for body in chosen)
+            choices = [f"%c = stablehlo.constant dense<{k}> : tensor<{kind}>" for k in known]
+            for choice in ("", *(choices if one == other else ())):
+                more = "" if choice else f", %c: tensor<{kind}>"
+                yield Program(written(arguments + more, _X, f"""{choice}
+                    %r = "{op}"(%c) ({regions}) : (tensor<{kind}>) -> {_X}"""), every)
+
+
+def counted(op: str) -> Iterator[Program]:
+    """Loops of no, one and some trips, with what goes round in them."""
+    bodies = (f"%s = stablehlo.add %p, %q : {_X}\nstablehlo.return %n, %s, %p",
+              "stablehlo.return %n, %q, %p",
+              f"""%t = stablehlo.iota dim = 0 : {_X}
+                  %f = stablehlo.convert %i : (tensor<i32>) -> tensor<f32>
+                  %g = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> {_X}
+                  %s = stablehlo.multiply %t, %g : {_X}
+                  %w = stablehlo.subtract %s, %p : {_X}
+                  stablehlo.return %n, %w, %s""")
+    for first, limit, step, body in itertools.product((0, 2), (0, 1, 5, 9), (1, 3), bodies):
+        yield Program(written(f"%x: {_X}, %y: {_X}", f"{_X}, {_X}", f"""
+            %c = stablehlo.constant dense<{first}> : tensor<i32>
+            %r:3 = "stablehlo.while"(%c, %x, %y) ({{
+            ^bb0(%i: tensor<i32>, %p: {_X}, %q: {_X}):
+              %l = stablehlo.constant dense<{limit}> : tensor<i32>
+              %b = stablehlo.compare LT, %i, %l : (tensor<i32>, tensor<i32>) -> tensor<i1>
+              stablehlo.return %b : tensor<i1>
+            }}, {{
+            ^bb0(%i: tensor<i32>, %p: {_X}, %q: {_X}):
+              %d = stablehlo.constant dense<{step}> : tensor<i32>
+              %n = stablehlo.add %i, %d : tensor<i32>
+              {body} : tensor<i32>, {_X}, {_X}
+            }}) : (tensor<i32>, {_X}, {_X}) -> (tensor<i32>, {_X}, {_X})
+            func.return %r#1, %r#2 : {_X}, {_X}"""), every)
+
+
+def scans(op: str) -> Iterator[Program]:
+    """From either end along any axis, of no, one and some elements."""
+    shapes = ((0, 2), (1, 2), (3, 2), (2, 3))
+    for shape, axis, reverse in itertools.product(shapes, (0, 1), (False, True)):
+        whole, state = (f"tensor<{'x'.join(map(str, s))}xf32>"
+                        for s in (shape, shape[:axis] + shape[axis + 1:]))
+        attributes = " attributes {is_reverse = true}" if reverse else ""
+        yield Program(written(f"%x: {whole}, %s: {state}", f"{whole}, {state}", f"""
+            %r:2 = chlo.scan(%x) inits(%s) dimension={axis}{attributes} {{
+            ^bb0(%a: {state}, %c: {state}):
+              %n = stablehlo.subtract %a, %c : {state}
+              stablehlo.return %c, %n : {state}, {state}
+            }} : ({whole}, {state}) -> ({whole}, {state})
+            func.return %r#0, %r#1 : {whole}, {state}"""), every)
+
+
+def scattered(op: str) -> Iterator[Program]:
+    """Updates of all there is."""
+    bodies = ["stablehlo.return %q", "stablehlo.return %p"]
+    bodies += [f"%o = stablehlo.{name} {operands} : tensor<f32>\nstablehlo.return %o"
+               for name in ("add", "subtract") for operands in ("%p, %q", "%q, %p", "%q, %q")]
+    for shape, body in itertools.product(((), (2,), (0, 2), (2, 3)), bodies):
+        whole = f"tensor<{''.join(f'{n}x' for n in shape)}f32>"
+        axes = ", ".join(map(str, range(len(shape))))
+        yield Program(written(f"%a: {whole}, %b: {whole}, %i: tensor<0xi32>", whole, f"""
+            %r = "stablehlo.scatter"(%a, %i, %b) <{{scatter_dimension_numbers =
+              #stablehlo.scatter<update_window_dims = [{axes}]>}}> ({{
+            ^bb0(%p: tensor<f32>, %q: tensor<f32>):
+              {body} : tensor<f32>
+            }}) : ({whole}, tensor<0xi32>, {whole}) -> {whole}"""), every)
+
+
+def in_order(op: str) -> Iterator[Program]:
+    """Rows of one, and others."""
+    for shape, axis in (((3, 1), 1), ((1, 3), 0), ((1,), 0), ((3, 1), 0)):
+        t = f"tensor<{'x'.join(map(str, shape))}xf32>"
+        yield Program(written(f"%a: {t}, %b: {t}", f"{t}, {t}", f"""
+            %r:2 = "stablehlo.sort"(%a, %b) <{{dimension = {axis} : i64, is_stable = true}}> ({{
+            ^bb0(%x: tensor<f32>, %y: tensor<f32>, %p: tensor<f32>, %q: tensor<f32>):
+              %1 = stablehlo.compare GT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+              stablehlo.return %1 : tensor<i1>
+            }}) : ({t}, {t}) -> ({t}, {t})
+            func.return %r#1, %r#0 : {t}, {t}"""), every)
+
+
+def products(op: str) -> Iterator[Program]:
+    """Products of bools."""
+    for m, k, n in ((1, 0, 2), (1, 3, 2), (2, 2, 2), (2, 3, 1)):
+        left, right, result = f"tensor<{m}x{k}xi1>", f"tensor<{k}x{n}xi1>", f"tensor<{m}x{n}xi1>"
+        yield Program(written(f"%a: {left}, %b: {right}", result, f"""
+            %r = stablehlo.dot_general %a, %b, contracting_dims = [1] x [0]
+              : ({left}, {right}) -> {result}"""), every)
+
+
+def convolved(op: str) -> Iterator[Program]:
+    """Of groups with windows of one; of inputs far apart."""
+    apart = [(("NWC", "WIO", "NWC"), x, k, 1, {"padding": (padding,), "lhs_dilation": (steps,)})
+             for steps in (9, 11) for x, k in (((1, 2, 1), (3, 1, 2)), ((2, 1, 2), (12, 2, 1)))
+             for padding in ((0, 0), (3, 12), (-2, 4), (11, -3))]
+    apart += [(("NCHW", "OIHW", "NCHW"), (1, 1, 2, 2), (1, 1, 2, 4), 1, {
+        "padding": padding, "lhs_dilation": (3, 4)}) for padding in (((0, 0), (1, 2)),
+                                                                    ((2, -1), (4, 0)))]
+    grouped = [(numbers, x, k, 2, {"window_strides": strides})
+               for numbers, x, k in ((("NHWC", "HWIO", "NHWC"), (2, 2, 3, 4), (1, 1, 2, 4)),
+                                     (("HNCW", "OHWI", "CHWN"), (2, 1, 4, 3), (4, 1, 1, 2)))
+               for strides in ((1, 1), (2, 1), (1, 2))]
+    for numbers, x, k, groups, options in (*apart, *grouped):
+        options = {"window_strides": (1,) * (len(x) - 2), "padding": ((0, 0),) * (len(x) - 2),
+                   **options}
+
+        def function(x: jax.Array, k: jax.Array, numbers=numbers, groups=groups,
+                     options=options) -> jax.Array:
+            return lax.conv_general_dilated(x, k, dimension_numbers=numbers,
+                                            feature_group_count=groups, **options)
+
+        shapes = [jax.ShapeDtypeStruct(shape, np.float32) for shape in (x, k)]
+        yield Program(import_function(jax.jit(function).lower(*shapes).compiler_ir()),
+                      unit_vectors)
+
+
+def split_and_joined(op: str) -> Iterator[Program]:
+    """Bitcasts to other sizes: each element becomes others alone, so rows hold all of its bits."""
+    sizes = {8: ("ui8", "i8"), 16: ("f16", "i16", "bf16")}
+    for wide, narrow in itertools.product(sizes[16], sizes[8]):
+        for source, result in ((f"65536x{wide}", f"65536x2x{narrow}"),
+                               (f"65536x2x{narrow}", f"65536x{wide}")):
+            yield Program(written(f"%a: tensor<{source}>", f"tensor<{result}>", f"""
+                %r = stablehlo.bitcast_convert %a : (tensor<{source}>) -> tensor<{result}>"""),
+                all_bits)
