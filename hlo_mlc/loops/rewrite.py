@@ -182,13 +182,12 @@ def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
         replacement = visit(stmt)
         if replacement is None:
             inner = bodies(stmt)
-            new = with_bodies(stmt, tuple([transform(body, visit) for body in inner])) \
-                if inner else stmt
-            if new is stmt:
+            new = tuple([transform(body, visit) for body in inner])
+            if new == inner:  # statements compare by identity
                 if result is not None:
                     result.append(stmt)
                 continue
-            replacement = (new,)
+            replacement = (with_bodies(stmt, new),)
         if result is None:
             result = list(statements[:position])
         result.extend(replacement)

@@ -17,16 +17,18 @@ Argument = int | str | tuple[str, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (loops.split, loops.fuse, loops.reorder, loops.unroll, loops.write_out,
-                     loops.vectorize, loops.parallel, loops.bind, reduction.rfactor,
-                     cascade.cascade, fusion.fuse_loops, fusion.distribute, storage.contract,
-                     storage.expand, storage.cache_read, storage.cache_write, storage.stream,
-                     storage.prefetch, pipelining.persist, pipelining.double_buffer)
+    for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, loops.unroll,
+                     loops.write_out, loops.vectorize, loops.parallel, loops.bind,
+                     reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.distribute,
+                     storage.contract, storage.expand, storage.cache_read, storage.cache_write,
+                     storage.stream, storage.prefetch, pipelining.persist,
+                     pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
-    for function in (loops.reorder, loops.vectorize, loops.parallel, fusion.distribute)
+    for function in (loops.split, loops.reorder, loops.vectorize, loops.parallel,
+                     reduction.rfactor, fusion.distribute)
 }
 
 
@@ -101,12 +103,19 @@ class Schedule:
 
     def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`, or
-        in the last block: "shorten", "branch"."""
+        in the last block: "shorten", "repeat", "shift"."""
         return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
-    def fuse(self, outer: str, inner: str) -> Schedule:
-        """Two nested loops -> one called `outer.inner`."""
-        return self.apply(Step("fuse", (outer, inner)))
+    def specialize(self, loop: str, at: str) -> Schedule:
+        """`loop` -> one for the last iteration of `at`, and one for the others."""
+        return self.apply(Step("specialize", (loop, at)))
+
+    def fuse(self, outer: str, *inner: str) -> Schedule:
+        """Nested loops -> one called `outer.inner`, and so on."""
+        schedule = self
+        for name in inner:
+            schedule, outer = schedule.apply(Step("fuse", (outer, name))), f"{outer}.{name}"
+        return schedule
 
     def reorder(self, *names: str) -> Schedule:
         """Nested loops in another order, outermost first."""
@@ -144,9 +153,10 @@ class Schedule:
         """Two neighbouring loops -> one called `first`."""
         return self.apply(Step("fuse_loops", (first, second)))
 
-    def distribute(self, loop: str, inner: str) -> Schedule:
-        """A loop -> one around what is before `inner`, one around that, one around the rest."""
-        return self.apply(Step("distribute", (loop, inner)))
+    def distribute(self, loop: str, inner: str, behind: str = "") -> Schedule:
+        """A loop -> one around what is before `inner`, one around that, one around the rest; or one
+        up to there, and one called `behind`."""
+        return self.apply(Step("distribute", (loop, inner, *((behind,) if behind else ()))))
 
     def contract(self, buffer: str) -> Schedule:
         """A scratch buffer -> a private one that holds what one iteration needs."""

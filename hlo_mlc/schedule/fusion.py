@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from hlo_mlc.expr import build
+from hlo_mlc.expr.core import Var
 from hlo_mlc.loops.core import Allocate, For, LoopProgram, Stmt
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
@@ -12,7 +16,7 @@ from hlo_mlc.loops.rewrite import (
     transform_lists,
     with_body,
 )
-from hlo_mlc.schedule.loops import refuse, require_loops, rewrite_loops
+from hlo_mlc.schedule.loops import only_loop, refuse, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -94,7 +98,7 @@ def _merge(statements: list[Stmt], first: str, second: str, memory: Memory) -> B
                      f"0..{one.extent} {one.kind.value}")
     early, late = _parted(statements[start + 1:end], one, two, memory)
     moved = substitute(two.body, {two.var: one.var})
-    check_same_iteration("fuse_loops", one, one.body, moved, memory)
+    check_same_iteration("fuse_loops", (one,), one.body, moved, memory)
     both = For(one.var, one.extent, one.kind, (*one.body, *moved))
     return (*statements[:start], *early, both, *late, *statements[end + 1:])
 
@@ -123,8 +127,8 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
                for a, b in pairs(memory, before, after))
 
 
-def distribute(program: LoopProgram, name: str, inner: str, *, checked: bool = True
-               ) -> LoopProgram:
+def distribute(program: LoopProgram, name: str, inner: str, behind: str = "", *,
+               checked: bool = True) -> LoopProgram:
     """Give what stands before and behind a loop in another one's body a loop of its own.
 
         for i in 0..4:               for i in 0..4:
@@ -135,37 +139,60 @@ def distribute(program: LoopProgram, name: str, inner: str, *, checked: bool = T
                                      for i in 0..4:
                                        y[i] = a[i]
 
-    Refused where one of the three needs what a later one left in an earlier iteration.  Exo:
-    fission; elsewhere loop distribution.
+    The same is done to loops perfectly nested in the first one.  Refused where one of the three
+    needs what a later one left in an earlier iteration.  With a suffix for the names of the loops
+    `behind` (i.e), what stands before the inner loop stays with it.  Exo: fission; elsewhere loop
+    distribution.
     """
     require_loops(program, "distribute", inner)
     memory = Memory.of(program)
+    found = False
 
-    def cut(stmt: For) -> Body:
-        place = next((n for n, s in enumerate(stmt.body) if _is_loop(s, inner)), None)
+    def cut(stmt: For) -> Body | None:
+        nonlocal found
+        band = [stmt]
+        while (only := only_loop(band[-1])) is not None and only.var.name != inner:
+            band.append(only)
+        body = band[-1].body
+        place = next((n for n, s in enumerate(body) if _is_loop(s, inner)), None)
         if place is None:
-            raise refuse("distribute", stmt, f"must hold the loop {inner} as one of its statements")
-        before, middle, after = stmt.body[:place], stmt.body[place:place + 1], stmt.body[place + 1:]
+            return None
+        found = True
+        before, middle, after = body[:place], body[place:place + 1], body[place + 1:]
+        if behind:
+            before, middle = (), (*before, *middle)
         if checked:
-            check_same_iteration("distribute", stmt, before, (*middle, *after), memory)
-            check_same_iteration("distribute", stmt, middle, after, memory)
-        return tuple(For(stmt.var, stmt.extent, stmt.kind, part)
-                     for part in (before, middle, after) if part)
+            check_same_iteration("distribute", band, before, (*middle, *after), memory)
+            check_same_iteration("distribute", band, middle, after, memory)
 
-    return rewrite_loops(program, "distribute", name, cut)
+        def nest(part: Body, names: Mapping[Var, Var]) -> Body:
+            part = substitute(part, names) if names else part
+            for s in reversed(band) if part else ():
+                extent = build.substitute(s.extent, names)
+                part = (For(names.get(s.var, s.var), extent, s.kind, part),)
+            return part
+
+        late = {v: Var(f"{v.name}.{behind}", v.dtype, v.extent) for v in (s.var for s in band)}
+        return (*nest(before, {}), *nest(middle, {}), *nest(after, late if behind else {}))
+
+    result = rewrite_loops(program, "distribute", name, cut)
+    if not found:
+        raise refuse("distribute", require_loops(program, "distribute", name)[0],
+                     f"must hold the loop {inner} as one of its statements")
+    return result
 
 
-def check_same_iteration(primitive: str, stmt: For, first: Body, second: Body,
+def check_same_iteration(primitive: str, band: Sequence[For], first: Body, second: Body,
                          memory: Memory) -> None:
-    """Refuse unless what `first` and `second` both touch, they touch in the same iteration."""
+    """Refuse unless what `first` and `second` both touch, they touch in the same iteration of all
+    the loops."""
     before, after = accesses(first), accesses(second)
-    varying = variables((stmt, *first, *second))
+    varying = variables((band[0], *first, *second))
     unstable = {a.buffer for a in (*before, *after) if a.writes}
     for a, b in pairs(memory, before, after):
         settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
             else set()
-        if settled is not None and stmt.var not in settled:
-            raise refuse(primitive, stmt, f"carries a dependence: {a} and {b} may touch the same "
+        free = settled is not None and next((s for s in band if s.var not in settled), None)
+        if free:
+            raise refuse(primitive, free, f"carries a dependence: {a} and {b} may touch the same "
                          f"element of {a.buffer.name} in different iterations")
-
-

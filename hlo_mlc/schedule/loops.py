@@ -6,14 +6,16 @@ over a variable of that name, so copies made by peeling are rewritten together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.core import Apply, Expr, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
     Allocate,
+    Call,
     For,
     If,
     LoopKind,
@@ -36,6 +38,7 @@ from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,
     expressions,
+    guarded,
     loop,
     loop_names,
     loops_named,
@@ -46,6 +49,7 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.guards import conjuncts
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> list[For]:
@@ -105,7 +109,8 @@ def _require_kind(primitive: str, stmt: For, *kinds: LoopKind) -> None:
         raise refuse(primitive, stmt, f"must be {allowed}")
 
 
-def split(program: LoopProgram, name: str, factor: int, tail: str = "peel") -> LoopProgram:
+def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
+          checked: bool = True) -> LoopProgram:
     """Cut a loop into blocks of `factor` iterations; what is left over is a loop of its own.
 
         for i in 0..10:              for i.o in 0..2:
@@ -121,77 +126,164 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel") -> L
           y[i] = x[i]         ->       for i.i in 0..min(4, i.o * -4 + 10):
                                          y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
-    With "branch" such a block has a copy for itself, so that all extents are constant.
+    With "repeat" it begins early, and does again what the block before it did.  Refused unless
+    iterations are independent, and read nothing of what they write but what they have stored.
 
         for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       if i.o < 2:
-                                         for i.i in 0..4:
-                                           y[i.i + i.o * 4] = x[i.i + i.o * 4]
-                                       else:
-                                         for i.i in 0..2:
-                                           y[i.i + 8] = x[i.i + 8]
+          y[i] = x[i]         ->       for i.i in 0..4:
+                                         y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)]
 
-    A parallel loop stays parallel on the outside.  Halide: split with a specialised tail, with
-    GuardWithIf around the whole block, and specialize; TVM: split and loop partition.
+    With "shift" it begins early, too, but only private buffers are filled again: elsewhere guards
+    let nothing happen twice, until `specialize` makes them unnecessary.
+
+        for i in 0..10:              for i.o in 0..3:
+          y[i] = x[i]         ->       for i.i in 0..4:
+                                         y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)]
+                                           where (i.i + min(i.o * 4, 6)) >= (i.o * 4)
+
+    A parallel loop stays parallel on the outside, and does nothing twice.  Halide: split with a
+    specialised tail, with GuardWithIf around the whole block, ShiftInwards and PredicateStores;
+    TVM: split and loop partition.
     """
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
-    if tail not in _TAILS:
-        raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(_TAILS)}; got "
-                            f"{tail!r}")
+    if tail not in ("peel", "shorten", "repeat", "shift"):
+        raise ScheduleError(f"split: expected a tail of {name!r} out of peel, shorten, repeat, "
+                            f"shift; got {tail!r}")
+    early = tail in ("repeat", "shift")
 
     def cut(stmt: For) -> Body:
-        _require_kind("split", stmt, LoopKind.SERIAL, LoopKind.PARALLEL)
-        return _TAILS[tail](stmt, factor)
+        _require_kind("split", stmt, LoopKind.SERIAL, *(() if early else (LoopKind.PARALLEL,)))
+        if tail == "peel":
+            return _peeled(stmt, factor)
+        if tail == "repeat" and checked:
+            _check_repeatable(stmt, Memory.of(program))
+        extent = require_constant("split", stmt)
+        size = min(factor, extent) if early else factor
+        count = -(-extent // size)
+
+        def block(o: Var) -> Body:
+            start = index.multiply(o if count > 1 else index.constant(0), index.constant(size))
+            if not early:
+                left = index.subtract(index.constant(extent), start)
+                return _block(stmt, start, index.minimum(index.constant(size), left))
+            inside = stmt if tail == "repeat" else _only_from(stmt, start)
+            return _block(inside, index.minimum(start, index.constant(extent - size)), size)
+
+        return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
     return rewrite_loops(program, "split", name, cut)
 
 
 def _peeled(stmt: For, factor: int) -> Body:
     blocks, rest = index.floordiv(stmt.extent, factor), index.floormod(stmt.extent, factor)
+    size = index.constant(factor)
     result: Body = ()
     if index.bounds(blocks)[1] > 0:
         result += (loop(f"{stmt.var.name}.o", blocks, stmt.kind,
-                        lambda o: _block(stmt, o, factor, factor)),)
+                        lambda o: _block(stmt, index.multiply(o, size), size)),)
     if index.bounds(rest)[1] > 0:
-        result += _block(stmt, blocks, factor, rest, "t")
+        result += _block(stmt, index.multiply(blocks, size), rest, "t")
     return result
 
 
-def _shortened(stmt: For, factor: int) -> Body:
-    extent = require_constant("split", stmt)
-
-    def block(o: Var) -> Body:
-        left = index.subtract(index.constant(extent), index.multiply(o, index.constant(factor)))
-        return _block(stmt, o, factor, index.minimum(index.constant(factor), left))
-
-    return (loop(f"{stmt.var.name}.o", -(-extent // factor), stmt.kind, block),)
-
-
-def _branched(stmt: For, factor: int) -> Body:
-    extent = require_constant("split", stmt)
-    last = -(-extent // factor) - 1
-    shorter = _block(stmt, index.constant(last), factor, extent - last * factor)
-
-    def block(o: Var) -> Body:
-        if last == 0:
-            return shorter
-        full = _block(stmt, o, factor, factor)
-        return full if extent % factor == 0 else (
-            If(index.compare("lt", o, index.constant(last)), full, shorter),)
-
-    return (loop(f"{stmt.var.name}.o", last + 1, stmt.kind, block),)
-
-
-def _block(stmt: For, number: Expr, factor: int, size: Expr | int, suffix: str = "i") -> Body:
-    """The first `size` iterations of a block of `factor`."""
-    start = index.multiply(number, index.constant(factor))
+def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
+    """`size` iterations from `start` on."""
     return (loop(f"{stmt.var.name}.{suffix}", size, LoopKind.SERIAL,
                  lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)})),)
 
 
-_TAILS: dict[str, Callable[[For, int], Body]] = {
-    "peel": _peeled, "shorten": _shortened, "branch": _branched}
+def _only_from(stmt: For, start: Expr) -> For:
+    """A loop that changes nothing but its private buffers in the iterations before `start`."""
+    shared = {a.stmt for a in accesses(stmt.body) if a.writes}
+
+    def visit(inner: Stmt) -> Body | None:
+        if isinstance(inner, While | Call):
+            raise refuse("split", inner, "cannot be left out of some iterations")
+        if inner in shared and isinstance(inner, Store | Accumulate):
+            own = guarded(inner, index.compare("ge", stmt.var, start))
+            return () if own is None else (own,)
+        return None
+
+    return For(stmt.var, stmt.extent, stmt.kind, transform(stmt.body, visit))
+
+
+def _check_repeatable(stmt: For, memory: Memory) -> None:
+    """Refuse a loop of which an iteration, done again, might give something else."""
+    conflict = carried(stmt, memory)
+    if conflict is not None:
+        raise refuse("split", stmt, f"has dependent iterations: {conflict}")
+    touched, stored = accesses(stmt.body), []
+    written = {a.buffer for a in touched if a.writes}
+    for a in touched:
+        if isinstance(a.stmt, Store) and a.writes:
+            if not a.guards and not any(map(loads, a.indices)):
+                stored.append(a)
+        elif any(memory.may_overlap(a.buffer, b) for b in written) and not any(
+                s.buffer == a.buffer and s.indices == a.indices
+                and s.path == a.path[:len(s.path)] for s in stored):
+            raise refuse("split", stmt, f"may not do an iteration again: {a} reads what this "
+                         "overwrites")
+
+
+def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
+    """Give a loop a copy for the last iteration of the loop `at` around it, and take from each
+    copy what does not happen there.
+
+        for i.o in 0..3:                                    for i.o in 0..3:
+          for i.i in 0..min(4, i.o * -4 + 10):    ->          if i.o < 2:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]                 for i.i in 0..4:
+                                                                  y[i.i + i.o * 4] = x[…]
+                                                              else:
+                                                                for i.i in 0..2:
+                                                                  y[i.i + 8] = x[i.i + 8]
+
+    So are extents constant, and iterations that guards exclude no part of the loop.  Where there is
+    nothing to take away, there is no copy.  Halide: specialize; TVM: loop partition.
+    """
+    found = False
+
+    def visit(outer: For) -> Body:
+        last = index.constant(require_constant("specialize", outer) - 1)
+        before = Var(outer.var.name, outer.var.dtype, last.value)
+
+        def copies(stmt: Stmt) -> Body | None:
+            nonlocal found
+            if not isinstance(stmt, For) or stmt.var.name != name:
+                return None
+            found = True
+            full = substitute(substitute((stmt,), {outer.var: before}), {before: outer.var})
+            if last.value <= 0 or _all_expressions(full) == _all_expressions((stmt,)):
+                return (stmt,)
+            rest = substitute((stmt,), {outer.var: last})
+            return (If(index.compare("lt", outer.var, last), _taken(*full), _taken(*rest)),)
+
+        return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
+
+    result = rewrite_loops(program, "specialize", at, visit)
+    if not found:
+        raise refuse("specialize", require_loops(program, "specialize", at)[0],
+                     f"holds no loop called {name}")
+    return result
+
+
+def _all_expressions(statements: Body) -> list[Expr]:
+    return [e for s in walk(statements) for e in expressions(s)]
+
+
+def _taken(stmt: For) -> Body:
+    """A loop from the first iteration on in which it changes something that others see."""
+    def first(guards: Iterable[Expr]) -> int:
+        starts = [-offset for guard in guards for part in conjuncts(guard)
+                  if isinstance(part, Apply) and part.op == "ge" and part.args[0].dtype is INDEX
+                  for terms, offset in [index.affine(index.subtract(*part.args))]
+                  if terms == {stmt.var: 1}]
+        return max(starts, default=0)
+
+    idle = max(0, min((first(a.guards) for a in accesses(stmt.body) if a.writes), default=0))
+    left = index.subtract(stmt.extent, index.constant(idle))
+    return (loop(stmt.var.name, left, stmt.kind, lambda i: substitute(
+        stmt.body, {stmt.var: index.add(i, index.constant(idle))})),)
 
 
 def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
@@ -207,7 +299,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
     name = f"{outer}.{inner}"
 
     def join(stmt: For) -> Body:
-        within = _only_loop(stmt)
+        within = only_loop(stmt)
         if within is None or within.var.name != inner:
             raise refuse("fuse", stmt, f"must hold the loop {inner} and nothing else")
         for part in (stmt, within):
@@ -221,7 +313,7 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
     return rewrite_loops(program, "fuse", outer, join)
 
 
-def _only_loop(stmt: For) -> For | None:
+def only_loop(stmt: For) -> For | None:
     """The loop that is all there is in the body of `stmt`."""
     if len(stmt.body) == 1 and isinstance(stmt.body[0], For):
         return stmt.body[0]
@@ -282,7 +374,7 @@ def _band(outermost: For, names: set[str]) -> list[For] | None:
     """The perfect nest from `outermost` to the last of `names`; None where it is not perfect."""
     band, missing = [outermost], names - {outermost.var.name}
     while missing:
-        inner = _only_loop(band[-1])
+        inner = only_loop(band[-1])
         if inner is None:
             return None
         band.append(inner)
@@ -379,7 +471,8 @@ def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
                 raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
                              "already; fuse the two loops instead")
     refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
-    _check_private(program, "parallel", name)
+    if checked:
+        _check_private(program, "parallel", name)
     return _mark(program, "parallel", name, LoopKind.PARALLEL, checked)
 
 

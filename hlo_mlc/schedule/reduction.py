@@ -35,7 +35,8 @@ from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
 
 
-def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> LoopProgram:
+def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1, *,
+            checked: bool = True) -> LoopProgram:
     """Reduce into `count` vectors of `lanes` partial results, which are combined at the end.
 
         for k in 0..43:
@@ -71,7 +72,7 @@ def rfactor(program: LoopProgram, name: str, lanes: int, count: int = 1) -> Loop
                             f"for {name!r}, got {lanes} and {count}")
     if lanes > 1:
         refuse_inside(program, "rfactor", name, LoopKind.VECTORIZE)
-    memory = Memory.of(program)
+    memory = Memory.of(program) if checked else None
 
     def visit(stmt: Stmt) -> Body | None:
         if not isinstance(stmt, For):
@@ -102,11 +103,13 @@ def _continued(stmt: For, name: str) -> For | None:
     buffers = {b for u in updates for b in u.buffers}
     inner = {s.var for s in walk((stmt,)) if isinstance(s, For)}
     fixed = all(i.free.isdisjoint(inner) for u in updates for i in u.indices)
-    others = any(a.buffer in buffers and a.stmt not in updates for a in accesses(stmt.body))
     # Without an identity the first terms start the partial results, and only the loop itself
     # knows which those are.
     neutral = all(u.combiner.identity is not None for u in updates)
-    return target if updates and fixed and neutral and not others else None
+    if not (updates and fixed and neutral):
+        return None
+    others = any(a.buffer in buffers and a.stmt not in updates for a in accesses(stmt.body))
+    return None if others else target
 
 
 def _only_loops_above(body: Body, target: For) -> bool:
@@ -122,7 +125,7 @@ def _updates(target: For) -> list[Accumulate]:
             and all(target.var not in i.free for i in s.indices)]
 
 
-def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory) -> _Plan:
+def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory | None) -> _Plan:
     if target.kind is not LoopKind.SERIAL:
         raise refuse("rfactor", target, "must be serial")
     extent = require_constant("rfactor", target)
@@ -134,7 +137,7 @@ def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory) -> _P
     if not updates:
         raise refuse("rfactor", target, "does not reduce: no update in it hits the same element "
                      "in every iteration")
-    conflict = carried(target, memory, reductions_are_free=True)
+    conflict = memory and carried(target, memory, reductions_are_free=True)
     if conflict is not None:
         raise refuse("rfactor", target, f"has dependent iterations: {conflict}")
     for update in updates:

@@ -4,7 +4,7 @@ stream, prefetch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import build, index
@@ -125,8 +125,7 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
     memory = Memory.of(program)
     body = _contract_in(program.body, buffer, memory, depth=0)
     scratch = tuple(item for item in program.scratch if item[0] is not buffer)
-    return LoopProgram(program.name, program.operands, program.results, body, scratch,
-                       program.aliases, program.dims)
+    return replace(program, body=body, scratch=scratch)
 
 
 def _uses(stmt: Stmt, buffer: Buffer) -> bool:
@@ -220,12 +219,22 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1) -> Lo
         if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
             raise refuse("expand", stmt, "must be serial or unrolled")
         size = -(-require_constant("expand", stmt) // multiple) * multiple
-        body, larger = stmt.body, {}
-        while len(body) == 1 and isinstance(body[0], Allocate):
-            old, body = body[0].buffer, body[0].body
-            larger[old] = replace(old, shape=(size, *old.shape), scope=scope)
+        larger: dict[Buffer, Buffer] = {}
+
+        def opened(statements: Body) -> Iterator[Stmt]:
+            for inner in statements:
+                if isinstance(inner, Allocate):
+                    old = inner.buffer
+                    larger[old] = replace(old, shape=(size, *old.shape), scope=scope)
+                    yield from opened(inner.body)
+                else:
+                    yield inner
+
+        body = tuple(opened(stmt.body))
         if not larger:
-            raise refuse("expand", stmt, "has no private buffers around its whole body")
+            raise refuse("expand", stmt, "has no private buffers in its body")
+        if len({buffer.name for buffer in larger}) < len(larger):
+            raise refuse("expand", stmt, "has several private buffers of one name")
         for buffer in larger.values():
             _refuse_large("expand", stmt, buffer)
         body = redirect(body, larger, lambda place: (stmt.var, *place))
@@ -394,8 +403,7 @@ def _staged(program: LoopProgram, primitive: str, name: str, at: str,
     if not found:
         stmt = require_loops(program, primitive, at)[0]
         raise refuse(primitive, stmt, f"does not use {name}")
-    return LoopProgram(program.name, program.operands, program.results, body, program.scratch,
-                       program.aliases, program.dims)
+    return with_body(program, body)
 
 
 def _tile_name(buffer: str, at: str) -> str:

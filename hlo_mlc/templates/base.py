@@ -11,7 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import constant_extent, loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost
@@ -134,6 +134,32 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> S
     return Schedule(LoopProgram("nest", operands, results, body, tuple(scratch)), checked=checked)
 
 
+def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
+    """Whole vectors of a loop's iterations, and one with fewer lanes."""
+    if max(constant_extent(s) or 0 for s in schedule.loops(name)) <= width:
+        return schedule.vectorize(name)
+    schedule = schedule.split(name, width)
+    for part in (f"{name}.i", f"{name}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.vectorize(part)
+    return schedule
+
+
+def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Schedule:
+    """The outermost `depth` loops as one, of which groups of at most `group(iterations)`, all as
+    large, are tasks; if that is 0, or all of them, they are done one after the other."""
+    names = schedule.loop_names[:depth]
+    schedule, name = schedule.fuse(*names), ".".join(names)
+    count = constant_extent(schedule.loops(name)[0])
+    most = group(count)
+    if not 0 < most < count:
+        return schedule
+    size = even_groups(count, most)
+    if size == 1:
+        return schedule.parallel(name)
+    return schedule.split(name, size, "shorten").parallel(f"{name}.o")
+
+
 def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt, ...]],
            kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
     """`body(column)` for each of `width` columns: whole vectors, then the rest under a mask."""
@@ -177,8 +203,12 @@ def even_groups(tasks: int, most: int) -> int:
 def shared_out(name: str, tasks: int, total: int, task: Callable[[Expr], tuple[Stmt, ...]]
                ) -> tuple[Stmt, ...]:
     """The same in groups that are worth a task of the pool, for tasks of `total` work in all."""
-    group = max(1, TASK_WORK * tasks // total) if total > SERIAL_WORK else 0
-    return parallel_tasks(name, tasks, group, task)
+    return parallel_tasks(name, tasks, worth_a_task(tasks, total), task)
+
+
+def worth_a_task(iterations: int, total: int) -> int:
+    """How many of so many iterations with `total` work in all make a task; 0 if all do not."""
+    return max(1, TASK_WORK * iterations // total) if total > SERIAL_WORK else 0
 
 
 def decoded(axes: Sequence[Var], number: Expr) -> dict[Var, Expr]:

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -26,10 +25,12 @@ from hlo_mlc.templates.base import (
     TASK_WORK,
     Parameters,
     Scheduled,
-    even_groups,
+    in_tasks,
+    in_vectors,
     lanes,
     open_schedule,
     work,
+    worth_a_task,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import stride, walks_columns
@@ -120,17 +121,20 @@ def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Sch
     inside, in_l1 = f"{column}.i", parameters["rows"] > 1
     schedule = (
         open_schedule(Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False)
-        .split(column, _block(stage.axes[-1].extent, width, parameters), "branch")
+        .split(column, _block(stage.axes[-1].extent, width, parameters), "shorten")
+        .specialize(inside, f"{column}.o")
         .expand(inside, "stack" if in_l1 else "register", width)
         .distribute(inside, rows[0])
         .reorder(*rows, inside))
     if in_l1:
         schedule = _some_rows(schedule, rows[-1], parameters["rows"], inside)
-    schedule = _vectors(schedule, inside, width, unroll=not in_l1)
+    schedule = in_vectors(schedule, inside, width)
+    if not in_l1 and f"{inside}.o" in schedule.loop_names:
+        schedule = schedule.unroll(f"{inside}.o")
     if parameters["ahead"] and not in_l1:
         for buffer, apart in _rows_apart(stage).items():
             schedule = schedule.prefetch(buffer.name, rows[-1], parameters["ahead"] * apart)
-    return _shared_out(schedule, len(stage.axes), total).cascade()
+    return in_tasks(schedule, len(stage.axes), lambda blocks: worth_a_task(blocks, total)).cascade()
 
 
 def _block(columns: int, width: int, parameters: Parameters) -> int:
@@ -152,36 +156,9 @@ def _some_rows(schedule: Schedule, row: str, count: int, column: str) -> Schedul
     return schedule
 
 
-def _vectors(schedule: Schedule, loop: str, width: int, unroll: bool) -> Schedule:
-    """Whole vectors, and one with fewer lanes."""
-    schedule = schedule.split(loop, width)
-    names = schedule.loop_names
-    if unroll and f"{loop}.o" in names:
-        schedule = schedule.unroll(f"{loop}.o")
-    for part in (f"{loop}.i", f"{loop}.t"):
-        if part in names:
-            schedule = schedule.vectorize(part)
-    return schedule
-
-
 def _rows_apart(stage: Stage) -> dict[Buffer, int]:
     """What is read column by column, the last first, and the elements between two rows."""
     found = {x.source: apart for group in stage.loads_by_buffer.values() for x in group
              if x.guard is None and stride(x, stage.axes[-1]) == 1
              and (apart := stride(x, stage.reduce_axes[-1]))}
     return dict(reversed(found.items()))
-
-
-def _shared_out(schedule: Schedule, depth: int, total: int) -> Schedule:
-    """The outermost `depth` loops as one, and its iterations as tasks that are worth it."""
-    name, *inner = schedule.loop_names[:depth]
-    for other in inner:
-        schedule, name = schedule.fuse(name, other), f"{name}.{other}"
-    count = constant_extent(schedule.loops(name)[0])
-    group = max(1, TASK_WORK * count // total) if total > SERIAL_WORK else count
-    if group >= count:
-        return schedule
-    group = even_groups(count, group)
-    if group == 1:
-        return schedule.parallel(name)
-    return schedule.split(name, group, "shorten").parallel(f"{name}.o")

@@ -39,14 +39,9 @@ EPILOGUE_ABREAST = 80
 Step = Callable[[Expr, dict[Var, Expr]], Body]  # of a place in the span, and the summed axes
 
 
-def outer_axes(roles: Contraction) -> tuple[Var, ...]:
-    """The axes around one product of rows by columns."""
-    return (*roles.batch, *roles.rows[:-1], *roles.columns[:-1])
-
-
 def outer_points(roles: Contraction) -> int:
     """How many products of rows by columns there are."""
-    return math.prod(v.extent for v in outer_axes(roles))
+    return math.prod(v.extent for v in roles.outer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +122,7 @@ class ContractionLoops:
         def task(t: Expr) -> Body:
             block, rest = index.floormod(t, blocks), index.floordiv(t, blocks)
             panel = index.floormod(rest, all_panels)
-            mapping = decoded(outer_axes(self.roles), index.floordiv(rest, all_panels))
+            mapping = decoded(self.roles.outer, index.floordiv(rest, all_panels))
             body: Body = ()
             if panels:
                 start = index.multiply(bounded(panel, panels), index.constant(self._width))

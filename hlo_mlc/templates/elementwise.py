@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Load, Var
+from hlo_mlc.expr.core import Load
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -14,6 +14,7 @@ from hlo_mlc.templates.base import (
     TASK_WORK,
     Parameters,
     Scheduled,
+    in_vectors,
     lanes,
     open_schedule,
     work,
@@ -76,7 +77,7 @@ class ElementwiseTemplate:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage))
-        schedule = vectorize(schedule, stage.axes[-1], lanes((stage,), target),
+        schedule = vectorize(schedule, stage.axes[-1].name, lanes((stage,), target),
                              parameters["unroll"])
         if parameters["streaming"]:
             for buffer in stage.outputs:
@@ -99,25 +100,17 @@ def _own(access: Load, stage: Stage) -> bool:
         or all(is_apart(access, a, stage) for a in stores)
 
 
-def vectorize(schedule: Schedule, axis: Var, width: int, unroll: int) -> Schedule:
+def vectorize(schedule: Schedule, name: str, width: int, unroll: int) -> Schedule:
     """Cut a loop into whole vectors, `unroll` at a time, and one masked vector at the end."""
-    name = axis.name
-    if axis.extent == 1:
+    extent = constant_extent(schedule.loops(name)[0])
+    if extent == 1:
         return schedule
-    if axis.extent <= width:
-        return schedule.vectorize(name)
-    if axis.extent >= width * unroll and unroll > 1:
+    if extent >= width * unroll and unroll > 1:
         schedule = schedule.split(name, width * unroll).split(f"{name}.i", width)
-        schedule = schedule.unroll(f"{name}.i.o").vectorize(f"{name}.i.i")
-        name, rest = f"{name}.t", axis.extent % (width * unroll)
-    else:
-        rest = axis.extent
-    if rest == 0:
-        return schedule
-    if rest < width:
-        return schedule.vectorize(name)
-    schedule = schedule.split(name, width).vectorize(f"{name}.i")
-    return schedule.vectorize(f"{name}.t") if rest % width else schedule
+        schedule, name = schedule.unroll(f"{name}.i.o").vectorize(f"{name}.i.i"), f"{name}.t"
+        if extent % (width * unroll) == 0:
+            return schedule
+    return in_vectors(schedule, name, width)
 
 
 def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:

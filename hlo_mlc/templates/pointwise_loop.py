@@ -161,4 +161,4 @@ def _part(stage: Stage, start: Expr, count: int, target: CpuTarget) -> tuple[Stm
     nest = Nest((part,), 1)
     unroll = _TEMPLATE.default(nest, target)["unroll"]
     schedule = open_schedule(nest, lower_stage(part))
-    return vectorize(schedule, within, lanes((part,), target), unroll).program.body
+    return vectorize(schedule, within.name, lanes((part,), target), unroll).program.body

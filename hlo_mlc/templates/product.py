@@ -251,8 +251,12 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
 
 def share_products(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]
                    ) -> Body:
-    """`task(number)` for each of `tasks`, which have `work` multiply-adds in all: groups of them in
-    parallel, or one after the other where that is too little to share."""
-    group = max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work)))) \
+    """`task(number)` for each of `tasks`, which have `work` multiply-adds in all."""
+    return parallel_tasks(name, tasks, products_per_task(tasks, work, cores), task)
+
+
+def products_per_task(tasks: int, work: int, cores: int) -> int:
+    """How many of `tasks`, which have `work` multiply-adds in all, one of the pool should do; 0
+    where that is too little to share."""
+    return max(1, min(tasks // (2 * cores), -(-PARALLEL_WORK * tasks // (4 * work)))) \
         if work > PARALLEL_WORK else 0
-    return parallel_tasks(name, tasks, group, task)

@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute
-from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_nest, lower_stage
-from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -33,8 +30,7 @@ from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.core import Assign, Nest, Stage
-from hlo_mlc.tensor.rewrite import map_expressions
+from hlo_mlc.tensor.core import Nest, Stage
 
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
 CHUNKS = 64
@@ -98,8 +94,8 @@ class ReductionTemplate:
             schedule = _row(schedule, stage, target, parameters)
         for buffer in nest.private:
             schedule = schedule.contract(buffer.name)
-        for axis in shared[1:]:
-            schedule = schedule.fuse(schedule.loop_names[0], axis.name)
+        if shared:
+            schedule = schedule.fuse(*(v.name for v in shared))
         if shared and work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         if parameters["ahead"] and shared:
@@ -131,53 +127,24 @@ def _finishes_late(nest: Nest, target: CpuTarget) -> bool:
 def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     """for each block of rows: folded[row] = fold of each row;  results of vectors of rows"""
     stage = coalesce(nest.stages[0])
-    row, width = stage.axes[-1], lanes(nest.stages, target)
-    block = min(width * BLOCK, row.extent)
-    blocks, rest = divmod(row.extent, block)
-    results: list[Var] = []
-    whole = loop(f"{row.name}_o", blocks, LoopKind.SERIAL, lambda o: _rows(
-        stage, index.multiply(o, index.constant(block)), block, "i", results))
-    body: tuple[Stmt, ...] = (whole,)
-    if rest:
-        body += _rows(stage, index.constant(blocks * block), rest, "t", results)
-    for axis in reversed(stage.axes[:-1]):
-        body = (For(axis, index.constant(axis.extent), LoopKind.SERIAL, body),)
-    schedule = _row(open_schedule(nest, body), stage, target, parameters)
-    for var in results:
-        schedule = vectorize(schedule, var, width, parameters["unroll"])
+    row, width = stage.axes[-1].name, lanes(nest.stages, target)
+    schedule = open_schedule(nest, lower_stage(stage)).split(row, width * BLOCK)
+    parts = [part for part in (f"{row}.i", f"{row}.t") if part in schedule.loop_names]
+    for part in parts:
+        schedule = schedule.expand(part, "stack").distribute(part, stage.reduce_axes[0].name, "e")
+    schedule = _row(schedule, stage, target, parameters)
+    for part in parts:
+        schedule = vectorize(schedule, f"{part}.e", width, parameters["unroll"])
     if work(nest) > SERIAL_WORK:
         schedule = share_out(schedule, work(nest), parameters["grain"])
-    schedule = schedule.cascade()
-    return Scheduled.of(schedule)
-
-
-def _rows(stage: Stage, start: Expr, size: int, name: str, results: list[Var]) -> tuple[Stmt, ...]:
-    """The folds of `size` rows from `start`, then their results; `results` gets the loop of the
-    latter."""
-    row = stage.axes[-1]
-    fold, result = (Var(f"{row.name}_{part}{name}", row.dtype, size) for part in "fr")
-    results.append(result)
-    folded = tuple(Buffer(f"{stage.name}.{v.name}_{name}", v.dtype, (size,), "stack")
-                   for v in stage.accumulators)
-    here: dict[Var, Expr] = {row: index.add(start, fold)}
-    first = map_expressions(replace(stage, axes=(fold,), assigns=()), lambda e: substitute(e, here))
-    first = replace(first, assigns=tuple(
-        Assign(b, (fold,), v) for b, v in zip(folded, stage.accumulators, strict=True)))
-    there: dict[Var, Expr] = {row: index.add(start, result)}
-    there |= {v: load(b, (result,)) for b, v in zip(folded, stage.accumulators, strict=True)}
-    second = map_expressions(Stage(stage.name, (result,), stage.assigns),
-                             lambda e: substitute(e, there))
-    body = (*lower_stage(first), *lower_stage(second))
-    for buffer in folded:
-        body = (Allocate(buffer, body),)
-    return body
+    return Scheduled.of(schedule.cascade())
 
 
 def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parameters) -> Schedule:
     """One pass over a row."""
     width = lanes((stage,), target)
     if is_map(stage):
-        return vectorize(schedule, stage.axes[-1], width, parameters["unroll"]) \
+        return vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"]) \
             if stage.axes else schedule
     axis = stage.reduce_axes[-1]
     if (stage.combiner.identity is None and axis.extent < width) \

@@ -58,7 +58,7 @@ class UpdateTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        schedule = vectorize(open_schedule(nest, lower_stage(stage)), stage.axes[-1],
+        schedule = vectorize(open_schedule(nest, lower_stage(stage)), stage.axes[-1].name,
                              lanes((stage,), target), parameters["unroll"])
         return Scheduled.of(schedule)
 

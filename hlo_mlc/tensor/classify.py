@@ -33,6 +33,11 @@ class Contraction:
     lhs: Expr
     rhs: Expr
 
+    @property
+    def outer(self) -> tuple[Var, ...]:
+        """The axes around one product of rows by columns."""
+        return (*self.batch, *self.rows[:-1], *self.columns[:-1])
+
 
 @derived
 def contraction(stage: Stage) -> Contraction | None:

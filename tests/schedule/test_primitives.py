@@ -131,8 +131,69 @@ def test_split_with_a_shorter_last_block(copy) -> None:
         """)
 
 
-def test_split_with_a_last_block_of_its_own(copy) -> None:
-    shows(Schedule(copy).split("i", 4, "branch").program, """
+def test_split_that_repeats(copy, column_sums, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "repeat").program, """
+        for i.o in 0..3:
+          for i.i in 0..4:
+            y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)]
+        """)
+    shows(Schedule(copy).split("i", 16, "repeat").program, """
+        for i.o in 0..1:
+          for i.i in 0..10:
+            y[i.i] = x[i.i]
+        """)
+    # A sum is stored before anything is added to it, again in the iterations that are done again.
+    twice = column_sums.expand("i", "stack").distribute("i", "k", "e").split("i", 4, "repeat")
+    assert_same(column_sums.program, twice.program,
+                [np.arange(48, dtype=np.float32).reshape(8, 6)])
+
+
+def test_split_that_repeats_refuses(tiny, copy, total, running, column_sums) -> None:
+    refuses(lambda: Schedule(running).split("i", 4, "repeat"), "has dependent iterations")
+    refuses(lambda: Schedule(total).split("k", 4, "repeat"), "has dependent iterations")
+    refuses(lambda: Schedule(copy).parallel("i").split("i", 4, "repeat"), "must be serial")
+    y = tiny.result("y", 10)
+    doubled = tiny.program(tiny.map(y, "i", lambda i: ONE),
+                           tiny.map(y, "j", lambda j: apply("add", load(y, (j,)), ONE)))
+    refuses(lambda: Schedule(doubled).split("j", 4, "repeat"), "may not do an iteration again")
+    in_place = replace(copy, aliases=((copy.results[0], copy.operands[0]),))
+    refuses(lambda: Schedule(in_place).split("i", 4, "repeat"), "reads what this overwrites")
+    halves = column_sums.expand("i", "stack").distribute("i", "k")
+    refuses(lambda: halves.reorder("k", "i").split("i", 4, "repeat"), "reads what this overwrites")
+    assert "i.o" in Schedule(in_place, checked=False).split("i", 4, "repeat").loop_names
+
+
+def test_split_that_shifts(copy, running, column_sums, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "shift").program, """
+        for i.o in 0..3:
+          for i.i in 0..4:
+            y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)] where (i.i + min(i.o * 4, 6)) >= (i.o * 4)
+        """)  # noqa: E501
+    shows(column_sums.split("i", 4, "shift").program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            alloc add.acc: f32 register:
+              add.acc[] = 0.0:f32
+              for k in 0..8:
+                add.acc[] <- add x[k, i.i + min(i.o * 4, 2)]
+              y[i.i + min(i.o * 4, 2)] = add.acc[] where (i.i + min(i.o * 4, 2)) >= (i.o * 4)
+        """)
+    for program in (running, replace(copy, aliases=((copy.results[0], copy.operands[0]),))):
+        size = program.operands[0].shape[0]
+        assert_same(program, Schedule(program).split("i", 4, "shift").program,
+                    [np.arange(size, dtype=np.float32)])
+
+
+@pytest.mark.parametrize("tail", ["shorten", "repeat", "shift"])
+def test_split_refuses_tails(copy, tail) -> None:
+    refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
+    shortened = Schedule(copy).split("i", 4, "shorten")
+    refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
+    refuses(lambda: Schedule(copy).split("i", 4, "mask"), "peel, shorten, repeat", "got 'mask'")
+
+
+def test_specialize(copy, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "shorten").specialize("i.i", "i.o").program, """
         for i.o in 0..3:
           if i.o < 2:
             for i.i in 0..4:
@@ -141,24 +202,33 @@ def test_split_with_a_last_block_of_its_own(copy) -> None:
             for i.i in 0..2:
               y[i.i + 8] = x[i.i + 8]
         """)
-    shows(Schedule(copy).split("i", 5, "branch").program, """
-        for i.o in 0..2:
-          for i.i in 0..5:
-            y[i.i + i.o * 5] = x[i.i + i.o * 5]
-        """)
-    shows(Schedule(copy).split("i", 16, "branch").program, """
-        for i.o in 0..1:
-          for i.i in 0..10:
-            y[i.i] = x[i.i]
-        """)
+    shifted = Schedule(copy).split("i", 4, "shift").specialize("i.i", "i.o")
+    assert str(shifted) == str(Schedule(copy).split("i", 4, "shorten").specialize("i.i", "i.o"))
 
 
-@pytest.mark.parametrize("tail", ["shorten", "branch"])
-def test_split_refuses_tails(copy, tail) -> None:
-    refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
+def test_specialize_gives_no_copy_where_all_iterations_are_alike(copy) -> None:
+    for tail in ("peel", "shorten", "repeat", "shift"):
+        for factor in (5, 16):
+            whole = Schedule(copy).split("i", factor, tail)
+            if whole.loop_names == ("i.o", "i.i"):
+                assert str(whole.specialize("i.i", "i.o")) == str(whole)
+
+
+def test_specialize_leaves_out_what_happens_in_no_iteration(transposed, assert_same) -> None:
+    """Of both loops, as far as all that is done inside begins late."""
+    schedule = Schedule(transposed).split("i", 3, "shift").split("j", 5, "shift")
+    schedule = schedule.reorder("j.o", "i.i")
+    schedule = schedule.specialize("i.i", "i.o").specialize("j.i", "j.o")
+    assert "where" not in str(schedule)
+    assert sorted(s.extent.value for s in schedule.loops("j.i")) == [3, 3, 5, 5]
+    assert_same(transposed, schedule.program, [np.arange(32, dtype=np.float32).reshape(8, 4)])
+
+
+def test_specialize_refuses(copy, transposed) -> None:
     shortened = Schedule(copy).split("i", 4, "shorten")
-    refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
-    refuses(lambda: Schedule(copy).split("i", 4, "mask"), "peel, shorten, branch", "got 'mask'")
+    refuses(lambda: shortened.specialize("i.i", "k"), "no loop is called 'k'")
+    refuses(lambda: shortened.specialize("i.o", "i.i"), "needs a constant extent")
+    refuses(lambda: Schedule(transposed).specialize("i", "j"), "holds no loop called i")
 
 
 def test_fuse(tiny) -> None:
@@ -624,7 +694,7 @@ def test_expand_keeps_the_buffers_of_one_update_together(assert_same) -> None:
 def test_expand_refuses(tiny, column_sums, copy) -> None:
     refuses(lambda: column_sums.expand("i", "shared"), "register or stack", "'shared'")
     refuses(lambda: column_sums.expand("i", "stack", 0), "multiple of at least 1", "'stack' and 0")
-    refuses(lambda: Schedule(copy).expand("i", "stack"), "no private buffers around its whole body")
+    refuses(lambda: Schedule(copy).expand("i", "stack"), "no private buffers in its body")
     refuses(lambda: column_sums.expand("k", "stack"), "no private buffers")
     shortened = column_sums.split("i", 4, "shorten")
     refuses(lambda: shortened.expand("i.i", "stack"), "needs a constant extent")
@@ -649,6 +719,27 @@ def test_distribute(column_sums, assert_same) -> None:
     across = cut.reorder("k", "i").vectorize("i")
     assert [s.kind for s in across.loops("i")] == 3 * [LoopKind.VECTORIZE]
     assert_same(column_sums.program, across.program,
+                [np.arange(48, dtype=np.float32).reshape(8, 6)])
+
+
+def test_distribute_with_a_name_for_what_is_behind(column_sums) -> None:
+    shows(column_sums.expand("i", "register").distribute("i", "k", "late").program, """
+        alloc add.acc: 6xf32 register:
+          for i in 0..6:
+            add.acc[i] = 0.0:f32
+            for k in 0..8:
+              add.acc[i] <- add x[k, i]
+          for i.late in 0..6:
+            y[i.late] = add.acc[i.late]
+        """)
+
+
+def test_expand_and_distribute_partial_sums(column_sums, assert_same) -> None:
+    """What is private to a part of an iteration; loops that do not hold the inner one stay."""
+    after = column_sums.split("i", 3).rfactor("k", 2).expand("i.i", "stack")
+    after = after.distribute("i.i", "k.o").distribute("i.i", "k.v").reorder("k.o", "i.i")
+    assert len(after.loops("i.i")) == 5
+    assert_same(column_sums.program, after.program,
                 [np.arange(48, dtype=np.float32).reshape(8, 6)])
 
 

@@ -13,7 +13,7 @@ from hlo_mlc.support.errors import ScheduleError
 
 # These rewrite loops that a template has built for a GPU: test_pipelining.py.
 ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")),
-       "split shorten", "split branch"]
+       "split shorten", "split repeat", "split shift"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -31,12 +31,17 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
     match primitive:
         case "split":
             return Step("split", (loop, number))
-        case "split shorten" | "split branch":
+        case "split shorten" | "split repeat" | "split shift":
             return Step("split", (loop, number, primitive.split()[1]))
         case "expand":
             return Step(primitive, (loop, ("register", "stack")[int(rng.integers(2))], number))
-        case "fuse" | "fuse_loops" | "distribute":
+        case "fuse" | "fuse_loops":
             return Step(primitive, (loop, other))
+        case "distribute":
+            return Step(primitive, (loop, other, *(("e",) if number > 3 else ())))
+        case "specialize":
+            at = f"{loop[:-2]}.o" if loop.endswith(".i") and number > 2 else other
+            return Step(primitive, (loop, at))
         case "reorder":
             return Step(primitive, ((loop, other),))
         case "rfactor":
@@ -59,7 +64,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
 def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
-              "cache_read": "split", "prefetch": "vectorize"}.get(primitive)
+              "cache_read": "split", "prefetch": "vectorize",
+              "specialize": "split shift"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 
 

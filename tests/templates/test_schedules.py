@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.loops.core import LoopProgram, Prefetch, walk
+from hlo_mlc.loops.core import Allocate, LoopProgram, Prefetch, walk
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import replay
-from hlo_mlc.target.cpu import named
-from hlo_mlc.templates.base import Scheduled
+from hlo_mlc.target.cpu import CpuTarget, named
+from hlo_mlc.templates.base import Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
+from hlo_mlc.templates.dot import DotTemplate
+from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.tensor.core import Nest
 
 EXTENTS = (1, 2, 3, 8, 15, 17, 33, 47, 100, 257)
+DEEP = (257, 300, 511)  # enough for the widest vectors
 TEMPLATE = ColumnsTemplate()
 
 
@@ -41,6 +44,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "batch": lambda x, y, z: jnp.einsum("...k,...kn->...n", z[..., 0], z),
     "maps": lambda x, y, z: lax.reduce((x, y), (jnp.ones((), x.dtype), jnp.zeros((), x.dtype)),
                                        _after, (0,)),
+}
+
+
+# Of x: [2, m, k] and w: [2, n, k].
+PRODUCTS: dict[str, Callable[..., Any]] = {
+    "rows": lambda x, w: x[0] @ w[0].T,
+    "transposed": lambda x, w: w[0] @ x[1].T,
+    "epilogue": lambda x, w: jnp.maximum(x[0] @ w[0].T + w[1, :, 0], 0) * x[0, :, :1],
+    "batch": lambda x, w: jnp.einsum("bik,bjk->bij", x, w),
+    "two axes": lambda x, w: jnp.einsum("aik,ajk->ij", x, w),
 }
 
 
@@ -66,25 +79,56 @@ def _program(nest: Nest, scheduled: Scheduled) -> LoopProgram:
                        tuple(zip(scheduled.scratch, [0, *ends], strict=False)))
 
 
+def _assert_legal(template: Template, nest: Nest, target: CpuTarget, rng: np.random.Generator
+                  ) -> None:
+    """Every rewrite is legal by itself, and nothing is left to guards, whatever the parameters."""
+    drawn = [{name: int(rng.choice(values)) for name, values in template.space(
+        nest, target).items()} for _ in range(2)]
+    for parameters in (template.default(nest, target), *drawn):
+        scheduled = template.apply(nest, target, parameters)
+        for schedule in scheduled.schedules:
+            again = replay(schedule.naive or schedule.program, schedule.trace)
+            assert program_text(again.program) == program_text(schedule.program)
+        assert verify(_program(nest, scheduled)).unproven == ()
+
+
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v4"])
 def test_columns(nests, level) -> None:
-    """Every rewrite is legal by itself, and nothing is left to guards."""
     rng, taken = np.random.default_rng(0), 0
     for nest in nests:
         for l2_bytes in (1 << 20, 1 << 10):
             target = replace(named(level), l2_bytes=l2_bytes)
-            if TEMPLATE.refusal(nest, target):
-                continue
-            drawn = [{name: int(rng.choice(values)) for name, values in TEMPLATE.space(
-                nest, target).items()} for _ in range(2)]
-            for parameters in (TEMPLATE.default(nest, target), *drawn):
-                scheduled = TEMPLATE.apply(nest, target, parameters)
+            if not TEMPLATE.refusal(nest, target):
+                _assert_legal(TEMPLATE, nest, target, rng)
                 taken += 1
-                for schedule in scheduled.schedules:
-                    again = replay(schedule.naive, schedule.trace)
-                    assert program_text(again.program) == program_text(schedule.program)
-                assert verify(_program(nest, scheduled)).unproven == ()
-    assert taken >= 6
+    assert taken >= 2
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_along_the_depth(take_apart, arrays, name) -> None:
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for few, many in ((2, 3), (7, 70), (12, 129), (9, 517)):
+        depth = int(rng.choice(DEEP))
+        x, w = arrays("float32", (2, few, depth), (2, many, depth))
+        for nest in (s for p in take_apart(PRODUCTS[name], x, w).programs for s in p.steps):
+            target = named(str(rng.choice(["x86-64-v2", "x86-64-v4"])))
+            if isinstance(nest, Nest) and not DotTemplate().refusal(nest, target):
+                _assert_legal(DotTemplate(), nest, target, rng)
+                taken += 1
+    assert taken >= 4
+
+
+def test_results_apart_from_the_folds_of_their_rows(take_apart, arrays) -> None:
+    rng = np.random.default_rng(0)
+    for rows, terms in ((16, 24), (70, 31), (1000, 17)):
+        x, = arrays("float32", (rows, terms))
+        nest, = (s for p in take_apart(lambda x: jnp.tanh(x.sum(1)) + 1, x).programs
+                 for s in p.steps)
+        for level in ("x86-64-v2", "x86-64-v4"):
+            body = ReductionTemplate().apply(nest, named(level), ReductionTemplate().default(
+                nest, named(level))).body
+            assert any(isinstance(s, Allocate) and s.buffer.scope == "stack" for s in walk(body))
+            _assert_legal(ReductionTemplate(), nest, named(level), rng)
 
 
 def test_columns_fetch_ahead_what_lies_in_rows(take_apart, arrays) -> None:

@@ -56,14 +56,11 @@ class PlainTemplate:
             return Scheduled(_by_one_thread(stage, outer), ())
         if outer is LoopKind.SERIAL:
             return Scheduled(_by_one_block(stage, axes), ())
-        schedule = open_schedule(nest, lower_stage(stage))
-        name = axes[0].name
-        for axis in axes[1:]:
-            schedule = schedule.fuse(name, axis.name)
-            name = f"{name}.{axis.name}"
+        names = [axis.name for axis in axes]
+        schedule = open_schedule(nest, lower_stage(stage)).fuse(*names)
         threads = min(parameters["threads"], power_of_two(product(axes)))
         try:
-            schedule = _shared_out(schedule, name, threads)
+            schedule = _shared_out(schedule, ".".join(names), threads)
         except ScheduleError:  # what the joined loop does cannot be told apart any more
             return Scheduled(_by_one_thread(stage, outer), ())
         return Scheduled(schedule.program.body, ())
