@@ -316,7 +316,8 @@ def proofs_here(options: Options) -> Counter[str]:
 def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool) -> str:
     """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
     has checks, and all that makes code."""
-    tuned = sorted((n, name, sorted(p.items())) for n, (name, p) in schedules.items())
+    tuned = sorted((n, name, how if isinstance(how, tuple) else sorted(how.items()))
+                   for n, (name, how) in schedules.items())
     described = KernelObject.__match_args__
     identity = "\n".join((kernel.fingerprint, backend.identity, str(tuned), str(checked),
                           str(described), _generators()))
@@ -342,8 +343,9 @@ def _generators() -> str:
 
 def nest_report(decision: Decision[Named]) -> NestReport:
     """How one nest is computed, for people."""
+    steps = tuple(str(step) for schedule in decision.schedules for step in schedule.trace)
     return NestReport(decision.template.name, dict(decision.parameters), decision.refused,
-                      _nest_text(decision.nest))
+                      _nest_text(decision.nest), steps if decision.by_hand else None)
 
 
 def _nest_text(nest: Nest) -> str:

@@ -264,10 +264,11 @@ def _percent(part: float, whole: float) -> str:
 
 
 def _contents(kernel: KernelReport) -> str:
-    """The ops of a kernel and the user's lines that it computes, in one line."""
+    """The ops of a kernel and the user's lines that it computes, in one line; who scheduled it."""
     where = lines_of(kernel.locations)
     named = kernel.name.partition("@")[2]
     where = "" if where == named else f" at {where}"
+    where += f"; {kernel.by_hand}" if kernel.by_hand else ""
     ops = op_counts(sorted((op for op in kernel.ops if op not in MOVEMENT), key=_renown)
                     or kernel.ops)
     room = max(WIDTH - 8 - len(where), _LEAST_OPS)

@@ -25,6 +25,7 @@ class NestReport:
     parameters: dict[str, int]
     refused: tuple[tuple[str, str], ...]  # (template, why it was not taken)
     text: str  # the stages in one line
+    steps: tuple[str, ...] | None = None  # from the template's naive loops, if a person took them
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,12 @@ class KernelReport:
     resources: tuple[str, ...] = ()  # on a GPU: what each of its functions needs
     tuned: Measured | None = None  # when its schedule was found, if it was
     kept: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def by_hand(self) -> str:
+        """`scheduled by hand: 5 steps`; "" where nobody did."""
+        taken = [nest.steps for nest in self.nests if nest.steps is not None]
+        return f"scheduled by hand: {counted(sum(map(len, taken)), 'step')}" if taken else ""
 
     def as_dict(self) -> dict[str, object]:
         """The same for machines: of what JSON knows only."""
@@ -328,7 +335,7 @@ def _kernel_lines(kernel: KernelReport, time: KernelTime | None) -> list[str]:
              *wrapped(f"predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us "
                        f"({kernel.reason})")]
     if kernel.tuned is not None:
-        lines.append(f"  tuned: {_gain(kernel.tuned)}")
+        lines += wrapped(_gain(kernel))
     if time is not None:
         lines.append(f"  measured {time.us:.1f} us, {time.share:.0%} of what this machine can do")
     elif kernel.data_dependent:
@@ -374,16 +381,21 @@ def _refusals(kernels: Iterable[KernelReport]) -> list[str]:
     return lines
 
 
-def _gain(tuned: Measured) -> str:
-    """What tuning gained."""
+def _gain(kernel: KernelReport) -> str:
+    """What tuning gained, or a person."""
+    tuned = kernel.tuned
+    if kernel.by_hand:
+        return f"{kernel.by_hand}, {tuned}"
     if tuned.speedup <= 1:
-        return f"no schedule was faster than the default, {tuned.default_us:.1f} us"
-    return (f"{tuned.speedup:.2f} times as fast as the default schedule "
-            f"({tuned.default_us:.1f} us, this one {tuned.ours_us:.1f} us)")
+        return f"tuned: no schedule was faster than the default, {tuned.default_us:.1f} us"
+    return f"tuned: {tuned}"
 
 
 def nest_line(nest: NestReport) -> str:
-    """The template, its parameters, and what is computed: `reduction(rows=4): 64 over 128`."""
+    """The template, its parameters, and what is computed: `reduction(rows=4): 64 over 128`; of what
+    a person scheduled the steps."""
+    if nest.steps is not None:
+        return f"by hand({'; '.join(nest.steps)}): {nest.text}"
     parameters = ", ".join(f"{name}={value}" for name, value in nest.parameters.items())
     return f"{nest.template}({parameters}): {nest.text}"
 

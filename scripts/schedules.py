@@ -1,4 +1,5 @@
-"""Writes docs/schedules.md: the primitives that schedules are made of, as their docstrings say.
+"""Writes docs/schedules.md: the primitives that schedules are made of, as their docstrings say,
+behind what is in schedules.md.in.
 
 Usage: python scripts/schedules.py
 """
@@ -11,12 +12,13 @@ from pathlib import Path
 
 from hlo_mlc.schedule.core import PRIMITIVES
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "schedules.md"
+HEAD = Path(__file__).resolve().with_name("schedules.md.in")
+PAGE = HEAD.parent.parent / "docs" / "schedules.md"
 
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *_sections()])
+    return "\n".join([HEAD.read_text(), *_sections()])
 
 
 def _sections() -> Iterator[str]:
@@ -25,19 +27,6 @@ def _sections() -> Iterator[str]:
                  for p in inspect.signature(primitive).parameters.values()
                  if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
         yield f"## {name}({', '.join(given)})\n\n{inspect.getdoc(primitive)}\n"
-
-
-_HEAD = """\
-# The vocabulary of schedules
-
-Written by `scripts/schedules.py` from the primitives of `hlo_mlc/schedule/`; a test holds it to
-that.
-
-A schedule starts from naive loops (`loops/lower.py`) and rewrites them step by step. Each primitive
-computes the same before and after, or refuses with a reason. A name addresses every loop of that
-name, so that copies are rewritten together. `HLO_MLC_DUMP=folder` writes the loops after every step
-(`50-….schedule.txt`), for the templates that are schedules.
-"""
 
 
 if __name__ == "__main__":

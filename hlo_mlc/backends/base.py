@@ -64,7 +64,8 @@ class KernelObject:
         begin, end = named + _LENGTH.size, named + _LENGTH.size + length
         about = json.loads(data[begin:end])
         nests = tuple(NestReport(n["template"], n["parameters"],
-                                 tuple(map(tuple, n["refused"])), n["text"])
+                                 tuple(map(tuple, n["refused"])), n["text"],
+                                 None if n["steps"] is None else tuple(n["steps"]))
                       for n in about["nests"])
         return cls(object_name(data), about["symbol"], about["scratch_bytes"], about["lines"],
                    nests, Proof(tuple(about["guarded"])), data[end:])

@@ -41,7 +41,7 @@ class CBackend(CpuBackend):
 
     @property
     def variant(self) -> str:
-        return f"{CpuBackend(self.target).variant}-c"
+        return f"{CpuBackend(self.target, self.pin).variant}-c"
 
     @property
     def identity(self) -> str:

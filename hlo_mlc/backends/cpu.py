@@ -26,15 +26,15 @@ from hlo_mlc.partition.plan import LIMITS, Chooser, Cluster, Plan, Verdict, with
 from hlo_mlc.report import KernelReport, Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
-from hlo_mlc.runtime.records import OURS, Schedules, open_records, target_key
+from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, pin_of, target_key
 from hlo_mlc.runtime.variants import KernelCode, Lease
-from hlo_mlc.support.errors import CodeLimitError
+from hlo_mlc.support.errors import CodeLimitError, ConfigurationError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.replay import schedule_as_recorded
+from hlo_mlc.tuning.replay import schedule_as_recorded, why_not_followed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class CpuBackend:
     """CPUs; `hlo_mlc/backends/base.py` says what each of these is."""
 
     target: CpuTarget
+    pin: str = ""  # of the records that kernels are built by, if they are pinned
 
     machines = "CPUs"
     limits = LIMITS
@@ -77,10 +78,11 @@ class CpuBackend:
 
     @property
     def variant(self) -> str:
-        """Programs for this machine and for levels below it may be in one process, and each calls
-        its own code."""
-        level = "" if self.target.name == HOST else f"-{self.target.name}"
-        return f"{level}-deterministic" if self.target.deterministic else level
+        """Programs for this machine and for levels below it, and by different records, may be in
+        one process, and each calls its own code."""
+        kinds = ([] if self.target.name == HOST else [self.target.name],
+                 ["deterministic"] * self.target.deterministic, [self.pin] if self.pin else [])
+        return "".join(f"-{one}" for kind in kinds for one in kind)
 
     @property
     def identity(self) -> str:
@@ -110,8 +112,15 @@ class CpuBackend:
         return least_us(node, self.target)
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
-        known = open_records(options).get(kernel.fingerprint, target_key(self.target))
-        return {} if known is None else known.schedules
+        known = find_record(kernel.fingerprint, target_key(self.target), options)
+        if known is None:
+            return {}
+        if options.records and (why := why_not_followed(kernel.program, self.target,
+                                                        known.schedules)):
+            raise ConfigurationError(f"The schedule of {known.name or kernel.name} in "
+                                     f"{options.records} cannot be followed ({why}): write the "
+                                     "file anew, with `hlo-mlc records export`")
+        return known.schedules
 
     def schedule(self, program: TensorProgram, schedules: Schedules
                  ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
@@ -141,7 +150,7 @@ class CpuBackend:
 
 def cpu_backend(options: Options) -> CpuBackend:
     """The CPU that the options name."""
-    return CpuBackend(target_of(options))
+    return CpuBackend(target_of(options), pin_of(options))
 
 
 def target_of(options: Options) -> CpuTarget:
@@ -158,28 +167,36 @@ def target_of(options: Options) -> CpuTarget:
 
 
 def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
-    records = open_records(options)
-
     def choose(cluster: Cluster, target: CpuTarget) -> Verdict:
         predicted = choose_predicted(cluster, target)
-        known = records.get(cluster.kernel.fingerprint, target_key(target))
+        known = find_record(cluster.kernel.fingerprint, target_key(target), options)
         if known is None or not known.choice:
             return predicted
         found = known.measured
-        return replace(predicted, take=known.choice == OURS, recorded=True,
-                       ours_us=found.ours_us, xla_us=found.xla_us,
-                       reason=f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times "
-                              "as long as ours")
+        reason = "scheduled by hand" if known.by_hand else (
+            f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times as long as ours")
+        return replace(predicted, take=known.choice == OURS, recorded=True, reason=reason,
+                       ours_us=found.ours_us, xla_us=found.xla_us or predicted.xla_us)
 
     return choose
 
 
 def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:
     """The report with what tuning measured of the kernel, if it is built as recorded."""
-    known = open_records(options).get(kernel.id, target_key(target))
-    if known is None or any(
-            position >= len(kernel.nests) or template != kernel.nests[position].template
-            or not parameters.items() <= kernel.nests[position].parameters.items()
-            for position, (template, parameters) in known.schedules.items()):
+    known = find_record(kernel.id, target_key(target), options)
+    if known is None or not _is_built_as(kernel, known):
         return kernel
     return replace(kernel, tuned=known.measured)
+
+
+def _is_built_as(kernel: KernelReport, record: Record) -> bool:
+    for position, (template, how) in record.schedules.items():
+        if position >= len(kernel.nests) or kernel.nests[position].template != template:
+            return False
+        nest = kernel.nests[position]
+        if isinstance(how, tuple):
+            if nest.steps != tuple(map(str, how)):
+                return False
+        elif nest.steps is not None or not how.items() <= nest.parameters.items():
+            return False
+    return True

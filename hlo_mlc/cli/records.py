@@ -46,7 +46,8 @@ def export_records(path: Path) -> None:
 @records.command("import")
 @click.argument("path", type=parameters.FILE)
 def import_records(path: Path) -> None:
-    """Adds the records of the file PATH; where there are two of a kernel, the faster one stays."""
+    """Adds the records of the file PATH; where there are two of a kernel, the faster one stays, or
+    what was scheduled by hand."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -60,10 +61,10 @@ def import_records(path: Path) -> None:
         raise CacheError(f"{path}: {error}") from error
     key = _own_target()
     here = sum(record.target == key for record in known.all())
-    others = [f"{merged.slower} as slow as what is here or slower"] if merged.slower else []
+    others = [f"{merged.slower} no better than what is here"] if merged.slower else []
     if merged.unknown:
-        others.append(f"{merged.unknown} for templates that this version does not have "
-                      f"({', '.join(merged.templates)})")
+        others.append(f"{merged.unknown} for templates or primitives that this version does not "
+                      f"have ({', '.join(merged.names)})")
     click.echo(f"{merged.kept} of {counted(merged.count, 'record')} kept"
                + (f"; left out: {', '.join(others)}" if others else ""))
     click.echo(f"{counted(here, 'record')} for this machine ({key}) by now")

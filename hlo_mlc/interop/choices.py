@@ -15,7 +15,7 @@ from hlo_mlc.interop import devices
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.report import Comparison
 from hlo_mlc.runtime.notes import read_note, write_note
-from hlo_mlc.runtime.records import open_records, target_key
+from hlo_mlc.runtime.records import find_record, target_key
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
@@ -59,8 +59,8 @@ def settled_path(module: ir.Module, options: Options, entry: str) -> Path:
 
 def recorded(kernels: Iterable[str], options: Options) -> dict[str, str]:
     """What is recorded of each kernel now: a choice holds as long as it was made among these."""
-    records, target = open_records(options), target_key(target_of(options))
-    known = {kernel: records.get(kernel, target) for kernel in sorted(kernels)}
+    target = target_key(target_of(options))
+    known = {kernel: find_record(kernel, target, options) for kernel in sorted(kernels)}
     return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
 
 

@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.backends.cpu import CpuBackend
+from hlo_mlc.compiler import is_data_dependent
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.types import write_type
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.interop.operands import Part
 from hlo_mlc.interop.synthetic_arguments import index_extents
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.runtime.measure import made_up
-from hlo_mlc.target.cpu import CpuTarget
+
+
+class KernelAlone:
+    """A kernel of a function with what it takes to run it alone, by XLA and by us: on what a call
+    of the function gives it, if that is known, else on made-up values."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, part: Part) -> None:
+        self.cluster, self.module = cluster, part.module
+        self._graph, self._arguments = graph, part.given
+
+    @functools.cached_property
+    def _program(self) -> ir.Module | None:
+        return None if self._arguments is None else \
+            operands_program(self._graph, self.module, self.cluster)
+
+    @property
+    def given(self) -> bool:
+        """Whether nothing is made up."""
+        return self._program is not None
+
+    @property
+    def refusal(self) -> str:
+        """Why it cannot be run; "" if it can."""
+        if self.given or not any(map(is_data_dependent, self.cluster.kernel.program.steps)):
+            return ""
+        return "how long it runs depends on its operands: give arrays for arguments"
+
+    @functools.cached_property
+    def operands(self) -> list[np.ndarray]:
+        return cluster_operands(self._graph, self.cluster, self._program, self._arguments or ())
+
+    @functools.cached_property
+    def expected(self) -> list[np.ndarray]:
+        """What XLA computes of them."""
+        return [np.asarray(r) for r in compat.compile_for_cpu(self.original)(self.operands)]
+
+    @functools.cached_property
+    def original(self) -> ir.Module:
+        """The operations as XLA compiles them."""
+        return original_program(self._graph, self.module, self.cluster)
 
 
 def original_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Module:
@@ -48,12 +90,12 @@ def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
     return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in given])]
 
 
-def kernel_program(source: ir.Module, cluster: Cluster, target: CpuTarget) -> ir.Module:
-    """The same as a call of our kernel for a target."""
+def kernel_program(source: ir.Module, cluster: Cluster, backend: CpuBackend) -> ir.Module:
+    """The same as a call of our kernel for a backend."""
     call = Node(KERNEL_OP, cluster.operands, cluster.results,
                 {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
     return _emitted(Graph(cluster.operands, (call,), cluster.results), source,
-                    CpuBackend(target).variant)
+                    backend.variant)
 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import jax
 
+from hlo_mlc.support.errors import UsageError
 from hlo_mlc.target.cuda import CudaTarget, for_device
 
 CPU = "cpu"
@@ -31,6 +32,16 @@ def platform_of(leaves: Iterable[object]) -> str:
     if default is None:
         return jax.default_backend()
     return default if isinstance(default, str) else default.platform
+
+
+def require_cpu(leaves: Iterable[object], what: str) -> None:
+    """Raises: UsageError where JAX does not run a function of such arguments on the CPU, for whose
+    kernels are to be `what`."""
+    platform = platform_of(leaves)
+    if platform != CPU:
+        raise UsageError(
+            f"The function runs on {platform} here, and kernels can be {what} for CPUs only so "
+            "far: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, do it")
 
 
 def target_here() -> CudaTarget | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 import weakref
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ from pathlib import Path
 
 from jaxlib.mlir import ir
 
+from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.report import Comparison, Report
+from hlo_mlc.runtime.records import require_target, target_key
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.levels import planned_for
 
@@ -86,12 +89,16 @@ class TracedFunction:
         return f"{self.name}[{self.options.choose}]"
 
 
-def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None
-                    ) -> Options:
+def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None,
+                    records: str | os.PathLike[str] | None = None) -> Options:
     """The options for one function; None stands for what the environment says.
 
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
-    options = Options.from_environment(choose=choose, target=target, deterministic=deterministic)
+    options = Options.from_environment(
+        choose=choose, target=target, deterministic=deterministic,
+        records=None if records is None else Path(records))
     planned_for(options.target)  # not at the first call: what cannot be is said at once
+    if options.records is not None:
+        require_target(options.records, target_key(target_of(options)))
     return options

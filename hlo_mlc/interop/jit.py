@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -30,6 +31,7 @@ def mlc_jit(
     choose: str | None = ...,
     target: str | None = ...,
     deterministic: bool | None = ...,
+    records: str | os.PathLike[str] | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -48,6 +50,7 @@ def mlc_jit(
     choose: str | None = ...,
     target: str | None = ...,
     deterministic: bool | None = ...,
+    records: str | os.PathLike[str] | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -67,6 +70,7 @@ def mlc_jit(
     choose: str | None = None,
     target: str | None = None,
     deterministic: bool | None = None,
+    records: str | os.PathLike[str] | None = None,
     in_shardings: Any = compat.UNSPECIFIED,
     out_shardings: Any = compat.UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
@@ -86,10 +90,12 @@ def mlc_jit(
     "measure", "ours" (all that we can compile) or "xla" (nothing); None asks the environment.
     `target` is what to compile for: "cpu" (this machine), or a level, such as "x86-64-v3", that it
     has. With `deterministic`, our kernels give the same bits on any number of threads and in every
-    process, and nothing that was tuned or measured has a say. All else is as for `jax.jit`, and so
-    is what comes back, which composes with every transformation. It has more methods:
-    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` shows
-    where its time goes, `tune(*args)` looks for faster schedules, and `choosing(choose)` is the
+    process, and nothing that was tuned or measured has a say. `records` is a file of
+    `hlo-mlc records export`: kernels are built by what is recorded there, and by nothing else that
+    was tuned or measured. All else is as for `jax.jit`, and so is what comes back, which composes
+    with every transformation. It has more methods: `report(*args)` says what of the function is
+    compiled for such arguments, `explain(*args)` shows where its time goes, `tune(*args)` looks for
+    faster schedules, `schedule(kernel, *args)` lets you write one, and `choosing(choose)` is the
     same function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
@@ -100,7 +106,7 @@ def mlc_jit(
     """
     decorate = functools.partial(
         jitted,
-        options=resolve_options(choose, target, deterministic),
+        options=resolve_options(choose, target, deterministic, records),
         jit_arguments={
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,

@@ -33,6 +33,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import from_users_line
 
 if TYPE_CHECKING:
+    from hlo_mlc.interop.scheduling import KernelSchedule
     from hlo_mlc.interop.tuning import TuningReport
 
 # Operations come from the user's code, not from the file here that traces it.
@@ -147,6 +148,17 @@ class MlcFunction(JitObject[P, R_co]):
         and whether each of the `runs`, and a run for one thread, gives the same bits."""
         origin = self._origin
         return verify_call(self, origin.options, origin.function.name, args, kwargs, runs=runs)
+
+    def schedule(self, kernel: str, /, *args: Any, nest: int | None = None, **kwargs: Any
+                 ) -> KernelSchedule:
+        """The loops of a kernel of such a call, by the name that `explain` shows it by, for you to
+        rewrite by the primitives of docs/schedules.md, to run, to time and to pin: those of its
+        costliest nest, or of the one at position `nest`."""
+        # At first use, as above: it starts processes, whose modules take as long as a small call.
+        scheduling = importlib.import_module("hlo_mlc.interop.scheduling")
+        origin = self._origin
+        return scheduling.schedule_kernel(self, origin.options, origin.function.name, kernel, nest,
+                                          args, kwargs)
 
     @property
     def origin(self) -> Origin:

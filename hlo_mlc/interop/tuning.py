@@ -34,7 +34,7 @@ from hlo_mlc.interop.cluster_programs import (
     original_program,
 )
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.devices import CPU, platform_of
+from hlo_mlc.interop.devices import require_cpu
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.operands import calls_back, parts_of_call
 from hlo_mlc.interop.staged import forget
@@ -49,6 +49,7 @@ from hlo_mlc.runtime.records import (
     XLA,
     Record,
     open_records,
+    require_say,
     schedule_text,
     schedules_text,
     target_key,
@@ -56,7 +57,6 @@ from hlo_mlc.runtime.records import (
 )
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.versions import version
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
@@ -102,8 +102,8 @@ class TunedKernel:
         if self.noise > _BUSY:
             lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
                          "shortest time; tune again when it is not")
-        for position, (template, parameters) in sorted(self.record.schedules.items()):
-            lines.append(f"  nest {position}: {schedule_text(template, parameters)}")
+        lines += [f"  nest {position}: {schedule_text(way)}"
+                  for position, way in sorted(self.record.schedules.items())]
         if not self.record.schedules:
             lines.append("  none is faster than the default schedule")
         return "\n".join(lines)
@@ -168,11 +168,7 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     Raises: UsageError for a call that leaves nothing to compile, and where it does not run on the
     CPU: there, other kernels would run than those that can be tuned.
     """
-    platform = platform_of(jax.tree.leaves((jitted.args, args, kwargs)))
-    if platform != CPU:
-        raise UsageError(
-            f"The function runs on {platform} here, and kernels can be tuned for CPUs only so far: "
-            "JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a CPU, tune it for those")
+    require_cpu(jax.tree.leaves((jitted.args, args, kwargs)), "tuned")
     parts = parts_of_call(jitted, args, kwargs)
     if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
@@ -201,9 +197,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
         minutes = DEFAULT_MINUTES
     if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise UsageError("Tuning takes at least one trial, and some time")
-    if options.deterministic:
-        raise UsageError("With deterministic=True (HLO_MLC_DETERMINISTIC=1) nothing that was tuned "
-                         "is compiled: tune the function without it")
+    require_say(options, "tune")
     library.register_with_jax()
     session = _Session(module, entry, options, trials, minutes, given)
     kernels: list[TunedKernel] = []
@@ -294,6 +288,9 @@ class _Session:
         tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
         reason = _why_not(cluster, given=program is not None)
+        known = self._records.get(kernel.fingerprint, target_key(self._target))
+        if known is not None and known.by_hand:
+            reason = "it is scheduled by hand: schedule(...).unpin() has it tuned again"
         if self._deadline is not None and time.monotonic() > self._deadline:
             reason = "the time was up before its turn"
         if reason:
@@ -302,7 +299,6 @@ class _Session:
         original = original_program(graph, self._module, cluster)
         expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
         space = self._generator.space(kernel.program, self._target)
-        known = self._records.get(kernel.fingerprint, target_key(self._target))
         standing = known and space.configuration(known.schedules)
         study = KernelStudy(self._storage, self._study_name(cluster), space,
                             [standing] if standing else [])
@@ -339,14 +335,13 @@ class _Session:
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
-        versions = {name: version(name) for name in ("hlo-mlc", "jaxlib")}
         record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
-                        winner.measured, made=today(versions), name=cluster.kernel.name)
+                        winner.measured, made=today(), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
         rebuild_kernel(cluster.kernel, self._options, CpuBackend(self._target))
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
-        program = kernel_program(self._module, cluster, self._target)
+        program = kernel_program(self._module, cluster, CpuBackend(self._target))
         times = self._times(original, program, operands)
         measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
                                        xla_ratio=times.speedup)

@@ -7,6 +7,7 @@ XLA, and where the call has types for arguments, operands are made up.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -17,22 +18,15 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.backends.cpu import CpuBackend, cpu_backend
+from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import keeping, rebuild_kernel
-from hlo_mlc.compiler import clusters_of, is_data_dependent
-from hlo_mlc.graph.core import Graph
+from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.cluster_programs import (
-    cluster_operands,
-    kernel_program,
-    operands_program,
-    original_program,
-)
-from hlo_mlc.interop.devices import CPU, platform_of
+from hlo_mlc.interop.cluster_programs import KernelAlone, kernel_program
+from hlo_mlc.interop.devices import CPU, require_cpu
 from hlo_mlc.interop.operands import Part, parts_of_call
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
 from hlo_mlc.interop.widening import widened_array
-from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import counted, table_lines, wrapped
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
@@ -142,14 +136,12 @@ def verify_call(jitted: Any, options: Options, name: str, args: Sequence[Any],
     """
     if runs < 1:
         raise UsageError(f"verify takes at least one run, not {runs}")
-    platform = platform_of(jax.tree.leaves((jitted.args, args, kwargs)))
-    if platform != CPU:
-        raise UsageError(f"The function runs on {platform} here, and kernels can be verified on "
-                         "CPUs only so far: JAX_PLATFORMS=cpu does it")
+    require_cpu(jax.tree.leaves((jitted.args, args, kwargs)), "verified")
     library.register_with_jax()
     found: dict[str, VerifiedKernel] = {}
+    parts = parts_of_call(jitted, args, kwargs)  # as it is traced: nothing is computed of it there
     with jax.ensure_compile_time_eval(), keeping():
-        for part in parts_of_call(jitted, args, kwargs):
+        for part in parts:
             for fingerprint, check in _checks(part, options, runs):
                 if fingerprint not in found:
                     found[fingerprint] = check()
@@ -160,40 +152,41 @@ def _checks(part: Part, options: Options, runs: int
             ) -> Iterator[tuple[str, Callable[[], VerifiedKernel]]]:
     graph, plan = clusters_of(part.module, options, entry=part.entry)
     for cluster, _ in plan.taken:
-        yield cluster.kernel.fingerprint, lambda cluster=cluster: _verified(
-            graph, cluster, part, options, runs)
+        yield cluster.kernel.fingerprint, functools.partial(
+            _verified, KernelAlone(graph, cluster, part), options, runs)
 
 
-def _verified(graph: Graph, cluster: Cluster, part: Part, options: Options, runs: int
-              ) -> VerifiedKernel:
-    kernel = cluster.kernel
-    program = None if part.given is None else operands_program(graph, part.module, cluster)
-    result = VerifiedKernel(kernel.name, given=program is not None)
-    if program is None and any(map(is_data_dependent, kernel.program.steps)):
-        return dataclasses.replace(
-            result, skipped="how long it runs depends on its operands: call verify with arrays")
-    operands = cluster_operands(graph, cluster, program, part.given or ())
-    original = original_program(graph, part.module, cluster)
+def _verified(alone: KernelAlone, options: Options, runs: int) -> VerifiedKernel:
+    kernel = alone.cluster.kernel
+    if alone.refusal:
+        return VerifiedKernel(kernel.name, alone.given, skipped=alone.refusal)
     backend = cpu_backend(options)
-    target = backend.target
-    rebuild_kernel(kernel, options, CpuBackend(dataclasses.replace(target, cores=1)))
-    call = kernel_program(part.module, cluster, target)
-    (alone,) = _results(call, operands, 1)
+    one_core = dataclasses.replace(backend.target, cores=1)
+    rebuild_kernel(kernel, options, dataclasses.replace(backend, target=one_core))
+    call = kernel_program(alone.module, alone.cluster, backend)
+    (one_thread,) = _results(call, alone.operands, 1)
     rebuild_kernel(kernel, options, backend)
-    ours, theirs = (_results(program, operands, runs) for program in (call, original))
-    exact = _exact(original, operands, ours[0])
+    return held_against_f64(alone, _results(call, alone.operands, runs), one_thread)
+
+
+def held_against_f64(alone: KernelAlone, ours: Sequence[Sequence[np.ndarray]],
+                     one_thread: Sequence[np.ndarray]) -> VerifiedKernel:
+    """What there is to say of a kernel's results in several runs, and of those on one thread; XLA
+    runs as often."""
+    theirs = _results(alone.original, alone.operands, len(ours))
+    exact = _exact(alone.original, alone.operands, ours[0])
     reference = theirs[0] if exact is None else exact
     fault = disagreement(ours[0], [_narrow(e, r.dtype) for e, r in
                                    zip(reference, ours[0], strict=True)])
     if fault and as_near(ours[0], theirs[0], exact):
         fault = ""
-    return dataclasses.replace(
-        result, ours=accuracy(ours[0], reference),
+    return VerifiedKernel(
+        alone.cluster.kernel.name, alone.given, ours=accuracy(ours[0], reference),
         by_xla=None if exact is None else accuracy(theirs[0], exact),
         exact_known=exact is not None, fault=fault,
         repeats=all(_same_bits(ours[0], one) for one in ours),
         xla_repeats=all(_same_bits(theirs[0], one) for one in theirs),
-        one_thread=_same_bits(ours[0], alone))
+        one_thread=_same_bits(ours[0], one_thread))
 
 
 def accuracy(results: Sequence[np.ndarray], exact: Sequence[np.ndarray]) -> Accuracy:

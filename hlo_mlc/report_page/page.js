@@ -259,7 +259,7 @@ async function drawKernel() {
       + (k.measured ? `; ${percent(limitOf(k), 1)} of what this machine can do` : k.data_dependent ? "; not measured: it depends on the values of its operands" : "")],
     ["predicted", `${plain(duration(k.predicted.ours_us))}, XLA ${plain(duration(k.predicted.xla_us))}: ${escaped(k.predicted.reason)}`],
     k.tuned && ["tuned", `${k.tuned.speedup > 1 ? `${k.tuned.speedup.toFixed(2)}× as fast as the default schedule` : "no schedule was faster than the default"}${k.tuned.xla_ratio ? `; XLA takes ${k.tuned.xla_ratio.toFixed(2)}× as long as ours` : ""}`],
-    ["templates", k.nests.map(nest => `<code>${escaped(nest.template)}(${Object.entries(nest.parameters).map(([a, b]) => `${escaped(a)}=${b}`).join(", ")})</code>: ${escaped(nest.text)}`).join("<br>")],
+    ["templates", k.nests.map(nest => `<code>${nest.steps ? `by hand(${escaped(nest.steps.join("; "))})` : `${escaped(nest.template)}(${Object.entries(nest.parameters).map(([a, b]) => `${escaped(a)}=${b}`).join(", ")})`}</code>: ${escaped(nest.text)}`).join("<br>")],
     k.proof && ["proof", escaped(k.proof)],
     ...k.resources.map(r => ["resources", escaped(r)]),
     ["id", `<code>${k.id}</code>`],

@@ -38,6 +38,13 @@ def aligned_empty(shape: Sequence[int], dtype: np.typing.DTypeLike) -> np.ndarra
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
+def aligned(array: np.ndarray) -> np.ndarray:
+    """A copy that is aligned so."""
+    copy = aligned_empty(array.shape, array.dtype)
+    copy[...] = array
+    return copy
+
+
 def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Generator,
             below: int | None = None) -> np.ndarray:
     """An aligned array of values that no program should choke on: normally distributed floats,

@@ -2,8 +2,9 @@
 
 A record says what a tuner found out: for each nest of a kernel the template and its parameters,
 which are applied again by whatever generators there are when it is read, and whether our kernel or
-XLA's code is the faster one. It is a small JSON file of its own, so that writers of different
-kernels never meet, damage costs one kernel's tuning, and a person can read it.
+XLA's code is the faster one; or which steps a person took from the naive loops. It is a small JSON
+file of its own, so that writers of different kernels never meet, damage costs one kernel's tuning,
+and a person can read it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from hlo_mlc.runtime.files import write_whole
-from hlo_mlc.support.errors import CacheError
+from hlo_mlc.schedule.core import PRIMITIVES, Step
+from hlo_mlc.support.errors import CacheError, ConfigurationError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
-from hlo_mlc.templates.base import Parameters
+from hlo_mlc.templates.base import Way
 
 OURS, XLA = "ours", "xla"
 
@@ -34,9 +38,9 @@ _EXPORT_FORMAT = "hlo_mlc records 1"
 _TEMPLATES = {template.name for template in TEMPLATES}
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
 
-Schedules = Mapping[int, tuple[str, Parameters]]
-"""For the position of a nest in its kernel: the template and the parameters that it was tuned to.
-Nests that are not named take what analysis says."""
+Schedules = Mapping[int, Way]
+"""For the position of a nest in its kernel: the template and the parameters that it was tuned to,
+or the steps by which it was scheduled. Nests that are not named take what analysis says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,10 @@ class Measured:
     speedup: float
     xla_us: float = 0.0
     xla_ratio: float = 0.0
+
+    def __str__(self) -> str:
+        return (f"{self.speedup:.2f} times as fast as the default schedule "
+                f"({self.default_us:.1f} us, this one {self.ours_us:.1f} us)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,11 @@ class Record:
     name: str = ""  # what people called the kernel where it was tuned; earlier records have none
 
     @property
+    def by_hand(self) -> bool:
+        """Whether a person has scheduled something in it."""
+        return any(isinstance(how, tuple) for _, how in self.schedules.values())
+
+    @property
     def digest(self) -> str:
         """Equal for equal records."""
         return str(_to_json(self)["digest"])
@@ -82,15 +95,17 @@ class Record:
                 f"{'; '.join(schedules_text(self.schedules)) or 'default'}")
 
 
-def schedule_text(template: str, parameters: Parameters) -> str:
-    """`contraction(rows=6, pack=1)`."""
-    return f"{template}({', '.join(f'{name}={value}' for name, value in parameters.items())})"
+def schedule_text(way: Way) -> str:
+    """`contraction(rows=6, pack=1)`, `by hand(split('i', 8); vectorize('i.i'))`."""
+    template, how = way
+    if isinstance(how, tuple):
+        return f"by hand({'; '.join(map(str, how))})"
+    return f"{template}({', '.join(f'{name}={value}' for name, value in how.items())})"
 
 
 def schedules_text(schedules: Schedules) -> list[str]:
     """The same for each nest, its position in front."""
-    return [f"{position} {schedule_text(template, parameters)}"
-            for position, (template, parameters) in sorted(schedules.items())]
+    return [f"{position} {schedule_text(way)}" for position, way in sorted(schedules.items())]
 
 
 def target_key(target: CpuTarget) -> str:
@@ -103,16 +118,17 @@ def target_key(target: CpuTarget) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Of so many imported records so many are kept, and so many name unknown templates."""
+    """Of so many imported records so many are kept, and so many name unknown templates, or
+    primitives of schedules."""
 
     count: int
     kept: int
     unknown: int
-    templates: tuple[str, ...]  # those that are unknown
+    names: tuple[str, ...]  # of those that are unknown
 
     @property
     def slower(self) -> int:
-        """How many are left out because there is a faster one."""
+        """How many are left out because there is a faster one, or one that a person has pinned."""
         return self.count - self.kept - self.unknown
 
 
@@ -159,7 +175,8 @@ class Records:
         """Keeps a record unless a faster one is there; returns the one that is there then.
 
         `replaces` is a known record that was measured again and lost against this one: it gives
-        way even if it once claimed more.
+        way even if it once claimed more.  What was scheduled by hand gives way to nothing that a
+        tuner found.
 
         Raises: CacheError when the folder cannot be written.
         """
@@ -167,7 +184,8 @@ class Records:
         try:
             with self._locked(path.parent):
                 there = self.get(record.kernel, record.target)
-                if there is not None and there != replaces and _rank(there) >= _rank(record):
+                if there is not None and (there.by_hand > record.by_hand or (
+                        there != replaces and _rank(there) >= _rank(record))):
                     return there
                 text = json.dumps(_to_json(record), indent=1, sort_keys=True) + "\n"
                 write_whole(path, [text.encode()])
@@ -175,6 +193,10 @@ class Records:
             raise CacheError(f"The records in {self._folder} cannot be written: "
                              f"{error.strerror or error}") from error
         return record
+
+    def remove(self, kernel: str, target: str) -> None:
+        """Forgets what is known of a kernel."""
+        self._path(kernel, target).unlink(missing_ok=True)
 
     def all(self) -> list[Record]:
         """Every record, by target and kernel."""
@@ -188,24 +210,18 @@ class Records:
         return json.dumps(content, indent=1, sort_keys=True) + "\n"
 
     def import_text(self, text: str) -> Merged:
-        """Merges exported records; the faster one of two stays, and so does what is here where a
-        record names templates that this version does not have.
+        """Merges exported records; the faster one of two stays, one by hand before others, and so
+        does what is here where a record names templates or primitives that this version does not
+        have.
 
         Raises: CacheError, before anything is written, for a text that is not whole.
         """
         try:
-            content = json.loads(text)
-            form = content.get("format") if isinstance(content, dict) else None
-            if form != _EXPORT_FORMAT:
-                raise ValueError(f"expected the format {_EXPORT_FORMAT!r}, got {form!r}")
-            if not isinstance(content.get("records"), list):
-                raise ValueError("it has no list of records")
-            records = [_from_json(item) for item in content["records"]]
+            records = _exported(text)
         except ValueError as error:
             raise CacheError(f"These are no exported records, or damaged ones ({error}): export "
                              "them again with this version") from error
-        missing = [{template for template, _ in record.schedules.values()} - _TEMPLATES
-                   for record in records]
+        missing = [_unknown(record.schedules) for record in records]
         kept = sum(self.put(record) == record
                    for record, lacks in zip(records, missing, strict=True) if not lacks)
         return Merged(len(records), kept, sum(map(bool, missing)),
@@ -226,29 +242,121 @@ class Records:
 
 
 def open_records(options: Options) -> Records:
-    """The records that these options ask for."""
+    """The records that tuning writes with these options."""
     return Records(options.cache_dir / "records")
 
 
-def today(versions: Mapping[str, str]) -> dict[str, str]:
+def require_say(options: Options, what: str) -> None:
+    """Raises: UsageError where what tuning writes has no say in kernels, for who wants to `what` a
+    function."""
+    if options.deterministic:
+        raise UsageError("With deterministic=True (HLO_MLC_DETERMINISTIC=1) nothing that was tuned "
+                         f"is compiled: {what} the function without it")
+    if options.records:
+        raise UsageError(f"With records={options.records} (HLO_MLC_RECORDS) kernels are built by "
+                         f"this file alone: {what} the function without it, and export that")
+
+
+def find_record(kernel: str, target: str, options: Options) -> Record | None:
+    """What a kernel is built by: a record of the file that the options pin, or of the cache folder.
+
+    Raises: ConfigurationError for a file that cannot be followed.
+    """
+    if options.records is None:
+        return open_records(options).get(kernel, target)
+    return pinned_records(options.records).get((kernel, target))
+
+
+def pinned_records(path: Path) -> Mapping[tuple[str, str], Record]:
+    """The records in a file of `hlo-mlc records export`, by kernel and target.
+
+    Raises: ConfigurationError where it is missing or damaged, or this version lacks what it names.
+    """
+    return _pinned(path, _read_pinned(path))
+
+
+def pin_of(options: Options) -> str:
+    """What tells kernels that are built by a file from others in the process; "" for none.
+
+    Raises: ConfigurationError for a file that is not there.
+    """
+    if options.records is None:
+        return ""
+    return hashlib.sha256(_read_pinned(options.records)).hexdigest()[:12]
+
+
+def require_target(path: Path, target: str) -> None:
+    """Raises: ConfigurationError where no record of a pinned file is for the target."""
+    targets = {target for _, target in pinned_records(path)}
+    if targets and target not in targets:
+        raise ConfigurationError(
+            f"The records in {path} are for {', '.join(sorted(targets))}, and this is {target}: "
+            "tune on a machine like this one, and export that")
+
+
+def _read_pinned(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"The records in {path} cannot be read: "
+                                 f"{error.strerror or error}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _pinned(path: Path, content: bytes) -> Mapping[tuple[str, str], Record]:
+    try:
+        records = sorted(_exported(content.decode()), key=_rank)
+        if unknown := set().union(*(_unknown(record.schedules) for record in records)):
+            raise ValueError(f"this version does not have {', '.join(sorted(unknown))}")
+    except ValueError as error:
+        raise ConfigurationError(f"The records in {path} cannot be followed ({error}): write them "
+                                 "anew, with `hlo-mlc records export`") from error
+    return {(record.kernel, record.target): record for record in records}
+
+
+def today() -> dict[str, str]:
     """What a record says about where it comes from."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return {"date": now, **versions}
+    return {"date": now, **{name: version(name) for name in ("hlo-mlc", "jaxlib")}}
 
 
-def _rank(record: Record) -> tuple[float, str, str]:
-    """An order that every process agrees on: the faster, else the later, else by its text."""
+def _rank(record: Record) -> tuple[bool, float, str, str]:
+    """An order that every process agrees on: by hand, the faster, the later, else by its text."""
     text = json.dumps(_to_json(record), sort_keys=True)
-    return record.measured.speedup, record.made.get("date", ""), text
+    return record.by_hand, record.measured.speedup, record.made.get("date", ""), text
+
+
+def _unknown(schedules: Schedules) -> set[str]:
+    """The templates, and primitives of steps, that this version does not have."""
+    steps = (how for _, how in schedules.values() if isinstance(how, tuple))
+    return ({template for template, _ in schedules.values()} - _TEMPLATES
+            | {step.name for trace in steps for step in trace} - PRIMITIVES.keys())
+
+
+def _exported(text: str) -> list[Record]:
+    """Raises: ValueError for what is not exactly what `export_text` wrote."""
+    content = json.loads(text)
+    form = content.get("format") if isinstance(content, dict) else None
+    if form != _EXPORT_FORMAT:
+        raise ValueError(f"expected the format {_EXPORT_FORMAT!r}, got {form!r}")
+    if not isinstance(content.get("records"), list):
+        raise ValueError("it has no list of records")
+    records = []
+    for number, item in enumerate(content["records"]):
+        try:
+            records.append(_from_json(item))
+        except ValueError as error:
+            name = item.get("name") or item.get("kernel") if isinstance(item, dict) else None
+            raise ValueError(f"record {number}, {name or 'unnamed'}: {error}") from error
+    return records
 
 
 def _to_json(record: Record) -> dict[str, Any]:
     content = {
         "kernel": record.kernel,
         "target": record.target,
-        "schedules": {
-            str(position): {"template": template, "parameters": dict(parameters)}
-            for position, (template, parameters) in sorted(record.schedules.items())},
+        "schedules": {str(position): _way_to_json(way)
+                      for position, way in sorted(record.schedules.items())},
         "measured": asdict(record.measured),
         "choice": record.choice,
         "made": dict(record.made),
@@ -262,10 +370,8 @@ def _from_json(content: Any) -> Record:
         rest = {name: value for name, value in content.items() if name != "digest"}
         if content["digest"] != _digest(rest):
             raise ValueError("its digest does not match")
-        schedules = {
-            int(position): (str(s["template"]), {str(k): int(v)
-                                                 for k, v in s["parameters"].items()})
-            for position, s in content["schedules"].items()}
+        schedules = {int(position): _way_from_json(way)
+                     for position, way in content["schedules"].items()}
         measured = Measured(**{str(k): float(v) for k, v in content["measured"].items()})
         record = Record(str(content["kernel"]), str(content["target"]), schedules, measured,
                         str(content["choice"]), {str(k): str(v)
@@ -277,6 +383,20 @@ def _from_json(content: Any) -> Record:
     if record.choice not in ("", OURS, XLA) or not math.isfinite(measured.speedup) or not names:
         raise ValueError("it says what no record says")
     return record
+
+
+def _way_to_json(way: Way) -> dict[str, Any]:
+    template, how = way
+    if isinstance(how, tuple):
+        return {"template": template, "steps": [step.to_json() for step in how]}
+    return {"template": template, "parameters": dict(how)}
+
+
+def _way_from_json(content: Any) -> Way:
+    template = str(content["template"])
+    if "steps" in content:
+        return template, tuple(map(Step.from_json, content["steps"]))
+    return template, {str(k): int(v) for k, v in content["parameters"].items()}
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ class Step:
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(repr, self.arguments))})"
 
+    __repr__ = __str__
+
     def to_json(self) -> list:
         """The step as a list of strings, numbers and lists of strings."""
         return [self.name, *(list(a) if isinstance(a, tuple) else a for a in self.arguments)]
@@ -51,6 +54,10 @@ class Step:
         """The step that `to_json` wrote."""
         name, *arguments = fields
         return Step(name, tuple(tuple(a) if isinstance(a, list) else a for a in arguments))
+
+
+Trace = tuple[Step, ...]
+"""Rewrites in their order: with the program that they began with, all there is to a schedule."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +72,7 @@ class Schedule:
     """
 
     program: LoopProgram
-    trace: tuple[Step, ...] = ()
+    trace: Trace = ()
     naive: LoopProgram | None = None
     checked: bool = True
 
@@ -198,5 +205,11 @@ def replay(program: LoopProgram, trace: Iterable[Step]) -> Schedule:
     """
     schedule = Schedule(program)
     for step in trace:
+        primitive = PRIMITIVES.get(step.name)
+        try:
+            if primitive is not None:  # by who knows others: a trace may come from another version
+                inspect.signature(primitive).bind(program, *step.arguments)
+        except TypeError as error:
+            raise ScheduleError(f"{step}: {error}") from error
         schedule = schedule.apply(step)
     return schedule

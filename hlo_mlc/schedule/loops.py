@@ -49,6 +49,7 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.guards import conjuncts
 
 
@@ -328,8 +329,8 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
             y[i, j] = x[j, i]            y[i, j] = x[j, i]
 
     Loops of the nest that are not named keep their places.  Refused where one element is touched
-    (and written) by iterations that differ in more than one of these loops, unless by one
-    declared reduction.  Halide and TVM: reorder.
+    (and written) by iterations that differ in more than one of these loops, and these change
+    places, unless by one declared reduction that commutes.  Halide and TVM: reorder.
     """
     if len(set(names)) < max(2, len(names)):
         raise ScheduleError(f"reorder: expected the names of two or more different loops, got "
@@ -347,11 +348,11 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         if band is None:
             return None
         moved += 1
-        if checked:
-            _check_permutable(band, memory)
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
+        if checked:
+            _check_permutable(band, order, memory)
         body = band[-1].body
         for position in reversed(range(len(order))):
             current = order[position]
@@ -382,24 +383,30 @@ def _band(outermost: For, names: set[str]) -> list[For] | None:
     return band
 
 
-def _check_permutable(band: list[For], memory: Memory) -> None:
+def _commutes(stmt: Accumulate) -> bool:
+    """Whether the order of terms does not matter to an update."""
+    return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
+
+
+def _check_permutable(band: list[For], order: list[For], memory: Memory) -> None:
     for stmt in band:
         if stmt.kind is LoopKind.VECTORIZE:
             raise refuse("reorder", stmt, "is a vector; reorder before vectorize")
     touched = accesses(band[-1].body)
     written = [a for a in touched if a.writes]
     varying, unstable = variables((band[0],)), {a.buffer for a in written}
-    mine = {s.var for s in band}
     for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b):
+        if same_reduction(a, b) and _commutes(a.stmt):
             continue
         settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
             else set()
-        # Instances that agree in all loops but one keep their order whatever that one's place.
-        if settled is not None and len(mine - settled) > 1:
-            free = ", ".join(sorted(v.name for v in mine - settled))
+        # Instances that agree in all other loops keep their order where these keep theirs.
+        before, after = ([s.var.name for s in loops if s.var not in (settled or ())]
+                         for loops in (band, order))
+        if settled is not None and before != after:
             raise refuse("reorder", band[0], f"would change the order in which {a} and {b} touch "
-                         f"{a.buffer.name}: nothing ties the iterations of {free} together")
+                         f"{a.buffer.name}: nothing ties the iterations of "
+                         f"{', '.join(sorted(before))} together")
 
 
 def unroll(program: LoopProgram, name: str) -> LoopProgram:
@@ -437,19 +444,25 @@ def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopP
           y[i] = x[i]                  y[i] = x[i]
 
     The extent must be a constant of at most 64.  Refused where iterations touch each other's
-    elements; an Accumulate into one element is combined over the lanes.  Halide and TVM:
-    vectorize.
+    elements; an Accumulate into one element is combined over the lanes, in any order, so that its
+    combiner has to commute.  Halide and TVM: vectorize.
     """
     refuse_inside(program, "vectorize", name, LoopKind.VECTORIZE)
     for stmt in require_loops(program, "vectorize", name):
         if require_constant("vectorize", stmt) > MAX_LANES:
             raise refuse("vectorize", stmt, f"has more than {MAX_LANES} iterations; split it by "
                          "the number of lanes first")
+        private = {s.buffer for s in walk(stmt.body) if isinstance(s, Allocate)}
         for inner in walk(stmt.body):
             if isinstance(inner, While) or (isinstance(inner, For) and inner.kind in (
                     LoopKind.PARALLEL, LoopKind.VECTORIZE)):
                 raise refuse("vectorize", stmt, f"holds `{headline(inner)}`, which cannot run "
                              "within a vector")
+            if checked and isinstance(inner, Accumulate) and not _commutes(inner) \
+                    and all(stmt.var not in i.free for i in inner.indices) \
+                    and private.isdisjoint(inner.buffers):
+                raise refuse("vectorize", stmt, "would change the order of terms, and the combiner "
+                             f"of `{headline(inner)}` does not commute; rfactor first")
             if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
                 raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
                              "the lanes of a vector go the same way")

@@ -33,10 +33,13 @@ def _target(value: object) -> str:
     raise ValueError('expected the name of a target, such as "cpu", "x86-64-v3" or "sm_90"')
 
 
-def _folder(value: object) -> Path:
-    if isinstance(value, str | Path) and str(value):
-        return Path(value).expanduser().absolute()
-    raise ValueError("expected the path of a folder")
+def _path(kind: str) -> Callable[[object], Path]:
+    def convert(value: object) -> Path:
+        if isinstance(value, str | Path) and str(value):
+            return Path(value).expanduser().absolute()
+        raise ValueError(f"expected the path of a {kind}")
+
+    return convert
 
 
 def _integer(lowest: int, highest: int | None = None) -> Callable[[object], int]:
@@ -89,7 +92,7 @@ class Options:
     instructions; ahead of time also other CPUs and GPU architectures (`sm_90`)."""
 
     cache_dir: Path = field(
-        default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _folder)
+        default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _path("folder"))
     )
     """Where compiled kernels and best schedules are kept."""
 
@@ -98,7 +101,12 @@ class Options:
     )
     """How much room compiled kernels may take there; those used least recently go first."""
 
-    dump_dir: Path | None = field(default=None, metadata=_from("HLO_MLC_DUMP", _folder))
+    records: Path | None = field(default=None,
+                                 metadata=_from("HLO_MLC_RECORDS", _path("file")))
+    """A file of `hlo-mlc records export` by which kernels are built: nothing else that was tuned or
+    measured is read or written; None takes what is in the cache."""
+
+    dump_dir: Path | None = field(default=None, metadata=_from("HLO_MLC_DUMP", _path("folder")))
     """Where to write what every stage produced; None writes nothing."""
 
     debug: int = field(default=0, metadata=_from("HLO_MLC_DEBUG", _integer(0, MAX_DEBUG)))
@@ -137,14 +145,18 @@ class Options:
             except ValueError as error:
                 raise UsageError(f"Option {option.name}={value!r}: {error}") from None
             object.__setattr__(self, option.name, converted)
-        if self.deterministic and self.choose == "measure":
-            raise UsageError('deterministic=True and choose="measure" contradict each other: what '
-                             'is measured differs from run to run. Take choose="auto"')
+        if self.choose == "measure" and (self.deterministic or self.records):
+            pinned = "deterministic=True" if self.deterministic else f"records={self.records}"
+            raise UsageError(f'{pinned} and choose="measure" contradict each other: what is '
+                             'measured differs from run to run. Take choose="auto"')
+        if self.deterministic and self.records:
+            raise UsageError("deterministic=True and records=… contradict each other: nothing that "
+                             "was tuned has a say in deterministic kernels")
 
     @property
     def settles(self) -> bool:
         """Whether calls may show what is faster."""
-        return self.choose == "auto" and self.settle and not self.deterministic
+        return self.choose == "auto" and self.settle and not (self.deterministic or self.records)
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Options:

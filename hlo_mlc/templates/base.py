@@ -12,12 +12,16 @@ from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
 from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
 from hlo_mlc.loops.rewrite import constant_extent, loop
-from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.schedule.core import Schedule, Trace
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost
 from hlo_mlc.tensor.core import Nest, Stage, derived
 
 Parameters = Mapping[str, int]
+
+Way = tuple[str, Parameters | Trace]
+"""How to compute a nest: a template and its parameters or, where a person has scheduled it, the
+template whose naive loops these steps rewrite."""
 
 # Simple operations (about 0.25 ns each when vectorized) that one task should have.  Fork-join takes
 # 0.6 us while the other threads are awake; softmax and argmax of a million elements ran 15 and 25 %
@@ -75,13 +79,14 @@ T = TypeVar("T", bound=Named, covariant=True)
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[T]):
     """The template chosen for one nest, its parameters, why others were not taken, and the rewrites
-    of naive loops that it made, if it works so."""
+    of naive loops that it made, if it works so, or a person, `by_hand`."""
 
     nest: Nest
     template: T
     parameters: Parameters
     refused: tuple[tuple[str, str], ...]
     schedules: tuple[Schedule, ...] = ()
+    by_hand: bool = False
 
 
 def points(stage: Stage) -> int:
@@ -158,6 +163,16 @@ def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Sch
     if size == 1:
         return schedule.parallel(name)
     return schedule.split(name, size, "shorten").parallel(f"{name}.o")
+
+
+def naive_loops(template: Template, nest: Nest, target: CpuTarget) -> LoopProgram | None:
+    """The loops of the whole nest that a template rewrites step by step; None where it does not
+    work so."""
+    made = template.apply(nest, target, template.default(nest, target))
+    if len(made.schedules) != 1 or made.scratch:
+        return None
+    (schedule,) = made.schedules
+    return schedule.naive or schedule.program
 
 
 def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt, ...]],

@@ -31,6 +31,7 @@ class PlainTemplate:
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The naive loops; buffers of the nest keep their full size in the arena."""
-        shared = nest.stages[0].axes[:nest.shared]
-        inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
+        depth = nest.shared if len(nest.stages) > 1 else 0  # axes of a scan alone are its own
+        shared = nest.stages[0].axes[:depth]
+        inner = [coalesce(replace(s, axes=s.axes[depth:])) for s in nest.stages]
         return Scheduled.of(open_schedule(nest, lower_nest(shared, inner)))

@@ -23,9 +23,20 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.rewrite import expressions, with_bodies
 from hlo_mlc.loops.text import program_text as loops_text
+from hlo_mlc.schedule.core import Schedule, Trace, replay
+from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
-from hlo_mlc.templates.base import Decision, Named, Parameters, Template, work
+from hlo_mlc.templates.base import (
+    Decision,
+    Named,
+    Parameters,
+    Scheduled,
+    Template,
+    Way,
+    naive_loops,
+    work,
+)
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
@@ -57,14 +68,15 @@ def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
 
 
 def schedule_program(program: TensorProgram, target: CpuTarget,
-                     tuned: Mapping[int, tuple[str, Parameters]] | None = None,
+                     tuned: Mapping[int, Way] | None = None,
                      ) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
     """Loops for the whole kernel.
 
-    tuned: for the position of a nest (in program order), the template and parameters to use
-    instead of the default.
+    tuned: for the position of a nest (in program order), the template and the parameters, or steps,
+    to use instead of the default.
 
-    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it.
+    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it,
+    ScheduleError for steps that do not apply.
     """
     verify(program)
     assembler = _Assembler(target, tuned or {}, _repeated(program))
@@ -81,19 +93,25 @@ def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
     parts = []
     for number, decision in enumerate(decisions):
         given = ", ".join(f"{name}={value}" for name, value in decision.parameters.items())
-        parts.append(f"nest {number}: template {decision.template.name} ({given})\n")
+        how = "scheduled by hand" if decision.by_hand else f"({given})"
+        parts.append(f"nest {number}: template {decision.template.name} {how}\n")
         parts += [f"not {name}: {reason}\n" for name, reason in decision.refused]
         if not decision.schedules:
             parts.append("built as a whole, not rewritten from naive loops\n")
-        for schedule in decision.schedules:
-            parts.append(f"naive\n{loops_text(schedule.naive or schedule.program)}")
-            parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
+        parts += map(history_text, decision.schedules)
+    return "\n".join(parts)
+
+
+def history_text(schedule: Schedule) -> str:
+    """The naive loops of a schedule, and what every rewrite led to."""
+    parts = [f"naive\n{loops_text(schedule.naive or schedule.program)}"]
+    parts += [f"{step}\n{loops_text(program)}" for step, program in schedule.history()]
     return "\n".join(parts)
 
 
 class _Assembler:
-    def __init__(self, target: CpuTarget, tuned: Mapping[int, tuple[str, Parameters]],
-                 repeated: frozenset[Nest]) -> None:
+    def __init__(self, target: CpuTarget, tuned: Mapping[int, Way], repeated: frozenset[Nest]
+                 ) -> None:
         self.target, self.tuned, self.repeated = target, tuned, repeated
         self.called: dict[str, LoopProgram] = {}
         self.decisions: list[Decision[Template]] = []
@@ -144,15 +162,25 @@ class _Assembler:
             return tuple(stmt for phase in phases for stmt in self._nest(phase))
         wanted, tuned = self.tuned.get(len(self.decisions), ("", {}))
         template, refused = choose_template(nest, self.target, wanted)
-        parameters = template.default(nest, self.target)
-        if template.name == wanted:
-            parameters = {**parameters, **tuned}
-        scheduled = template.apply(nest, self.target, parameters)
-        self.decisions.append(Decision(nest, template, parameters, refused,
-                                       scheduled.schedules))
+        parameters: Parameters = {}
+        if isinstance(tuned, tuple):
+            scheduled = self._rewritten(nest, template, wanted, tuned)
+        else:
+            parameters = template.default(nest, self.target)
+            if template.name == wanted:
+                parameters = {**parameters, **tuned}
+            scheduled = template.apply(nest, self.target, parameters)
+        self.decisions.append(Decision(nest, template, parameters, refused, scheduled.schedules,
+                                       by_hand=isinstance(tuned, tuple)))
         self.extra.setdefault(self.outermost, []).extend(scheduled.scratch)
         return scheduled.body
 
+    def _rewritten(self, nest: Nest, template: Template, wanted: str, steps: Trace) -> Scheduled:
+        """The naive loops of the wanted template, as a person rewrites them."""
+        naive = naive_loops(template, nest, self.target) if template.name == wanted else None
+        if naive is None:
+            raise ScheduleError(f"There are no naive loops of a template {wanted!r} for this nest")
+        return Scheduled.of(replay(naive, steps))
 
     def _call(self, nest: Nest) -> Call | None:
         """A call of the program that nests like this one share; None if it needs scratch."""

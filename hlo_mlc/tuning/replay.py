@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.loops.prove import prove
 from hlo_mlc.partition.naming import role
 from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.errors import ScheduleError, VerifyError
 from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Decision, Template
@@ -15,13 +17,28 @@ from hlo_mlc.tuning.space import space_of
 
 def schedule_as_recorded(program: TensorProgram, target: CpuTarget, schedules: Schedules
            ) -> tuple[LoopProgram, tuple[Decision[Template], ...]]:
-    """Loops with these schedules, or by default where the templates have changed so much since
-    that they mean nothing any more, which is a warning."""
-    default = schedule_program(program, target)
+    """Loops with these schedules, or by default where the templates or primitives have changed so
+    much since that they mean nothing any more, which is a warning."""
+    why = why_not_followed(program, target, schedules)
+    if why:
+        warn(f"hlo_mlc: the recorded schedule of {role(program)} ({program.name}) cannot be "
+             f"followed ({why}); it gets the default (tune or schedule it again)")
+    return schedule_program(program, target, {} if why else schedules)
+
+
+def why_not_followed(program: TensorProgram, target: CpuTarget, schedules: Schedules) -> str:
+    """Why these schedules are none of today's; "" where they are."""
     if not schedules:
-        return default
-    if space_of(program, default[1], target).configuration(schedules) is None:
-        warn(f"hlo_mlc: the recorded schedule of {role(program)} ({program.name}) is not one that "
-             "today's templates have; it gets the default (tune it again)")
-        return default
-    return schedule_program(program, target, schedules)
+        return ""
+    _, decisions = schedule_program(program, target)
+    tuned = {n: way for n, way in schedules.items() if not isinstance(way[1], tuple)}
+    if space_of(program, decisions, target).configuration(tuned) is None:
+        return "it is not one that today's templates have"
+    if len(tuned) == len(schedules):
+        return ""
+    try:
+        loops, followed = schedule_program(program, target, schedules)
+        prove(loops)
+    except (ScheduleError, VerifyError) as error:
+        return str(error.args[0])  # without the loops around
+    return "" if max(schedules) < len(followed) else f"it has no nest {max(schedules)}"

@@ -115,7 +115,7 @@ class Space:
         found = {c.position: (str(configuration[c.name]), {}) for c in self.choices}
         for p in self.active(configuration):
             found.setdefault(p.position, (p.template, {}))[1][p.key] = configuration[p.name]
-        return found
+        return {**found}
 
     def configuration(self, schedules: Schedules) -> Configuration | None:
         """The reverse; None for schedules that are not of this space. What they do not name is as
@@ -131,6 +131,8 @@ class Space:
         result = self._defaults(chosen)
         by_name = {p.name: p for p in self.parameters}
         for position, (template, values) in schedules.items():
+            if isinstance(values, tuple):  # steps of a person's
+                return None
             for key, value in values.items():
                 parameter = by_name.get(f"{position}.{template}.{key}")
                 if parameter is None or value not in parameter.values:

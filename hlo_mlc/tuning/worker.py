@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from hlo_mlc.runtime.measure import aligned_empty, bind_kernel, time_in_turns
+from hlo_mlc.runtime.measure import aligned, aligned_empty, bind_kernel, time_in_turns
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
@@ -54,7 +54,7 @@ class _Bench:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._operands = [_aligned(array) for array in task.operands]
+        self._operands = [aligned(array) for array in task.operands]
         self._default: list[np.ndarray] = []
         self._run_default: Callable[[], None] | None = None
         self._candidate: CandidateSource | None = None
@@ -109,12 +109,6 @@ class _Bench:
         for array in results:
             array.reshape(-1).view(np.uint8)[...] = _UNTOUCHED  # scalars have no other view
         return bind_kernel(code, self._operands, results, threads=task.target.cores), results
-
-
-def _aligned(array: np.ndarray) -> np.ndarray:
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
 
 def _described(error: Exception) -> str:

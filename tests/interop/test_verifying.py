@@ -59,7 +59,14 @@ def test_loops_that_end_when_data_says_so() -> None:
 
     ours = mlc_jit(halving, choose="ours")
     assert ours.verify(X).is_right
-    assert "call verify with arrays" in str(ours.verify(jax.ShapeDtypeStruct(X.shape, X.dtype)))
+    assert "give arrays for arguments" in str(ours.verify(jax.ShapeDtypeStruct(X.shape, X.dtype)))
+
+
+def test_what_it_verifies_is_what_runs() -> None:
+    """Whatever a function computes of no argument is an operation of it, too."""
+    ours = mlc_jit(lambda x: x[0, jnp.arange(13) * 7 % 5], choose="ours")
+    assert [k.name for k in ours.verify(X).kernels] == [k.name for k in ours.report(X).kernels]
+    assert len(ours.report(X).kernels) == 1
 
 
 def test_nothing_of_ours() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hlo_mlc.runtime.records import Measured, Merged, Record, Records, _to_json, target_key
+from hlo_mlc.schedule.core import Step
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.target.cpu import host, named
 from hlo_mlc.target.rates import Rates
@@ -53,6 +54,33 @@ def test_a_person_can_read_it(records: Records) -> None:
     assert str(RECORD) == (
         "unnamed  abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
         "0 contraction(rows=6, pack=1); 3 elementwise(unroll=2)")
+
+
+STEPS = (Step("split", ("i", 8)), Step("reorder", (("i.o", "i.i"),)))
+BY_HAND = dataclasses.replace(RECORD, schedules={0: ("plain", STEPS), 1: ("scan", {"chunks": 2})})
+
+
+def test_steps_of_a_person(records: Records) -> None:
+    assert records.put(BY_HAND) == records.get("abc123", "cpu-2-f00") == BY_HAND
+    assert str(BY_HAND).endswith(
+        "  0 by hand(split('i', 8); reorder(('i.o', 'i.i'))); 1 scan(chunks=2)")
+    content = json.loads((records.folder / "cpu-2-f00" / "abc123.json").read_text())
+    assert content["schedules"]["0"] == {
+        "template": "plain", "steps": [["split", "i", 8], ["reorder", ["i.o", "i.i"]]]}
+    records.remove("abc123", "cpu-2-f00")
+    assert records.all() == []
+
+
+def test_what_a_person_did_gives_way_to_a_person_only(records: Records, tmp_path: Path) -> None:
+    records.put(faster(9.0))
+    assert records.put(BY_HAND) == BY_HAND
+    assert records.put(faster(9.0)) == records.put(faster(9.0), replaces=BY_HAND) == BY_HAND
+    assert records.put(faster(3.0, BY_HAND)) == faster(3.0, BY_HAND)
+    elsewhere = Records(tmp_path / "elsewhere")
+    elsewhere.put(faster(9.0))
+    for one, other in ((records, elsewhere), (elsewhere, records)):
+        one.import_text(other.export_text())
+    assert records.all() == elsewhere.all() == [faster(3.0, BY_HAND)]
 
 
 def test_the_faster_one_stays(records: Records) -> None:
