@@ -29,6 +29,7 @@ _COMMANDS = {
     "inspect": "Explains what of a program runs in our kernels, and why the rest does not.",
     "report": "Writes all that is known of a program as a page for a browser.",
     "tune": "Finds the fastest schedules of a program's kernels and records them.",
+    "model": "Trains what tuning guesses with which schedules are fast.",
     "dashboard": "Serves the studies of tuning in a browser.",
     "records": "Lists, exports or imports what tuning found out.",
     "export": "Compiles functions ahead of time into a file, or a C library.",

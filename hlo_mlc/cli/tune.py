@@ -33,7 +33,7 @@ _INTERRUPTED = 130  # as shells have it
 @parameters.entry
 @click.option("--trials", type=click.IntRange(min=1), help="Until each kernel had so many.")
 @click.option(
-    "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long; 2 if not given."
+    "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long altogether."
 )
 @parameters.target
 @parameters.x64
@@ -57,8 +57,9 @@ def tune(
     floats, booleans of both kinds, indices within the bounds of what they index, and small
     non-negative integers else.
 
-    Ctrl-C ends the search and records the best so far. The same command goes on where it was, also
-    after it was killed.
+    Without --trials and --minutes, each kernel is tuned until next to nothing is expected of
+    another trial. Ctrl-C ends the search and records the best so far. The same command goes on
+    where it was, also after it was killed.
     """
     if target not in runnable():
         raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "

@@ -136,7 +136,8 @@ class MlcFunction(JitObject[P, R_co]):
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
              **kwargs: Any) -> TuningReport:
         """Looks for faster schedules of each kernel on these arguments, until each had so many
-        trials or for so many minutes (2), and remembers them; says what came of it."""
+        trials, for so many minutes, or else until next to nothing is expected of another trial, and
+        remembers them; says what came of it."""
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,

@@ -176,8 +176,9 @@ class StablehloFunction:
                        compile_again if shapes is not None else None)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
-        """Tunes the function's kernels until each was tried in so many ways, or for so many
-        minutes; says what came of it. Calls from now on run what is recorded then.
+        """Tunes the function's kernels until each was tried in so many ways, for so many minutes,
+        or else until next to nothing is expected of another trial; says what came of it. Calls from
+        now on run what is recorded then.
 
         `args` are arrays to measure with. Without any, or for types (`jax.ShapeDtypeStruct`, for
         a function with dynamic shapes), operands are made up.

@@ -60,14 +60,15 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.text import program_text
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
+from hlo_mlc.tuning.model import Forest, model_path
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.storage import journal_path, open_storage
 from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 
-DEFAULT_MINUTES = 2.0
-"""How long to tune a function if nobody says."""
-
+# When to stop if nobody says: when less than a fifth of a percent is expected of another trial, far
+# less than measuring tells apart, and after this many in any case.
+_LEAST_GAIN, _MOST_TRIALS = 0.002, 200
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 _COMPARISON_S = 0.5
@@ -184,8 +185,8 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
                 trials: int | None = None, minutes: float | None = None,
                 given: Sequence[np.ndarray] | None = None) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
-    for so many minutes altogether, `DEFAULT_MINUTES` if neither is given. `given` are arguments
-    to measure with; made-up ones if they are None.
+    for so many minutes altogether; if neither is given, each kernel until next to nothing is
+    expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
 
     An interrupt (Ctrl-C) ends the search in a kernel, whose winner so far is then recorded, and all
     that would come after; a second one ends it at once. The next time it goes on.
@@ -193,8 +194,6 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used;
     TuningInterrupted with the report on what was done by then.
     """
-    if trials is None and minutes is None:
-        minutes = DEFAULT_MINUTES
     if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise UsageError("Tuning takes at least one trial, and some time")
     require_say(options, "tune")
@@ -227,6 +226,7 @@ class _Session:
         self._records = open_records(options)
         self._storage = open_storage(journal_path(options))
         self._generator = TemplateGenerator()
+        self._forest = Forest.load(model_path(options.cache_dir, self._target))
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
 
@@ -276,7 +276,7 @@ class _Session:
     def _budget(self, share: float, kernels: int) -> Budget:
         """A share of the time that is left for trials, this kernel being the first of so many."""
         if self._deadline is None:
-            return Budget(self._trials)
+            return Budget(self._trials) if self._trials else Budget(_MOST_TRIALS, None, _LEAST_GAIN)
         now = time.monotonic()
         left = self._deadline - now - kernels * _FINISH_S
         return Budget(self._trials, now + share * max(left, 0.0))
@@ -311,7 +311,7 @@ class _Session:
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
-                                 on_interrupt=progress.on_interrupt)
+                                 on_interrupt=progress.on_interrupt, forest=self._forest)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
         progress.end()

@@ -12,6 +12,7 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.features import Features, features_of
 from hlo_mlc.tuning.space import Space, space_of
 
 
@@ -33,6 +34,13 @@ class Generator(Protocol):
     def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
                ) -> CandidateSource:
         """The kernel with these schedules.
+
+        Raises: MlcError for schedules that cannot be followed.
+        """
+
+    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+                 ) -> Features:
+        """What its loops are like, found out without making code.
 
         Raises: MlcError for schedules that cannot be followed.
         """
@@ -59,6 +67,12 @@ class TemplateGenerator:
         loops, _ = schedule_program(program, target, schedules)
         loops, _ = prove(loops)
         return CandidateSource(print_program(loops, target), loops.name, loops.scratch_bytes)
+
+    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+                 ) -> Features:
+        """Those of loops that are yet to be proved."""
+        loops, _ = schedule_program(program, target, schedules)
+        return features_of(loops, target)
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         """An object file, by LLVM."""

@@ -31,6 +31,13 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
+class Describe:
+    """Asks what the loops with these schedules are like; the answer is `Features` or `Failed`."""
+
+    schedules: Schedules
+
+
+@dataclass(frozen=True, slots=True)
 class Measure:
     """Asks for the time of what was built last; the answer is `Timed` or `Failed`."""
 
@@ -68,3 +75,7 @@ class Failed:
     """A candidate cannot be built, or computes something else; or the worker died of it."""
 
     reason: str
+
+
+Outcome = Timed | Failed
+"""What comes of a candidate."""

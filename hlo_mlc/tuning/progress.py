@@ -8,9 +8,9 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from hlo_mlc.tuning.messages import Failed, Timed
+from hlo_mlc.tuning.messages import Failed, Outcome, Timed
 from hlo_mlc.tuning.space import Space
-from hlo_mlc.tuning.study import KernelStudy, Outcome
+from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget
 
 _COLUMNS = ("{task.description:26}", "{task.fields[tried]:>5} tried",

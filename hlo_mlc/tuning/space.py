@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,6 +27,14 @@ Configuration = Mapping[str, int | str]
 """A value for each choice of a space, by name: `0.template` is the template of the kernel's first
 nest, `0.contraction.rows` a parameter of it. Parameters of templates that are not chosen have no
 value."""
+
+Key = tuple[tuple[str, int | str], ...]
+"""A configuration as what can be looked up."""
+
+
+def key_of(configuration: Configuration) -> Key:
+    """Equal for equal configurations."""
+    return tuple(sorted(configuration.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +119,20 @@ class Space:
             if found != self.default:
                 yield found
 
+    def neighbour(self, configuration: Configuration, rng: random.Random) -> Configuration:
+        """The configuration with another value of one of its parameters; itself without any."""
+        active = self.active(configuration)
+        if not active:
+            return configuration
+        changed = rng.choice(active)
+        others = [v for v in changed.values if v != configuration[changed.name]]
+        return {**configuration, changed.name: rng.choice(others)}
+
+    def anything(self, rng: random.Random) -> Configuration:
+        """A configuration at random, templates being as likely as each other."""
+        drawn: dict[str, int | str] = {c.name: rng.choice(c.templates) for c in self.choices}
+        return drawn | {p.name: rng.choice(p.values) for p in self.active(drawn)}
+
     def schedules(self, configuration: Configuration) -> Schedules:
         """The configuration as records and the scheduler have it."""
         found = {c.position: (str(configuration[c.name]), {}) for c in self.choices}
@@ -178,7 +201,9 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Template]], ta
 
 
 def _templates(decision: Decision[Template], target: CpuTarget) -> list[Template]:
-    """That of analysis, and the others that take the nest."""
+    """That of analysis, and the others that take the nest; sorting is the business of one."""
+    if any(stage.sort is not None for stage in decision.nest.stages):
+        return [decision.template]
     others = (t for t in TEMPLATES if t.name not in (decision.template.name, *_FALLBACKS))
     return [decision.template, *(t for t in others if not t.refusal(decision.nest, target))]
 

@@ -17,16 +17,25 @@ from pathlib import Path
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hlo_mlc.tuning.messages import Failed, Timed
-from hlo_mlc.tuning.space import Configuration, Space
+from hlo_mlc.tuning.features import VOCABULARY
+from hlo_mlc.tuning.messages import Failed, Outcome, Timed
+from hlo_mlc.tuning.model import WORST
+from hlo_mlc.tuning.pool import Pool
+from hlo_mlc.tuning.space import Configuration, Space, key_of
 
 # Spaces up to this size are gone through as a whole; a sampler needs about as many trials anyway.
 EXHAUSTIVE = 200
 # Configurations that the sampler may propose again, in a row, before one that is new is drawn.
 _MOST_REPEATS = 8
 _MOST_DRAWS = 1000
+# What a search that ends when little is expected tries at least: after 12 trials one of 33 kernels
+# was left 1.9 times as slow as it could be, after 16 none more than 4 %.
+# Source: scripts/search_model.py.
+_FEWEST = 16
+_FASTEST = 4  # of which neighbours are candidates
 
-Outcome = Timed | Failed
+DIFFERENCES = "differences"
+"""What Optuna calls what the loops of a trial do differently: the vocabulary, then its features."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,14 +75,18 @@ class KernelStudy:
             self._forget_abandoned()
             past = self._study.get_trials(deepcopy=False)
             seed = zlib.crc32(name.encode()) + len(past)
+            # What is drawn and not tried is nobody's business: the sampler has a study of its own.
             # Templates have parameters of their own: each group of them is learned together.
-            self._study.sampler = optuna.samplers.TPESampler(seed=seed, group=True)
+            self._drawing = optuna.create_study(
+                sampler=optuna.samplers.TPESampler(seed=seed, group=True))
+            self._drawing.add_trials([trial for trial in past if trial.state.is_finished()])
             self._random = random.Random(seed)
             known = map(_tried, reversed(past))  # of repetitions the first counts
-            self._tried = {_key(t.configuration): t for t in known if t is not None}
+            self._tried = {key_of(t.configuration): t for t in known if t is not None}
+            self._first = (space.default, *first)
             self._queue: Iterator[Configuration] = iter(
-                space.all() if space.size <= EXHAUSTIVE
-                else itertools.chain((space.default, *first), space.starts))
+                space.all() if space.size <= EXHAUSTIVE else space.starts)
+            self._candidates = self._endless()
 
     @property
     def tried(self) -> list[Tried]:
@@ -84,28 +97,39 @@ class KernelStudy:
         """What came of another configuration with the same code."""
         return next((t.outcome for t in self._tried.values() if t.digest == digest), None)
 
-    def next(self) -> Trial | None:
-        """What to try next; None when every configuration is known."""
+    def next(self, pool: Pool | None = None, least_gain: float = 0.0) -> Trial | None:
+        """What to try next: what a pool finds most promising, else what the sampler draws.
+
+        None when every configuration is known, or when none is expected to be faster than the
+        fastest by this logarithm.
+        """
         if len(self._tried) >= self._space.size:
             return None
-        for configuration in self._queue:
-            if _key(configuration) not in self._tried:
+        for configuration in self._first:
+            if key_of(configuration) not in self._tried:
                 return self._ask(configuration)
-        with quiet():
-            for _ in range(_MOST_REPEATS):
-                trial = self._drawn()
-                tried = self._tried.get(_key(trial.configuration))
-                if tried is None:
-                    return self._claimed(trial)
-                self._tell(trial.handle, tried.outcome, tried.digest)  # the sampler learns
-        untried = self._untried()
-        return None if untried is None else self._ask(untried)
+        if pool is not None:
+            with quiet():
+                logs = {key: _log(tried.outcome) for key, tried in self._tried.items()}
+                choice = pool.choose(logs, self._candidates)
+            if choice.gain < least_gain and len(self._tried) >= _FEWEST:
+                return None
+            if choice.configuration is not None:
+                return self._ask(choice.configuration)
+        anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
+        for configuration in itertools.chain(self._queue, self._sampled(), anything):
+            if key_of(configuration) not in self._tried:
+                return self._ask(configuration)
+        return None
 
-    def tell(self, trial: Trial, outcome: Outcome, digest: str) -> None:
-        """Keeps what came of a trial."""
+    def tell(self, trial: Trial, outcome: Outcome, digest: str,
+             differences: Sequence[float] | None = None) -> None:
+        """Keeps what came of a trial, and what its loops do differently from the default's."""
         with quiet():
+            if differences is not None:
+                trial.handle.set_user_attr(DIFFERENCES, [VOCABULARY, *differences])
             self._tell(trial.handle, outcome, digest)
-        self._tried[_key(trial.configuration)] = Tried(
+        self._tried[key_of(trial.configuration)] = Tried(
             trial.handle.number, dict(trial.configuration), outcome, digest)
 
     def abandon(self, trial: Trial) -> None:
@@ -122,41 +146,56 @@ class KernelStudy:
     def _ask(self, configuration: Configuration) -> Trial:
         with quiet():
             self._study.enqueue_trial(dict(configuration))
-            return self._claimed(self._drawn())
+            configuration, handle = self._drawn(self._study)
+            handle.set_user_attr("process", _own_name())
+            return Trial(configuration, handle)
 
-    def _drawn(self) -> Trial:
+    def _drawn(self, study: optuna.Study) -> tuple[Configuration, optuna.Trial]:
         """What the sampler, or the queue, says is next: templates, then their parameters."""
-        handle = self._study.ask()
-        configuration: dict[str, int | str] = {}
-        for choice in self._space.choices:
-            configuration[choice.name] = handle.suggest_categorical(choice.name, choice.templates)
-        for p in self._space.active(configuration):
-            configuration[p.name] = handle.suggest_categorical(p.name, p.values)
-        return Trial(configuration, handle)
-
-    def _claimed(self, trial: Trial) -> Trial:
         with quiet():
-            trial.handle.set_user_attr("process", _own_name())
-        return trial
+            handle = study.ask()
+            configuration: dict[str, int | str] = {}
+            for choice in self._space.choices:
+                configuration[choice.name] = handle.suggest_categorical(choice.name,
+                                                                        choice.templates)
+            for p in self._space.active(configuration):
+                configuration[p.name] = handle.suggest_categorical(p.name, p.values)
+            return configuration, handle
+
+    def _sampled(self) -> Iterator[Configuration]:
+        """What the sampler draws, which learns what it draws again in vain."""
+        for _ in range(_MOST_REPEATS):
+            configuration, handle = self._drawn(self._drawing)
+            yield configuration
+            with quiet():
+                self._drawing.tell(handle, _log(self._tried[key_of(configuration)].outcome))
+
+    def _endless(self) -> Iterator[Configuration]:
+        """Candidates: all of a small space; of others what analysis says of each template, then in
+        turns what the sampler draws, neighbours of the fastest, and anything."""
+        if self._space.size <= EXHAUSTIVE:
+            everything = list(self._space.all())
+            self._random.shuffle(everything)
+            yield from everything
+            return
+        yield from self._space.starts
+        while True:
+            yield self._drawn(self._drawing)[0]
+            fastest = sorted(self._tried.values(), key=lambda t: _log(t.outcome))[:_FASTEST]
+            for tried in self._random.sample(fastest, min(2, len(fastest))):
+                yield self._space.neighbour(tried.configuration, self._random)
+            yield self._space.anything(self._random)
 
     def _tell(self, handle: optuna.Trial, outcome: Outcome, digest: str) -> None:
         handle.set_user_attr("code", digest)
         if isinstance(outcome, Timed):
             handle.set_user_attr("measured", asdict(outcome))
-            self._study.tell(handle, -math.log(outcome.speedup))
+            told = self._study.tell(handle, _log(outcome))
         else:
             # Pruned and not failed: so the sampler learns to keep away from it.
             handle.set_user_attr("problem", outcome.reason)
-            self._study.tell(handle, state=TrialState.PRUNED)
-
-    def _untried(self) -> Configuration | None:
-        for _ in range(_MOST_DRAWS):
-            drawn: dict[str, int | str] = {
-                c.name: self._random.choice(c.templates) for c in self._space.choices}
-            drawn |= {p.name: self._random.choice(p.values) for p in self._space.active(drawn)}
-            if _key(drawn) not in self._tried:
-                return drawn
-        return None
+            told = self._study.tell(handle, state=TrialState.PRUNED)
+        self._drawing.add_trial(told)
 
     def _forget_abandoned(self) -> None:
         """Trials of processes of this machine that are gone: their results will never come."""
@@ -170,8 +209,9 @@ def _own_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def _key(configuration: Configuration) -> tuple[tuple[str, int | str], ...]:
-    return tuple(sorted(configuration.items()))
+def _log(outcome: Outcome) -> float:
+    """The logarithm of a time / the default's; what failed is to be kept away from."""
+    return -math.log(outcome.speedup) if isinstance(outcome, Timed) else WORST
 
 
 def _tried(trial: FrozenTrial) -> Tried | None:

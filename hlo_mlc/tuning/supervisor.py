@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Any
 
 from hlo_mlc.support.errors import TuningError
-from hlo_mlc.tuning.messages import Build, Built, Failed, Measure, Ready, Task, Timed
+from hlo_mlc.tuning.features import Features
+from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import pack
 
 START_S = 120.0
@@ -51,6 +52,10 @@ class Supervisor:
                  trace: TracebackType | None) -> None:
         self._end()
 
+    def describe(self, request: Describe) -> Features | Failed:
+        """What a candidate is like that is not built yet."""
+        return self._ask(request, BUILD_S * self._patience)
+
     def build(self, request: Build) -> Built | Failed:
         """Generates a candidate."""
         return self._ask(request, BUILD_S * self._patience)
@@ -64,7 +69,7 @@ class Supervisor:
         """Ends the worker, whatever it is at; the next question goes to another one."""
         self._end()
 
-    def _ask(self, request: Build | Measure, seconds: float) -> Any:
+    def _ask(self, request: Describe | Build | Measure, seconds: float) -> Any:
         if self._process is None:
             self._start()
         try:

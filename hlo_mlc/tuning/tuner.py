@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.runtime.records import Measured, Record, Schedules
-from hlo_mlc.tuning.messages import Build, Failed, Measure, Task, Timed
+from hlo_mlc.tuning.features import Features
+from hlo_mlc.tuning.messages import Build, Describe, Failed, Measure, Outcome, Task, Timed
+from hlo_mlc.tuning.model import Forest
+from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Configuration, Space
-from hlo_mlc.tuning.study import KernelStudy, Outcome, Tried
+from hlo_mlc.tuning.study import KernelStudy, Tried
 from hlo_mlc.tuning.supervisor import Supervisor
 
 # Seconds of timing for each candidate, and for each of those that may win.
@@ -25,11 +28,13 @@ SHARE_OF_NOISE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """When to stop: after so many configurations in the study, or at this time (of
-    `time.monotonic`), whichever comes first; None is no limit."""
+    """When to stop: after so many configurations in the study, at this time (of `time.monotonic`),
+    or when no more than this gain (a logarithm) is expected of the next, whichever comes first;
+    None is no limit."""
 
     trials: int | None = None
     deadline: float | None = None
+    least_gain: float = 0.0
 
     def is_spent(self, tried: int) -> bool:
         """Whether it is time to name the winner."""
@@ -55,8 +60,9 @@ OnInterrupt = Callable[[], None]
 
 def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
                 known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
-                patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None) -> Winner:
-    """Searches for the fastest schedules of a kernel.
+                patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None,
+                forest: Forest | None = None) -> Winner:
+    """Searches for the fastest schedules of a kernel, in the order that a model suggests.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
     a candidate may take before it counts as hung. An interrupt (Ctrl-C) ends the search: the winner
@@ -66,9 +72,15 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
     kept, KeyboardInterrupt for an interrupt before anything is known or while the winner is named.
     """
     with Supervisor(task, patience) as supervisor:
+
+        def describe(configuration: Configuration) -> Features | None:
+            answer = supervisor.describe(Describe(space.schedules(configuration)))
+            return None if isinstance(answer, Failed) else answer
+
         interrupted = False
         try:
-            _search(supervisor, study, space, budget, on_trial)
+            _search(supervisor, study, space, budget, on_trial,
+                    Pool(task.target, space.default, describe, forest))
         except KeyboardInterrupt:
             if not study.tried:
                 raise
@@ -79,10 +91,10 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
 
 
 def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
-            on_trial: OnTrial) -> None:
+            on_trial: OnTrial, pool: Pool) -> None:
     """Tries configurations until the budget is spent, or all are known."""
     while not budget.is_spent(len(study.tried)):
-        trial = study.next()
+        trial = study.next(pool, budget.least_gain)
         if trial is None:
             return
         schedules = space.schedules(trial.configuration)
@@ -91,7 +103,7 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
         except BaseException:  # an interrupt
             study.abandon(trial)
             raise
-        study.tell(trial, outcome, digest)
+        study.tell(trial, outcome, digest, pool.differences(trial.configuration))
         on_trial(study, outcome)
 
 

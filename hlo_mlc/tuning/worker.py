@@ -20,8 +20,9 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
 from hlo_mlc.tuning.agreement import baseline_fault, candidate_fault
+from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.generator import CandidateSource
-from hlo_mlc.tuning.messages import Build, Built, Failed, Measure, Ready, Task, Timed
+from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import unpack
 
 _BASELINE_S = 0.05
@@ -72,9 +73,12 @@ class _Bench:
         self._run_default = run
         return Ready(time_in_turns(run, run, _BASELINE_S).a.median_us)
 
-    def answer(self, request: Build | Measure) -> Built | Timed | Failed:
+    def answer(self, request: Describe | Build | Measure) -> Features | Built | Timed | Failed:
         """Does what is asked. A candidate's code fails in any way it likes, so all are caught."""
+        task = self._task
         try:
+            if isinstance(request, Describe):
+                return task.generator.features(task.program, task.target, request.schedules)
             if isinstance(request, Build):
                 self._candidate = self._source(request.schedules)
                 return Built(hashlib.sha256(self._candidate.text.encode()).hexdigest()[:24])

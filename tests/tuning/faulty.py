@@ -10,6 +10,7 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.generator import CandidateSource, TemplateGenerator
 from hlo_mlc.tuning.space import Parameter, Space
 
@@ -56,6 +57,10 @@ class FaultyGenerator:
                 f"define void @{source.symbol}(ptr %c, ptr %b, ptr %d, ptr %s) {{\n"
                 f"  {_BODIES[kind]}\n}}\n")
         return CandidateSource(text, source.symbol, 0)
+
+    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+                 ) -> Features:
+        raise ScheduleError("nobody knows what these do")
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         return TemplateGenerator().assemble(source, target)

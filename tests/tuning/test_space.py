@@ -116,6 +116,15 @@ def test_the_default_is_what_nobody_asked_for(product) -> None:
     assert text_of(product, space.schedules(space.default)) == text_of(product, {})
 
 
+def test_sorting_is_left_to_its_template(take_apart) -> None:
+    (program,) = take_apart(lambda x: jnp.sort(x, 1), np.ones((8, 300), np.float32)).programs
+    space = GENERATOR.space(program, TARGET)
+    _, decisions = schedule_program(program, TARGET)
+    sorting = [n for n, d in enumerate(decisions) if any(s.sort for s in d.nest.stages)]
+    assert sorting
+    assert not {c.position for c in space.choices} & set(sorting)
+
+
 def test_the_costliest_nests_only(take_apart) -> None:
     def layers(x: jax.Array) -> jax.Array:
         for _ in range(12):
