@@ -22,7 +22,15 @@ from hlo_mlc.partition.choose.cost import (
 from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import LIMITS, Chooser, Cluster, Plan, Verdict, with_taken
+from hlo_mlc.partition.plan import (
+    CONSTRAINT,
+    LIMITS,
+    Chooser,
+    Cluster,
+    Plan,
+    Verdict,
+    with_taken,
+)
 from hlo_mlc.report import KernelReport, Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
@@ -34,6 +42,7 @@ from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tensor.sharding import described, factors
 from hlo_mlc.tuning.replay import schedule_as_recorded, why_not_followed
 
 
@@ -148,9 +157,52 @@ class CpuBackend:
             kernels=tuple(_as_tuned(k, options, self.target) for k in report.kernels))
 
 
+_WHOLE = "devices cannot compute parts of it: each would have to gather all that it reads"
+_BORDER = "what other devices have is needed there, and kernels do not wait for it"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedCpuBackend(CpuBackend):
+    """CPUs among several devices, each of which has parts of the arrays: what it takes can be cut
+    into parts as well."""
+
+    def chooser(self, options: Options) -> Chooser:
+        rule = CpuBackend.chooser(self, options)
+
+        def choose(cluster: Cluster) -> Verdict:
+            verdict, program = rule(cluster), cluster.kernel.program
+            if factors(program) or all(operand.size < 2 for operand in program.operands):
+                return verdict
+            return replace(verdict, take=False, reason=_WHOLE)
+
+        return choose
+
+    def is_small(self, unit: Unit) -> bool:
+        return False  # what can be cut is not computed together with what cannot
+
+    def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        return worth_it(plan, self.target)  # what is rejected may not be taken for company
+
+    def reported(self, report: Report, plan: Plan, options: Options) -> Report:
+        programs = {c.kernel.fingerprint: c.kernel.program for c, _ in plan.taken}
+        report = CpuBackend.reported(self, report, plan, options)
+        return replace(
+            report,
+            kernels=tuple(replace(k, reason=f"{k.reason}; devices share "
+                                            f"{described(programs[k.id])}")
+                          for k in report.kernels),
+            left=tuple(replace(one, reason=_BORDER) if one.op == CONSTRAINT else one
+                       for one in report.left))
+
+
 def cpu_backend(options: Options) -> CpuBackend:
     """The CPU that the options name."""
     return CpuBackend(target_of(options), pin_of(options))
+
+
+def sharded_cpu_backend(options: Options) -> ShardedCpuBackend:
+    """The same among several devices."""
+    return ShardedCpuBackend(target_of(options), pin_of(options))
 
 
 def target_of(options: Options) -> CpuTarget:

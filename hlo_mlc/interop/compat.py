@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,17 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex
-from jax._src import api, api_util, compiler, config, core, source_info_util, traceback_util
+from jax._src import (
+    api,
+    api_util,
+    compiler,
+    config,
+    core,
+    custom_partitioning,
+    sharding_impls,
+    source_info_util,
+    traceback_util,
+)
 from jax._src import linear_util as lu
 from jax._src.export import _export
 from jax._src.interpreters import batching
@@ -201,6 +212,51 @@ def partition_count(axis_context: Any) -> int:
     return math.prod(
         size for name, size in mesh.shape.items() if name not in axis_context.manual_axes
     )
+
+
+def mesh_of(axis_context: Any, types: Sequence[Any]) -> Any | None:
+    """The mesh of all devices that values of these types may be sharded over by JAX's propagation
+    (Shardy), if there are several, and it is used for all axes."""
+    known = {t.sharding.mesh for t in types if hasattr(t, "sharding") and not t.sharding.mesh.empty}
+    count = partition_count(axis_context)
+    if len(known) != 1 or count == 1 or hasattr(axis_context, "mesh") \
+            or not config.use_shardy_partitioner.value:
+        return None
+    (mesh,) = known
+    return mesh if mesh.are_all_axes_auto and mesh.size == count else None
+
+
+def partitioned_call(module_context: Any, mesh: Any, partition: Callable[..., Any],
+                     operand_count: int, result_count: int) -> dict[str, ir.Attribute]:
+    """The attributes of a custom call that is partitioned over a mesh as `custom_partitioning` of
+    JAX has it done; `partition` is kept as long as the program is."""
+    info = custom_partitioning._ShardingCallbackInfo(
+        None, partition, lambda sharding, rank: _named_sharding(sharding, rank, mesh),
+        jax.tree.structure((0,) * operand_count), jax.tree.structure([0] * result_count), None,
+        module_context, mesh, ())
+    # No other process finds the program in JAX's cache on disk, and then no kernels for it.
+    key = secrets.token_hex(16)
+    custom_partitioning._sharding_callbacks[key.encode()] = info
+    module_context.add_keepalive(info)
+    return {
+        "call_target_name": ir.StringAttr.get(custom_partitioning._CUSTOM_PARTITIONING_CALL_NAME),
+        "has_side_effect": ir.BoolAttr.get(False),
+        "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), 2),
+        "called_computations": ir.ArrayAttr.get([]),
+        "backend_config": ir.StringAttr.get(key),
+        "mhlo.frontend_attributes": ir.DictAttr.get({"hlo_mlc": ir.StringAttr.get(key)}),
+    }
+
+
+def _named_sharding(sharding: Any, rank: int, mesh: Any) -> Any:
+    """What XLA calls a sharding, in the names of a mesh; as if each device had all where these do
+    not say it, such as for parts of an axis."""
+    try:
+        (spec, *_) = sharding_impls.parse_flatten_op_sharding(sharding, mesh)
+    except Exception:  # which it is depends on the sharding and on JAX's version
+        spec = ()
+    return jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*spec, *(None,) * (rank - len(spec))))
 
 
 def is_for_export(module_context: Any) -> bool:

@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, compile_module
 from hlo_mlc.interop.choices import Choice, remembered, settled_path
-from hlo_mlc.interop.devices import CUDA
+from hlo_mlc.interop.devices import CPU, SHARDED
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.interop.measuring import choose_fastest, register_handler
@@ -53,7 +53,7 @@ def compile_function(
     Raises: any exception that a fault of the compiler may show itself as.
     """
     options = subject.options
-    if not options.settles or settled is None or platform == CUDA:
+    if not options.settles or settled is None or platform != CPU:
         return _compile_chosen(module, subject, faults, entry, platform)
     path = settled_path(module, options, entry)
     known = Choice(settled[path]) if path in settled else remembered(path, options)
@@ -84,7 +84,7 @@ def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: 
 
 
 def _compile(module: ir.Module, options: Options, entry: str, platform: str) -> CompiledModule:
-    if options.choose == "measure":
+    if options.choose == "measure" and platform != SHARDED:
         return choose_fastest(module, options, entry, platform, _compile)
     compiled = compile_module(module, options, entry=entry, backend=BACKENDS[platform](options))
     return _checked(module, compiled, entry)

@@ -13,6 +13,9 @@ CPU = "cpu"
 CUDA = "cuda"
 """What JAX calls the platforms."""
 
+SHARDED = "cpu, sharded"
+"""CPUs over which JAX partitions what is compiled."""
+
 
 def first_gpu() -> jax.Device | None:
     """The first of this machine's GPUs; None where JAX has none."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hlo_mlc.backends.base import Backend
-from hlo_mlc.backends.cpu import cpu_backend
+from hlo_mlc.backends.cpu import cpu_backend, sharded_cpu_backend
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
-from hlo_mlc.interop.devices import CPU, CUDA, target_here
+from hlo_mlc.interop.devices import CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import named, names
@@ -24,7 +24,8 @@ def gpu_backend(options: Options) -> CudaBackend:
     return CudaBackend(target_here() or named(names()[-1]), is_here=True)
 
 
-BACKENDS: Mapping[str, Callable[[Options], Backend]] = {CPU: cpu_backend, CUDA: gpu_backend}
+BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
+    CPU: cpu_backend, SHARDED: sharded_cpu_backend, CUDA: gpu_backend}
 
 
 def gpu_kernels(report: Report) -> tuple[GpuKernel, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,10 +18,12 @@ from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
+from hlo_mlc.interop.devices import CPU, SHARDED
 from hlo_mlc.interop.effects import around_effects
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
+from hlo_mlc.interop.sharding import make_partitionable, part_at_folds
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.collection import no_collection
@@ -61,9 +64,10 @@ def _lower_call(
     def leave(reason: str, advice: str = FAULT_ADVICE) -> None:
         function.ledger.record(module_context.module, Report.untouched(reason, advice))
 
-    cache = None
+    cache = mesh = None
     with function.faults.contained(subject, leave):
-        refusal = _why_not(ctx, call_jaxpr, function)
+        mesh = compat.mesh_of(module_context.axis_context, call_jaxpr.in_avals)
+        refusal = _why_not(ctx, call_jaxpr, function, mesh)
         if refusal is None:
             cache = _body_cache(module_context, operands, function)
         else:
@@ -80,7 +84,8 @@ def _lower_call(
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
     with function.faults.contained(subject, leave):
         (platform,) = ctx.platforms or module_context.platforms
-        _take_over(module_context, cache, results, operands, function, subject, leave, platform)
+        _take_over(module_context, cache, results, operands, function, subject, leave, platform,
+                   mesh)
     return results
 
 
@@ -133,7 +138,7 @@ def _body_cache(
 
 def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: Any,
                operands: Sequence[Any], function: TracedFunction, subject: Subject,
-               leave: Callable[[str], None], platform: str) -> None:
+               leave: Callable[[str], None], platform: str, mesh: Any | None) -> None:
     """Compiles the function that a call of the program's calls, unless that was done before, and
     puts what was compiled in its place, if that is anything."""
     module, symbols = module_context.module, module_context.symbol_table
@@ -144,10 +149,17 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
         extracted = called(module, symbols, symbol, operands)
         subject = replace(subject, program=lambda: extracted)
         with function.faults.contained(subject, leave):
+            if mesh is not None:
+                part_at_folds(extracted, module, call, mesh)
             compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
-                                                platform=platform, settled=function.settled)
+                                                platform=platform if mesh is None else SHARDED,
+                                                settled=function.settled)
             function.ledger.record(module, report)
             if compiled is not None:
+                if mesh is not None:
+                    make_partitionable(
+                        compiled, report, function.options, module_context, mesh,
+                        partial(function.faults.contained, subject, lambda _: None))
                 splice(module, symbols, symbol, compiled)
                 cache.compiled[symbol] = True
     if cache.compiled[symbol]:
@@ -163,8 +175,8 @@ class _Refusal:
     advice: str = ""
 
 
-def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction
-             ) -> _Refusal | None:
+def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFunction,
+             mesh: Any | None) -> _Refusal | None:
     """Why a call is left to XLA without a look at what it computes."""
     module_context = ctx.module_context
     if compat.is_for_export(module_context) and not function.for_archive:
@@ -180,11 +192,11 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFun
         return _Refusal("it is exported with symbolic shapes",
                         "export it for sizes that are known")
     partitions = compat.partition_count(module_context.axis_context)
-    if partitions > 1:
+    if partitions > 1 and (mesh is None or platforms[0] != CPU):
         return _Refusal(
-            f"it is partitioned over {partitions} devices outside shard_map: "
-            "custom calls would gather all their operands on each of them",
-            "use jax.shard_map, and mlc_jit inside of it")
+            f"it is partitioned over {partitions} devices outside shard_map, and its arguments are "
+            "not known to be on one mesh of CPUs whose axes are all automatic",
+            "give it arguments with a NamedSharding, or use jax.shard_map and mlc_jit inside it")
     return None
 
 

@@ -34,7 +34,8 @@ from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.merging import merge_copies
 
 LIMITS = FusionLimits()  # those of CPUs
-TRIVIAL = frozenset(f"stablehlo.{name}" for name in ("constant", "reshape", "iota"))
+CONSTRAINT = "sdy.sharding_constraint"
+TRIVIAL = frozenset((CONSTRAINT, "stablehlo.constant", "stablehlo.reshape", "stablehlo.iota"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -74,19 +74,23 @@ def replace_loads(stage: Stage, source: Buffer, value: Callable[[Load], Expr]) -
 
 
 def replace_buffers(step: Step, mapping: Mapping[Buffer, Buffer],
-                    memo: dict[Expr, Expr] | None = None) -> Step:
-    """The step reading and writing other buffers of the same shapes."""
+                    memo: dict[Expr, Expr] | None = None,
+                    axes: Mapping[Var, Expr] = MappingProxyType({})) -> Step:
+    """The step reading and writing other buffers of the same shapes, or of those that go with other
+    `axes`; where one of these is no variable, stages do not walk over it."""
     memo = {} if memo is None else memo
-    rule = _renaming(mapping, {})
+    rule = _renaming(mapping, axes)
 
     def rewrite(e: Expr) -> Expr:
         return transform(e, rule, memo)
 
     if isinstance(step, Nest):
-        return Nest(tuple(_on_buffers(map_expressions(s, rewrite), mapping) for s in step.stages),
-                    step.shared, tuple(mapping.get(b, b) for b in step.private))
+        return Nest(tuple(_on_axes(_on_buffers(map_expressions(s, rewrite), mapping), axes)
+                          for s in step.stages),
+                    len(_walked(step.stages[0].axes[:step.shared], axes)),
+                    tuple(mapping.get(b, b) for b in step.private))
     return with_parts(
-        step, lambda steps: (replace_buffers(s, mapping, memo) for s in steps), rewrite)
+        step, lambda steps: (replace_buffers(s, mapping, memo, axes) for s in steps), rewrite)
 
 
 def renamed(step: Step, buffers: Mapping[Buffer, Buffer], fresh: Callable[[str], str],
@@ -124,7 +128,7 @@ def reading(e: Expr, buffers: Mapping[Buffer, Buffer]) -> Expr:
     return transform(e, _renaming(buffers, {}))
 
 
-def _renaming(buffers: Mapping[Buffer, Buffer], variables: Mapping[Var, Var]
+def _renaming(buffers: Mapping[Buffer, Buffer], variables: Mapping[Var, Expr]
               ) -> Callable[[Expr], Expr | None]:
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Var):
@@ -136,18 +140,19 @@ def _renaming(buffers: Mapping[Buffer, Buffer], variables: Mapping[Var, Var]
     return rule
 
 
-def _on_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
+def _on_axes(stage: Stage, mapping: Mapping[Var, Expr]) -> Stage:
     """The stage walking over other variables, its expressions being in them already."""
+    scan, sort = stage.scan, stage.sort
+    return replace(stage, axes=_walked(stage.axes, mapping),
+                   scan=scan and replace(scan, axis=mapping.get(scan.axis, scan.axis)),
+                   sort=sort and replace(sort, place=mapping.get(sort.place, sort.place)),
+                   reduce_axes=_walked(stage.reduce_axes, mapping),
+                   accumulators=_walked(stage.accumulators, mapping))
 
-    def new(group: tuple[Var, ...]) -> tuple[Var, ...]:
-        return tuple(mapping.get(v, v) for v in group)
 
-    scan = stage.scan and replace(stage.scan, axis=mapping.get(stage.scan.axis, stage.scan.axis))
-    sort = stage.sort and replace(stage.sort,
-                                  place=mapping.get(stage.sort.place, stage.sort.place))
-    return replace(stage, scan=scan, sort=sort, axes=new(stage.axes),
-                   reduce_axes=new(stage.reduce_axes),
-                   accumulators=new(stage.accumulators))
+def _walked(group: tuple[Var, ...], mapping: Mapping[Var, Expr]) -> tuple[Var, ...]:
+    """The variables that take the place of some."""
+    return tuple(new for v in group if isinstance(new := mapping.get(v, v), Var))
 
 
 def _on_buffers(stage: Stage, mapping: Mapping[Buffer, Buffer]) -> Stage:

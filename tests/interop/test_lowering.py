@@ -123,13 +123,20 @@ def test_a_function_is_compiled_for_each_set_of_constants() -> None:
         np.testing.assert_allclose(ours, np.tanh(factor * np.asarray(X)), rtol=1e-5)
 
 
-def test_several_devices_are_left_to_xla(replacing: Any) -> None:
+def test_several_devices_are_compiled_for(replacing: Any) -> None:
     mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
     g = mlc_jit(lambda x: x * 2, choose="ours")
     x = jax.device_put(X, NamedSharding(mesh, P("i")))
     assert jnp.array_equal(g(x), X * 2)
+    assert "tensor<8xf32>" in replacing.modules[0]
+
+
+def test_several_devices_of_no_known_mesh_are_left_to_xla(replacing: Any) -> None:
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
+    g = mlc_jit(lambda x: x * 2, choose="ours", out_shardings=NamedSharding(mesh, P("i")))
+    assert jnp.array_equal(g(X), X * 2)
     assert not replacing.modules
-    assert "8 devices outside shard_map" in str(g.explain(x))
+    assert "8 devices outside shard_map" in str(g.explain(X))
 
 
 def test_bodies_of_shard_map_are_compiled(replacing: Any) -> None:

@@ -1,0 +1,269 @@
+"""Programs that JAX partitions over devices: what is ours computes the parts that a device has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.interop import sharding
+from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.support.warning import MlcWarning
+
+MESHES = {"8": ((8,), ("i",)), "4x2": ((4, 2), ("i", "j")), "2x2x2": ((2, 2, 2), ("i", "j", "k"))}
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(64, 32)).astype(np.float32)
+W = RNG.normal(size=(32, 16)).astype(np.float32)
+
+
+def mesh_of(name: str) -> jax.sharding.Mesh:
+    sizes, names = MESHES[name]
+    return jax.make_mesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def placed(array: Any, *spec: Any, mesh: str = "8") -> Any:
+    return jax.device_put(array, NamedSharding(mesh_of(mesh), P(*spec)))
+
+
+def collectives(compiled: Any) -> list[str]:
+    """The kinds of what devices do together in a compiled program, each once."""
+    found = re.findall(r"(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)"
+                       r"(?:-start)?\(", compiled.as_text())
+    return sorted(set(found))
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        largest = float(np.abs(b).max(initial=1.0))
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * largest)
+
+
+def compared(function: Callable, *args: Any, coverage: float = 1.0, **options: Any) -> Any:
+    """The compiled program of ours, whose results are those of `jax.jit` on one device."""
+    ours = mlc_jit(function, choose="ours", **options)
+    # On one device: XLA's own program for several was seen to be wrong (the sixth random one).
+    expected = jax.jit(function)(*jax.tree.map(np.asarray, args))
+    compiled = ours.lower(*args).compile()
+    assert ours.report(*args).coverage >= coverage
+    assert "hlo_mlc_kernel" in compiled.as_text()
+    assert_close(compiled(*args), expected)
+    return compiled
+
+
+def chain(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.nn.softmax(jnp.tanh(x) * 2) @ w
+
+
+def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+    return (chain(x, w) ** 2).mean()
+
+
+def test_a_chain_gathers_nothing() -> None:
+    assert collectives(compared(chain, placed(X, "i"), placed(W))) == []
+
+
+def test_gradients_of_a_chain_gather_nothing() -> None:
+    compiled = compared(jax.value_and_grad(loss, (0, 1)), placed(W), placed(X, "i"))
+    assert collectives(compiled) == ["all-reduce"]
+
+
+def test_a_dimension_that_is_summed_may_be_sharded() -> None:
+    compiled = compared(lambda x, w: jnp.tanh(x @ w), placed(X, None, "i"), placed(W, "i"))
+    assert collectives(compiled) == ["all-reduce"]
+
+
+def test_rows_and_columns_are_sharded_at_once() -> None:
+    compiled = compared(lambda x, w: x @ w, placed(X, "i", mesh="4x2"),
+                        placed(W, None, "j", mesh="4x2"))
+    assert collectives(compiled) == []
+    assert "f32[16,32]" in compiled.as_text()
+    assert "f32[32,8]" in compiled.as_text()
+
+
+def test_one_row_for_each_device() -> None:
+    q = placed(RNG.normal(size=(8, 16, 8)).astype(np.float32), "i")
+    attention = lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)) @ q  # noqa: E731
+    assert collectives(compared(attention, q)) == []
+
+
+def test_extrema_and_truth_over_devices() -> None:
+    def function(x: jax.Array) -> list[jax.Array]:
+        return [x.max(0), x.min(0), (x > 2).any(0), (x > -3).all(0), x / jnp.abs(x).max()]
+
+    assert collectives(compared(function, placed(X, "i"))) == ["all-reduce"]
+
+
+def network(params: Any, x: jax.Array) -> jax.Array:
+    (w1, b1), (w2, b2) = params
+    return jax.nn.gelu(x @ w1 + b1) @ w2 + b2
+
+
+def train(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    def error(params: Any) -> jax.Array:
+        return ((network(params, x) - y) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(error)(params)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient), value
+
+
+def training(dtype: Any = np.float32) -> tuple[Any, jax.Array, jax.Array]:
+    params = [(W.T.repeat(2, 0) * 0.1, np.zeros(32)), (W * 0.1, np.zeros(16))]
+    params = jax.tree.map(lambda p: placed(np.asarray(p, dtype)), params)
+    return params, placed(X.astype(dtype), "i"), placed(np.tanh(X[:, :16]).astype(dtype), "i")
+
+
+def test_training_steps() -> None:
+    params, x, y = training()
+    params = [(placed(RNG.normal(size=(32, 32)).astype(np.float32) * 0.1), params[0][1]), params[1]]
+    step = compared(train, params, x, y, coverage=0.9)
+    assert collectives(step) == ["all-reduce"]
+    loop = compared(lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None,
+                                           length=3), params, x, y, coverage=0.8)
+    assert collectives(loop) == ["all-reduce"]
+
+
+def test_gradients_from_outside() -> None:
+    ours = mlc_jit(loss, choose="ours")
+    args = placed(W), placed(X, "i")
+    compiled = jax.jit(jax.grad(ours)).lower(*args).compile()
+    assert "hlo_mlc_kernel" in compiled.as_text()
+    assert_close(compiled(*args), jax.jit(jax.grad(loss))(*args))
+
+
+def test_donated_arguments() -> None:
+    function = lambda p, g: (p - 0.1 * g, g * g)  # noqa: E731
+    for spec in (P("i"), P()):
+        p, g = (jax.device_put(a, NamedSharding(mesh_of("8"), spec)) for a in (X + 0, X * 2))
+        expected = jax.jit(function)(p, g)
+        ours = mlc_jit(function, choose="ours", donate_argnums=0)
+        assert_close(ours(p, g), expected)
+        assert p.is_deleted()
+        assert ours.report().coverage == 1.0
+
+
+def test_results_go_where_they_are_wanted() -> None:
+    wanted = NamedSharding(mesh_of("8"), P(None, "i"))
+    ours = mlc_jit(lambda x: jnp.tanh(x) * 2, choose="ours", out_shardings=wanted)
+    assert ours(placed(X, "i")).sharding.is_equivalent_to(wanted, 2)
+    assert_close(ours(placed(X, "i")), np.tanh(X) * 2)
+
+
+def test_what_does_not_divide_is_whole_on_every_device() -> None:
+    x = placed(X[:, :30], None, "j", mesh="4x2")
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x[:, :15]) + lax.with_sharding_constraint(
+            x[:, 15:] * 2, NamedSharding(mesh_of("4x2"), P("i")))
+
+    compared(function, x)
+
+
+# Operations on h [b, n], of which each looks at what is in another place, or at no other.
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "pointwise": lambda h, y, w, axis: jnp.tanh(h) * y,
+    "softmax": lambda h, y, w, axis: jax.nn.softmax(h, axis),
+    "product": lambda h, y, w, axis: h @ w,
+    "centred": lambda h, y, w, axis: h - h.mean(axis, keepdims=True),
+    "rolled": lambda h, y, w, axis: jnp.roll(h, 1, axis),
+    "running": lambda h, y, w, axis: jnp.cumsum(h, axis) * 0.1,
+    "counted": lambda h, y, w, axis: h * lax.broadcasted_iota(h.dtype, h.shape, axis) * 0.1,
+    "sorted": lambda h, y, w, axis: jnp.sort(h, axis),
+    "looped": lambda h, y, w, axis: lax.fori_loop(0, 3, lambda _, a: jnp.tanh(a + y * 0.1), h),
+    "mixed": lambda h, y, w, axis: (h @ y.T) @ y * 0.01,
+    "written": lambda h, y, w, axis: h.at[1].set(w[0]),
+    "reshaped": lambda h, y, w, axis: h.reshape(2, -1, h.shape[1])[::-1].reshape(h.shape) * y,
+}
+
+
+def random_program(rng: np.random.Generator) -> Callable:
+    names = rng.choice(list(OPERATIONS), rng.integers(3, 7))
+    axes = [int(axis) for axis in rng.integers(0, 2, len(names))]
+
+    def function(x: jax.Array, y: jax.Array, w: jax.Array) -> Any:
+        h, others = x, []
+        for name, axis in zip(names, axes, strict=True):
+            h = OPERATIONS[name](h, y, w, axis)
+            others.append(h.sum(axis))
+        return h, others
+
+    if rng.random() < 0.5:
+        return function
+    return jax.value_and_grad(lambda *args: sum(
+        (leaf ** 2).mean() for leaf in jax.tree.leaves(function(*args))), (0, 2))
+
+
+def random_spec(rng: np.random.Generator, shape: Sequence[int], mesh: str) -> P:
+    sizes, names = MESHES[mesh]
+    free, spec = [int(n) for n in rng.permutation(len(names))], []
+    for extent in shape:
+        chosen: list[int] = []
+        while free and rng.random() < 0.6 \
+                and extent % np.prod([sizes[n] for n in (*chosen, free[0])]) == 0:
+            chosen.append(free.pop())
+        spec.append(tuple(names[n] for n in chosen) or None)
+    return P(*spec)
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_programs(mesh: str, seed: int) -> None:
+    rng = np.random.default_rng([seed, len(mesh)])
+    b, n = (int(extent) for extent in rng.choice([8, 12, 16, 24], 2))
+    function = random_program(rng)
+    args = [jax.device_put(rng.normal(size=shape).astype(np.float32),
+                           NamedSharding(mesh_of(mesh), random_spec(rng, shape, mesh)))
+            for shape in ((b, n), (b, n), (n, n))]
+    compared(function, *args, coverage=0.1)
+
+
+def test_explain_says_what_is_shared() -> None:
+    ours = mlc_jit(chain, choose="ours")
+    said = " ".join(str(ours.explain(placed(X, "i"), placed(W), verbose=True)).split())
+    assert "devices share a. -> a." in said
+    assert "devices share ab, bc -> ac, add over b" in said
+
+
+def test_what_cannot_be_cut_is_left_to_xla() -> None:
+    ours = mlc_jit(lambda x: jnp.cumsum(x[:40] * 2), choose="ours")
+    x = placed(X[:, 0], "i")
+    assert_close(ours(x), np.cumsum(X[:40, 0] * 2))
+    assert "devices cannot compute parts of it" in str(ours.explain(x))
+
+
+@pytest.mark.parametrize("choose", ["auto", "measure"])
+def test_it_is_predicted_what_is_faster(choose: str) -> None:
+    ours = mlc_jit(chain, choose=choose)
+    for _ in range(3):
+        assert_close(ours(placed(X, "i"), placed(W)), jax.jit(chain)(X, W))
+    assert ours.report().settled_at is None
+
+
+def test_a_fault_costs_the_cut_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ScheduleError("no part of it")
+
+    monkeypatch.setattr(sharding, "part_of", fail)
+    ours = mlc_jit(lambda x: jax.nn.softmax(jnp.tanh(x) * 2), choose="auto")
+    with pytest.warns(MlcWarning, match="no part of it"):
+        result = ours(placed(np.tile(X, (16, 16)), "i"))
+    assert_close(result, jax.nn.softmax(jnp.tanh(np.tile(X, (16, 16))) * 2))
+
+
+def test_explicit_axes_are_left_to_xla() -> None:
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))
+    ours = mlc_jit(lambda x: x * 2, choose="ours")
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, P("i"))
+        assert_close(ours(x), X * 2)
+        assert "devices outside shard_map" in str(ours.explain(x))
