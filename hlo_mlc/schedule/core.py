@@ -169,17 +169,17 @@ class Schedule:
         """A scratch buffer -> a private one that holds what one iteration needs."""
         return self.apply(Step("contract", (buffer,)))
 
-    def expand(self, loop: str, scope: str, multiple: int = 1) -> Schedule:
+    def expand(self, loop: str, scope: str, multiple: int = 1, place: str = "first") -> Schedule:
         """The private buffers of an iteration of `loop` -> buffers for all iterations."""
-        return self.apply(Step("expand", (loop, scope, multiple)))
+        return self.apply(Step("expand", (loop, scope, multiple, place)))
 
     def cache_read(self, buffer: str, loop: str) -> Schedule:
         """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
         return self.apply(Step("cache_read", (buffer, loop)))
 
-    def cache_write(self, buffer: str, loop: str) -> Schedule:
+    def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
-        return self.apply(Step("cache_write", (buffer, loop)))
+        return self.apply(Step("cache_write", (buffer, loop, layout)))
 
     def stream(self, buffer: str) -> Schedule:
         """What is stored to a buffer may bypass the caches."""

@@ -4,8 +4,9 @@ stream, prefetch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
@@ -39,6 +40,9 @@ from hlo_mlc.loops.rewrite import (
 from hlo_mlc.schedule.loops import refuse, require_constant, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
+T = TypeVar("T")
+
+_LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
 # Private buffers live on the stack of a pool's thread, of which others need their part too.
 MAX_STACK_BYTES = 256 * 1024
 
@@ -197,7 +201,8 @@ def _may_enter(stmt: Stmt, buffer: Buffer, memory: Memory) -> bool:
     return False
 
 
-def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1) -> LoopProgram:
+def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place: str = "first"
+           ) -> LoopProgram:
     """Give the private buffers of a loop's body an element for each iteration, and keep them all.
 
         for i in 0..6:                   alloc sum: 8xf32 register:
@@ -208,39 +213,49 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1) -> Lo
             y[i] = sum[]                     y[i] = sum[i]
 
     `scope` ("register" or "stack") says where they are then; there is room for a whole `multiple`
-    of elements (4 in the picture).  The loop can be distributed afterwards.  Halide: store_in and
+    of elements (4 in the picture).  Arrays get the new dimension at a `place`, "first" or "last",
+    where it becomes lanes.  The loop can be distributed afterwards.  Halide: store_in and
     align_storage; Exo: expand_dim; elsewhere scalar expansion.
     """
     if scope not in ("register", "stack") or multiple < 1:
         raise ScheduleError(f"expand: expected the scope register or stack, and a multiple of at "
                             f"least 1, for {name!r}; got {scope!r} and {multiple}")
+    if place not in ("first", "last"):
+        raise ScheduleError(f"expand: expected the place first or last for {name!r}, got {place!r}")
+
+    def placed(others: tuple[T, ...], one: T) -> tuple[T, ...]:
+        return (one, *others) if place == "first" else (*others, one)
 
     def grow(stmt: For) -> Body:
         if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
             raise refuse("expand", stmt, "must be serial or unrolled")
         size = -(-require_constant("expand", stmt) // multiple) * multiple
-        larger: dict[Buffer, Buffer] = {}
-
-        def opened(statements: Body) -> Iterator[Stmt]:
-            for inner in statements:
-                if isinstance(inner, Allocate):
-                    old = inner.buffer
-                    larger[old] = replace(old, shape=(size, *old.shape), scope=scope)
-                    yield from opened(inner.body)
-                else:
-                    yield inner
-
-        body = tuple(opened(stmt.body))
-        if not larger:
+        private, body = _taken_out(stmt.body)
+        if not private:
             raise refuse("expand", stmt, "has no private buffers in its body")
-        if len({buffer.name for buffer in larger}) < len(larger):
+        if len({buffer.name for buffer in private}) < len(private):
             raise refuse("expand", stmt, "has several private buffers of one name")
+        larger = {b: replace(b, shape=placed(b.shape, size), scope=scope) for b in private}
         for buffer in larger.values():
             _refuse_large("expand", stmt, buffer)
-        body = redirect(body, larger, lambda place: (stmt.var, *place))
+        body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
         return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
 
     return rewrite_loops(program, "expand", name, grow)
+
+
+def _taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
+    """The buffers that are allocated in a body outside of its loops and branches, and the body
+    without that."""
+    buffers: tuple[Buffer, ...] = ()
+    rest: Body = ()
+    for stmt in body:
+        if isinstance(stmt, Allocate):
+            inner, stmts = _taken_out(stmt.body)
+            buffers, rest = (*buffers, stmt.buffer, *inner), rest + stmts
+        else:
+            rest += (stmt,)
+    return buffers, rest
 
 
 def _refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
@@ -277,7 +292,7 @@ def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
     return _staged(program, "cache_read", name, at, stage)
 
 
-def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
+def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") -> LoopProgram:
     """Collect what each iteration of a loop writes of a buffer in a private tile.
 
         for i in 0..4:                   for i in 0..4:
@@ -287,9 +302,14 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
                                              for y.i.0 in 0..8:
                                                y[y.i.0, i] = y.i[y.i.0]
 
-    Refused unless an iteration writes the whole tile.  Where it reads the tile before that, the
-    tile starts as a copy.  TVM: cache_write.
+    With the `layout` "transposed" the dimensions of the tile are in reverse order, and so are the
+    loops over them: `y.i.0` is over the last one.  Refused unless an iteration writes the whole
+    tile.  Where it reads the tile before that, the tile starts as a copy.  TVM: cache_write.
     """
+    if layout not in _LAYOUTS:
+        raise ScheduleError(f"cache_write: expected a layout of {name!r} out of "
+                            f"{', '.join(_LAYOUTS)}; got {layout!r}")
+    turn = _LAYOUTS[layout]
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         buffer = touched[0].buffer
@@ -303,16 +323,16 @@ def cache_write(program: LoopProgram, name: str, at: str) -> LoopProgram:
         if cover is None:
             raise refuse("cache_write", stmt, f"does not surely write every element of the "
                          f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
-        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
-        reads = [n for n, s in enumerate(stmt.body) for a in accesses((s,), buffer)
+        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape[::turn], "stack")
+        reads = [n for n, s in enumerate(_taken_out(stmt.body)[1]) for a in accesses((s,), buffer)
                  if not a.writes or isinstance(a.stmt, Accumulate)]
         start: Body = ()
         if reads and min(reads) <= max(cover):
             start = _copy(tile, cached, lambda inside, origin, guard: Store(
-                cached, inside, Load(buffer, origin), guard), buffer)
+                cached, inside, Load(buffer, origin), guard), buffer, turn)
         finish = _copy(tile, cached, lambda inside, origin, guard: Store(
-            buffer, origin, Load(cached, inside), guard), buffer)
-        body = redirect(stmt.body, {buffer: cached}, tile.place)
+            buffer, origin, Load(cached, inside), guard), buffer, turn)
+        body = redirect(stmt.body, {buffer: cached}, lambda place: tile.place(place)[::turn])
         return (Allocate(cached, (*start, *body, *finish)),)
 
     return _staged(program, "cache_write", name, at, stage)
@@ -412,12 +432,12 @@ def _tile_name(buffer: str, at: str) -> str:
 
 def _copy(tile: _Tile, cached: Buffer,
           store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
-          buffer: Buffer) -> Body:
+          buffer: Buffer, turn: int = 1) -> Body:
     """Loops over a tile; elements outside of the buffer are left out."""
 
     def nest(inside: tuple[Expr, ...]) -> Body:
         if len(inside) == len(cached.shape):
-            origin = tile.origin(inside)
+            origin = tile.origin(inside[::turn])
             return (store(inside, origin, _inside(buffer, origin)),)
         depth = len(inside)
         return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,
@@ -437,12 +457,13 @@ def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
 
 
 def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
-    """Positions in the body of stores that together write `size` elements for certain, found by
-    counting writes that never hit the same element; None where they do not add up."""
+    """Positions in the body, its private buffers aside, of stores that together write `size`
+    elements for certain, found by counting writes that never hit the same element; None where they
+    do not add up."""
     varying, unstable = variables(stmt.body), _written(stmt.body)
     position = {}
     certain: dict[int, list[For]] = {}
-    for n, part in enumerate(stmt.body):
+    for n, part in enumerate(_taken_out(stmt.body)[1]):
         for path in paths((part,)):
             position[id(path[-1])] = n
             if not any(isinstance(s, If | While) for s in path):

@@ -10,6 +10,7 @@ from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.scan import ScanTemplate
 from hlo_mlc.templates.short import ShortTemplate
+from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.templates.sorting import SortTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.templates.unrolled import UnrolledTemplate
@@ -18,7 +19,8 @@ from hlo_mlc.templates.window import WindowTemplate
 
 TEMPLATES: tuple[Template, ...] = (
     ShortTemplate(), SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(),
-    ContractionTemplate(), ScanTemplate(), ColumnsTemplate(), ReductionTemplate(),
+    ContractionTemplate(), ScanTemplate(), ColumnsTemplate(), SideBySideTemplate(),
+    ReductionTemplate(),
     UnrolledTemplate(), TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(),
     PlainTemplate())
 

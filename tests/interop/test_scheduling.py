@@ -81,11 +81,13 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
     first, second = (str(rng.choice(loops)) for _ in range(2))
     buffer, number = str(rng.choice(buffers)), int(rng.integers(1, 9))
     arguments = {
-        "split": (first, number, str(rng.choice(["peel", "shorten", "branch"]))),
+        "split": (first, number, str(rng.choice(["peel", "shorten", "repeat", "shift"]))),
         "fuse": (first, second), "fuse_loops": (first, second), "distribute": (first, second),
         "reorder": ((first, second),), "bind": (first, "block"), "rfactor": (first, number, 2),
-        "cascade": (number + 1,), "contract": (buffer,), "expand": (first, "register", number),
-        "cache_read": (buffer, first), "cache_write": (buffer, first), "stream": (buffer,),
+        "cascade": (number + 1,), "contract": (buffer,), "specialize": (first, second),
+        "expand": (first, "register", number, str(rng.choice(["first", "last"]))),
+        "cache_read": (buffer, first), "stream": (buffer,),
+        "cache_write": (buffer, first, str(rng.choice(["rows", "transposed"]))),
         "prefetch": (buffer, first, number), "persist": (first, number)}
     return Step(name, arguments.get(name, (first,)))
 
@@ -120,7 +122,7 @@ def test_chains_at_random(name: str, dtype: str) -> None:
 
 def test_it_begins_with_what_the_template_does() -> None:
     s = schedule_of(FUNCTIONS["columns"], X)
-    assert [step.name for step in s.steps][:3] == ["split", "expand", "distribute"]
+    assert [step.name for step in s.steps][:3] == ["split", "specialize", "expand"]
     assert s.with_steps(s.steps[:1]).steps == s.steps[:1]
     assert str(s.with_steps(())).splitlines()[1:] == [
         "kernel nest(a0: 13x37xf32) -> (r0: 37xf32)",

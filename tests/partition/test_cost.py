@@ -323,11 +323,12 @@ def test_reductions_of_few_terms_are_xlas_to_compute(shape: tuple[int, ...], axi
     assert choose_predicted(summed, TARGET).xla_us > 1.5 * choose_predicted(added, TARGET).xla_us
 
 
-def test_lanes_that_stay_empty_are_empty_on_both_sides() -> None:
+def test_lanes_that_stay_empty_are_empty() -> None:
+    """In XLA's code; in ours, short rows have a lane each."""
     short, long = (times(lambda x: jnp.sum(jnp.exp(x) * x, -1), shape)
                    for shape in ((65536, 7), (1792, 256)))
-    assert short.ours_us > 1.5 * long.ours_us
     assert short.xla_us > 1.5 * long.xla_us
+    assert short.ours_us < 1.1 * long.ours_us
 
 
 def test_a_pointwise_loop_stays_in_the_first_cache() -> None:

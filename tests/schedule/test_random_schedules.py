@@ -34,7 +34,9 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "split shorten" | "split repeat" | "split shift":
             return Step("split", (loop, number, primitive.split()[1]))
         case "expand":
-            return Step(primitive, (loop, ("register", "stack")[int(rng.integers(2))], number))
+            scope, place = ("register", "stack"), ("first", "last")
+            return Step(primitive, (loop, scope[int(rng.integers(2))], number,
+                                    place[int(rng.integers(2))]))
         case "fuse" | "fuse_loops":
             return Step(primitive, (loop, other))
         case "distribute":
@@ -50,8 +52,11 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (number // 2 + 2,))
         case "contract":
             return Step(primitive, (buffers[int(rng.integers(len(buffers)))] if buffers else "",))
-        case "cache_read" | "cache_write":
+        case "cache_read":
             return Step(primitive, (everything[int(rng.integers(len(everything)))], loop))
+        case "cache_write":
+            layout = ("rows", "transposed")[int(rng.integers(2))]
+            return Step(primitive, (everything[int(rng.integers(len(everything)))], loop, layout))
         case "stream":
             return Step(primitive, (everything[int(rng.integers(len(everything)))],))
         case "prefetch":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from hlo_mlc.templates.base import Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
+from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.tensor.core import Nest
 
 EXTENTS = (1, 2, 3, 8, 15, 17, 33, 47, 100, 257)
@@ -72,10 +74,11 @@ def nests(request, take_apart, arrays) -> list[Nest]:
 
 
 def _program(nest: Nest, scheduled: Scheduled) -> LoopProgram:
-    stage, = nest.stages
+    inputs = dict.fromkeys(b for s in nest.stages for b in s.inputs)
+    outputs = dict.fromkeys(b for s in nest.stages for b in s.outputs)
     ends = np.cumsum([-(-b.bytes // 64) * 64 for b in scheduled.scratch], dtype=int).tolist()
-    return LoopProgram("columns", tuple(b for b in stage.inputs if b not in stage.outputs),
-                       stage.outputs, scheduled.body,
+    return LoopProgram("nest", tuple(b for b in inputs if b not in outputs),
+                       tuple(b for b in outputs if b not in nest.private), scheduled.body,
                        tuple(zip(scheduled.scratch, [0, *ends], strict=False)))
 
 
@@ -129,6 +132,40 @@ def test_results_apart_from_the_folds_of_their_rows(take_apart, arrays) -> None:
                 nest, named(level))).body
             assert any(isinstance(s, Allocate) and s.buffer.scope == "stack" for s in walk(body))
             _assert_legal(ReductionTemplate(), nest, named(level), rng)
+
+
+# Of x: [n, k], rows with a lane each, and y: [n].
+ROWS: dict[str, Callable[..., Any]] = {
+    "softmax": lambda x, y: jax.nn.softmax(x),
+    "norms": lambda x, y: (x - x.mean(1, keepdims=True)) / (x.std(1, keepdims=True) + y[:, None]),
+    "places": lambda x, y: jnp.argmax(x * y[:, None], 1),
+    "turned": lambda x, y: (jnp.exp(x).T - jnp.sin(x.sum(1)) * y).sum(0),
+    "state": lambda x, y: jnp.stack([x[:, 1], jnp.tanh(x.sum(1) + y), jnp.cos(x[:, 0])], 1),
+    "apart": lambda x, y: jnp.log(jnp.exp(x - x.max(1, keepdims=True)).sum(1)) + y,
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_side_by_side(take_apart, arrays, name) -> None:
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for rows, terms in ((16, 9), (70, 12), (1000, 15), (33, 4), (5000, 8), (17, 16)):
+        x, y = arrays("float32", (rows, terms), (rows,))
+        for nest in (s for p in take_apart(ROWS[name], x, y).programs for s in p.steps):
+            for level in ("x86-64-v2", "x86-64-v3", "x86-64-v4"):
+                if not SideBySideTemplate().refusal(nest, named(level)):
+                    _assert_legal(SideBySideTemplate(), nest, named(level), rng)
+                    taken += 1
+    assert taken >= 4
+
+
+def test_rows_with_little_to_do_lie_along_vectors(take_apart, arrays) -> None:
+    """To load and store rows costs more with a lane for each."""
+    target = named("x86-64-v4")
+    for function, refused in ((lambda x: x / x.sum(1, keepdims=True), True),
+                              (lambda x: jnp.exp(x) / jnp.exp(x).sum(1, keepdims=True), False)):
+        x, = arrays("float32", (1000, 12))
+        nest, = (s for p in take_apart(function, x).programs for s in p.steps)
+        assert ("little to do" in SideBySideTemplate().refusal(nest, target)) == refused
 
 
 def test_columns_fetch_ahead_what_lies_in_rows(take_apart, arrays) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block, Names
 from hlo_mlc.codegen.cpu.registers import Registers, Slot
-from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr, Var
 
 NO_READS: frozenset[int] = frozenset()
 # Pointers that move along in one loop: half of the registers for addresses.
@@ -57,6 +57,16 @@ class Lane(NamedTuple):
     @property
     def mask(self) -> str:
         return "splat (i1 true)" if self.is_full else types.prefix_mask(self.live, self.width)
+
+
+class Element(NamedTuple):
+    """One element of a buffer: what is stored there is known until something else is."""
+
+    buffer: Buffer
+    offset: int  # in bytes
+
+    def is_beside(self, other: Element) -> bool:
+        return self.buffer is other.buffer and self.offset != other.offset
 
 
 class Scope:
@@ -223,11 +233,18 @@ class Function(Names):
             self._dependents.setdefault(written, []).append(key)
         return value
 
-    def forget(self, written: Iterable[int]) -> None:
-        """Drop what was read from these alias classes: they change now."""
+    def forget(self, written: Iterable[int], beside: Element | None = None) -> None:
+        """Drop what was read from these alias classes: they change now, maybe in one element
+        only."""
         for alias_class in written:
+            kept = []
             for key in self._dependents.pop(alias_class, ()):
-                self.memo.pop(key, None)
+                if beside is not None and type(key) is Element and key.is_beside(beside):
+                    kept.append(key)
+                else:
+                    self.memo.pop(key, None)
+            if kept:
+                self._dependents[alias_class] = kept
 
     def widen(self, value: Value, lanes: int) -> str:
         """The text of a value as a vector of `lanes`."""

@@ -10,7 +10,7 @@ import math
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
-from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.function import Block, Element, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.strides import is_apart, read_apart, write_apart
 from hlo_mlc.codegen.cpu.transposition import read_block
@@ -90,6 +90,10 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
         if condition is not None:
             depth = max(depth, condition.depth)
             reads |= condition.reads
+    if switch is None and mask is None:
+        known = function.memo.get(_element(place))
+        if known is not None:
+            return known
     check_place(writer, place, "load", (switch, mask), depth)
     if place.is_uniform:
         lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
@@ -275,18 +279,20 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
                 write_apart(writer, place, mask, text)
             else:
                 _scatter(writer, place, text)
-    function.forget((storage.writable,))
-    if not place.buffer.shape and lane is None and mask is None and not storage.own_bytes:
-        _remember_scalar(writer, place, value)
+    element = _element(place)
+    function.forget((storage.writable,), beside=element)
+    if element is not None and lane is None and mask is None:
+        function.remember(element, value._replace(
+            depth=function.depth, reads=frozenset((storage.writable,))))
 
 
-def _remember_scalar(writer: Writer, place: Place, value: Value) -> None:
-    """What a buffer of one element holds is known to the end of the scope, or until it changes:
-    to read it back at once would take a loop whose trips wait for each other 5 to 7 cycles."""
-    function, node = writer.function, Load(place.buffer, ())
-    if writer.module.legalized(node) is node:
-        function.remember(writer.key(node), value._replace(
-            depth=function.depth, reads=frozenset((place.storage.writable,))))
+def _element(place: Place) -> Element | None:
+    """The element that a place always is, whose value is known to the end of the scope, or until it
+    changes, once it was stored: to read it back at once would take a loop whose trips wait for each
+    other 5 to 7 cycles."""
+    if place.storage.own_bytes or place.uniform or not place.is_uniform:
+        return None
+    return Element(place.buffer, place.constant)
 
 
 def read_element(block: Block, place: Place, address: str) -> str:

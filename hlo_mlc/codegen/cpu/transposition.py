@@ -27,6 +27,8 @@ from hlo_mlc.tensor.access import is_inside
 
 # Shorter blocks gain nothing over gathers.
 _SMALLEST = 4
+# Longer rows than these, or than a vector, have more columns than there are registers.
+_LONGEST = 16
 # Bytes within which processors interleave: wider vectors are pieces of that length side by side.
 _PIECE_BYTES = 16
 
@@ -66,12 +68,15 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         found = [read(row, first, elements) for row in range(lane.live)]
         return found + found[:1] * (lane.width - lane.live)  # any values: nobody looks at them
 
-    network = _Network(block, element, lane.width, min(count, _PIECE_BYTES // size))
+    network = _Network(block, element, lane.width,
+                       _power_of_two(min(count, lane.width, _PIECE_BYTES // size)))
     if count == lane.width:
         columns = network.square(rows(0, count))
     else:
-        columns = [one for first in range(0, count, network.piece)
-                   for one in network.strip(rows(first, network.piece))]
+        columns = []
+        for first in range(0, count, network.piece):
+            begin = min(first, count - network.piece)  # the last piece ends with the row
+            columns += network.strip(rows(begin, network.piece))[first - begin:]
     reads = place.reads if storage.writable is None else place.reads | {storage.writable}
     register = types.register_type(place.dtype)
     values = [Value(text, register, lane.width, depth, reads) for text in columns]
@@ -83,14 +88,18 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
 
 
 def _unrolled_across(writer: Writer, node: Load, width: int) -> tuple[Var, bool] | None:
-    """The unrolled variable along which the block has neighbours, in a number that divides
-    `width`, and whether it walks through them from the last to the first."""
+    """The unrolled variable along which the block has neighbours, and whether it walks through them
+    from the last to the first."""
     terms, _ = writer.module.linear(node.source, node.indices)
     for atom, coefficient in terms:
         if coefficient in (1, -1) and isinstance(atom, Var) and atom.extent >= _SMALLEST \
-                and width % atom.extent == 0 and atom in writer.function.constants:
+                and atom.extent <= max(width, _LONGEST) and atom in writer.function.constants:
             return atom, coefficient < 0
     return None
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << most.bit_length() - 1
 
 
 class _Network(NamedTuple):

@@ -126,18 +126,21 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
     accesses = points(stage) * (1 + len(stage.inputs))
     scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
     if template == "plain":
-        ours = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
+        ours = rows = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
     elif stage.sort is not None:
         alone = _vector_us(work, vector, rates) + sorting_us(stage, target)
         threads = min(target.cores, sorting_tasks(stage, target))
-        ours = OurTime(work, False, alone, threads, scalar_us)
+        ours = rows = OurTime(work, False, alone, threads, scalar_us)
     else:
         amount = work.operations + work.products + work.apart
         threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))
-        if template == "reduction" and not is_map(stage):  # lanes that stay empty
-            vector = min(vector, stage.reduce_axes[-1].extent)
-        ours = OurTime(work, False, _vector_us(work, vector, rates), threads, scalar_us)
-    kind, xla = xla_us(stage, ours, target, around)
+        along = vector
+        if template in ("reduction", "side_by_side") and not is_map(stage):  # lanes stay empty
+            along = min(vector, stage.reduce_axes[-1].extent)
+        rows = OurTime(work, False, _vector_us(work, along, rates), threads, scalar_us)
+        ours = replace(rows, alone_us=_vector_us(work, vector, rates)) \
+            if template == "side_by_side" else rows
+    kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
     if not around.in_loop:

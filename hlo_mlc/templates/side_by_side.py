@@ -1,0 +1,175 @@
+"""Short rows side by side: each row has a lane, and what is done along it is written out.
+
+    for each row:                          for each 16 rows:
+      for k in 0..8: sum += x[row, k]        for k in 0..8 unroll:
+      for k in 0..8: y[row, k] = …    ->       for row in 0..16 vectorize: sum[row] += x[row, k]
+                                             for k in 0..8 unroll:
+                                               for row in 0..16 vectorize: y[row, k] = …
+
+Points of a few coordinates, states of a few numbers, scores of a few classes.  Along such a row a
+vector is mostly empty, its sum waits for one shuffle after the other, and what is computed once for
+a row is computed alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.loops.core import Allocate, walk
+from hlo_mlc.loops.lower import lower_nest
+from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import (
+    SERIAL_WORK,
+    Parameters,
+    Scheduled,
+    lanes,
+    open_schedule,
+    work,
+)
+from hlo_mlc.templates.elementwise import share_out
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.core import Nest, Stage
+
+LONGEST = 16  # row
+APART = 0.6  # instructions to load or store an element of a row that is beside others
+FEWEST = 4  # elements of a row that are stored together
+MOST_POINTS = 64  # of all stages for one row, each written out
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySideTemplate:
+    """Vectors of rows, each row written out."""
+
+    name: str = "side_by_side"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why the rows are not short; empty where they are."""
+        nest = _coalesced(nest)
+        if any(s.sort is not None or s.scan is not None for s in nest.stages):
+            return "a sort or a scan"
+        if not nest.shared or nest.stages[0].axes[nest.shared - 1].extent < lanes(
+                nest.stages, target):
+            return "fewer rows than lanes"
+        inner = [_along(nest, s) for s in nest.stages]
+        if not any(inner):
+            return "no rows, only elements"
+        if len(nest.stages) == 1 and is_map(nest.stages[0]):
+            return "not a reduction, nor several stages"
+        if any(not 0 < v.extent <= LONGEST for axes in inner for v in axes) \
+                or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS:
+            return f"rows of more than {LONGEST} elements, or {MOST_POINTS} points"
+        if not all(is_injective(a, s.axes) for s in nest.stages for a in s.assigns):
+            return "several rows may write one element"
+        if _beside_cost(nest, target) >= _along_cost(nest, target):
+            return "little to do in a row but to load and store it"
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Work of one task."""
+        return {"grain": (1, 2, 4)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """One vector of rows at a time: their elements are independent chains enough."""
+        return {"grain": 1}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        total, nest = work(nest), _coalesced(nest)
+        shared = nest.stages[0].axes[:nest.shared]
+        stages = [replace(s, axes=s.axes[nest.shared:]) for s in nest.stages]
+        schedule = open_schedule(nest, lower_nest(shared, stages), checked=False)
+        for buffer in nest.private:
+            schedule = schedule.contract(buffer.name)
+        row, width = shared[-1].name, lanes(nest.stages, target)
+        schedule = schedule.split(row, width)
+        along = [v.name for s in nest.stages for v in _along(nest, s)]
+        for part in (f"{row}.i", f"{row}.t"):
+            if part in schedule.loop_names:
+                schedule = _beside(schedule, part, along, width)
+        for axis in along:
+            schedule = schedule.unroll(axis)
+        for buffer in _stored_along(nest):
+            schedule = _transposed_out(schedule, buffer.name, f"{row}.o")
+        if total > SERIAL_WORK:
+            schedule = share_out(schedule, total, parameters["grain"])
+        return Scheduled.of(schedule)
+
+
+def _coalesced(nest: Nest) -> Nest:
+    """A nest of one stage with as many rows along one axis as can be."""
+    if len(nest.stages) > 1:
+        return nest
+    stage = coalesce(nest.stages[0])
+    return replace(nest, stages=(stage,), shared=len(stage.axes))
+
+
+def _along_cost(nest: Nest, target: CpuTarget) -> float:
+    """Rough number of instructions for a row with vectors along it."""
+    width = lanes(nest.stages, target)
+    total = 0
+    for stage in nest.stages:
+        along = _along(nest, stage)
+        vectors = math.prod(v.extent for v in along[:-1]) * -(-along[-1].extent // width) \
+            if along else 1
+        finished = cost(*(a.value for a in stage.assigns))
+        total += vectors * (cost(*stage.terms) + _moved(nest, stage))
+        if stage.terms:  # one lane after the other, in halves
+            total += finished + 2 * width.bit_length() * len(stage.terms)
+        else:
+            total += vectors * finished
+    return total
+
+
+def _beside_cost(nest: Nest, target: CpuTarget) -> float:
+    """The same with a lane for each row, where what is read and stored has to be transposed."""
+    width = lanes(nest.stages, target)
+    total = 0.0
+    for stage in nest.stages:
+        elements = math.prod(v.extent for v in _along(nest, stage))
+        results = math.prod(v.extent for v in stage.axes[nest.shared:])
+        total += elements * (cost(*stage.terms) / width + APART * _moved(nest, stage))
+        total += results * cost(*(a.value for a in stage.assigns)) / width
+    return total
+
+
+def _along(nest: Nest, stage: Stage) -> tuple[Var, ...]:
+    return (*stage.axes[nest.shared:], *stage.reduce_axes)
+
+
+def _moved(nest: Nest, stage: Stage) -> int:
+    """How many elements of rows in memory are read and stored at each step along a row."""
+    axes = {*_along(nest, stage)}
+    read = sum(any(not axes.isdisjoint(i.free) for read in reads(stage, b) for i in read.indices)
+               for b in stage.inputs if b not in nest.private)
+    return read + sum(a.buffer not in nest.private and not axes.isdisjoint(
+        v for i in a.indices for v in i.free) for a in (*stage.assigns, *stage.along))
+
+
+def _stored_along(nest: Nest) -> tuple[Buffer, ...]:
+    """Results of which each row is stored as a whole, element by element, in enough of them."""
+    row = nest.stages[0].axes[nest.shared - 1]
+    return tuple(a.buffer for s in nest.stages for a in s.assigns
+                 if len(s.axes) == nest.shared + 1 and s.axes[-1].extent >= FEWEST
+                 and a.buffer not in nest.private and a.guard is None
+                 and stride(a, s.axes[-1]) == 1 and stride(a, row) == s.axes[-1].extent)
+
+
+def _transposed_out(schedule: Schedule, buffer: str, rows: str) -> Schedule:
+    """The results of some rows collected with their lanes side by side, and stored row by row."""
+    tile = f"{buffer}.{rows}"
+    schedule = schedule.cache_write(buffer, rows, "transposed")
+    return schedule.reorder(f"{tile}.1", f"{tile}.0").unroll(f"{tile}.1").vectorize(f"{tile}.0")
+
+
+def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:
+    """The loop over some rows inside of all others, as vectors."""
+    if any(isinstance(s, Allocate) for loop in schedule.loops(rows) for s in walk(loop.body)):
+        schedule = schedule.expand(rows, "register", width, "last")
+    for axis in along:
+        schedule = schedule.distribute(rows, axis).reorder(axis, rows)
+    return schedule.vectorize(rows)

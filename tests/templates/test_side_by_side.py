@@ -1,0 +1,58 @@
+"""Short rows with a lane each: right for any shape, type and layout, with what is no number."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+
+def _after(a, b):
+    return a[0] * b[0], a[1] * b[0] + b[1]
+
+
+FUNCTIONS = {
+    "softmax": lambda x: jax.nn.softmax(x, -1),
+    "norms": lambda x: (x - x.mean(-1, keepdims=True)) / (1 + (x * x).sum(-1, keepdims=True)),
+    "places": lambda x: (jnp.argmax(x, -1), jnp.argmin(x, -1), x.max(-1)),
+    "turned": lambda x: jnp.tanh(jnp.flip(x, -1) - x.sum(-1, keepdims=True)),
+    "state": lambda x: jnp.stack([x[..., 1], jnp.tanh(x.sum(-1)), jnp.cos(x[..., 0])], -1),
+    "before": lambda x: jnp.concatenate(
+        [jnp.exp(-jnp.abs(x[..., :2])), x[..., 1:]], -1) * x[..., :1],
+    "maps": lambda x: lax.reduce((x, x + 1), (jnp.ones((), x.dtype), jnp.zeros((), x.dtype)),
+                                 _after, (x.ndim - 1,)),
+    "some": lambda x: jnp.where(jnp.arange(x.shape[-1]) < 3, jnp.exp(x), 0).sum(-1) * x[..., 2],
+    "across": lambda x: jnp.moveaxis(jax.nn.softmax(x, -1), -1, 0),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_values(check, arrays, name, dtype) -> None:
+    rng = np.random.default_rng([*name.encode(), *dtype.encode()])
+    with jax.enable_x64(dtype == "float64"):
+        for lead in ((16,), (37,), (3, 20), (1000,)):
+            x, = arrays(dtype, (*lead, int(rng.integers(5, 17))))
+            if dtype != "int32":
+                x[..., 1, 2], x[..., 3, 0], x[..., 5, :] = np.nan, np.inf, 0
+            check(lambda x: jax.tree.map(lambda y: y.astype(x.dtype), FUNCTIONS[name](x))
+                  if dtype != "int32" else FUNCTIONS[name](x), x, magnitude=8)
+
+
+def test_a_state_of_a_few_numbers(check, arrays) -> None:
+    """What is computed once for a row is a vector, in a loop, too."""
+    x, push = arrays("float32", (64, 4), (64,))
+
+    def function(x, push):
+        def step(state, _):
+            _, speed, angle, turn = state.T
+            force = jnp.tanh(state @ jnp.ones(4) + push)
+            bent = (force + turn * turn * jnp.sin(angle)) / (1 + jnp.cos(angle) ** 2)
+            state = state + 0.02 * jnp.stack([speed, bent, turn, force - bent], 1)
+            return jnp.where((jnp.abs(state[:, 0]) > 2)[:, None], 0, state), state[:, 2]
+        return lax.scan(step, x, None, length=5)
+
+    report = check(function, x, push)
+    assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
