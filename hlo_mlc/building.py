@@ -34,6 +34,7 @@ from hlo_mlc.support.errors import CodeLimitError, VerifyError
 from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.turns import short_turns
 from hlo_mlc.support.versions import version
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.program import decisions_text
@@ -46,7 +47,7 @@ _GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "co
 _ASSEMBLERS = 2
 # Seconds after which the printing thread lets an assembling one go on, which asks for the
 # interpreter between two calls of LLVM; Python's own 5 ms took away most of the gain.
-_SWITCH_INTERVAL = 1e-4
+_TURN_S = 1e-4
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
 _MISFITS = 3
 
@@ -124,6 +125,21 @@ def rebuild_kernel(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     return build_kernels([kernel], wanted, backend, Recorder(None)).built[kernel.fingerprint]
 
 
+def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltKernel | None:
+    """The kernel as another process has recorded and assembled it, from now on in the place of that
+    which programs have; None where its code is not in the cache. Nothing is compiled here."""
+    checked = _checked(options, backend)
+    key = object_key(kernel, backend, backend.schedules(kernel, options), checked)
+    packed = object_cache(options).get(key)
+    if packed is None:
+        return None
+    fresh = backend.load(kernel, KernelObject.unpack(packed))
+    with _building:  # behind whoever builds it as it was recorded before
+        fresh.publish()
+        _built[kernel.fingerprint, backend, checked] = fresh
+    return fresh
+
+
 def kernel_object(kernel: Kernel, options: Options, backend: Backend) -> KernelObject:
     """The code of a kernel for any target, which need not be here.
 
@@ -172,7 +188,7 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
     refused: dict[str, str] = {}
     remaining, misfits = most_lines, 0
     variants.release_unused()
-    with _building, _eager_switching(), _counted(options) as tally, \
+    with _building, short_turns(_TURN_S), _counted(options) as tally, \
             ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc") as assembler:
         pending: list[_Pending] = []
         announce = functools.cache(lambda: assembler.submit(backend.warm_up))  # once
@@ -236,17 +252,6 @@ def _too_long(most_lines: int) -> str:
     return (f"with those that save more, it would be more than {most_lines:,} lines of LLVM IR, "
             "which take longer to compile than XLA may need for a program of this size; "
             'choose="ours" compiles it')
-
-
-@contextlib.contextmanager
-def _eager_switching() -> Iterator[None]:
-    """Threads of this process take turns more often."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _SWITCH_INTERVAL))
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(usual)
 
 
 def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCache,

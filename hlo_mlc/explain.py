@@ -164,6 +164,8 @@ class Explanation:
         reasons = [line for reason in report.reasons for line in wrapped(reason)]
         lines += reasons if len(reasons) <= _MOST_REASON else [*reasons[:_MOST_REASON - 1], "  …"]
         lines += [f"  {comparison}" for comparison in report.comparisons]
+        if report.background:
+            lines += wrapped(f"tuning in the background: {report.background}")
         if self.options.deterministic:
             lines += wrapped("deterministic: our kernels give the same bits on any number of "
                              "threads")

@@ -141,6 +141,7 @@ class Report:
     rejected: Prediction | None = None  # of what is left to XLA and could be compiled
     settled_at: Path | None = None  # where it is kept what calls settle, if they are to
     level: str = ""  # of CPUs that it was compiled for, if not for this machine
+    background: str = ""  # what has come of tuning in the background, if it is asked for
     advice: str = ""  # what its author may do about the reasons
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -246,6 +247,7 @@ class Report:
             "reasons": list(self.reasons),
             "advice": [self.advice] if self.advice else [],
             "level": self.level,
+            "background": self.background,
             "compile_seconds": self.seconds,
             "stage_seconds": dict(self.stage_seconds),
         }

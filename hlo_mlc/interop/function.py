@@ -6,7 +6,7 @@ import dataclasses
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,12 +55,18 @@ class Ledger:
 
     def settle(self, comparison: Comparison) -> None:
         """Adds what calls have shown to the most recent report."""
+        latest = self._latest
+        self.revise(lambda report: dataclasses.replace(report, comparisons=(comparison,))
+                    if report is latest else report)
+
+    def revise(self, change: Callable[[Report], Report]) -> None:
+        """Puts what `change` makes of each report in its place."""
         with self._lock:
-            report = dataclasses.replace(self._latest, comparisons=(comparison,))
-            for module, known in list(self._by_module.items()):
-                if known is self._latest:
-                    self._by_module[module] = report
-            self._latest = report
+            known = dict(self._by_module)
+            revised = {id(report): change(report) for report in (*known.values(), self._latest)
+                       if report is not None}
+            self._by_module.update((module, revised[id(r)]) for module, r in known.items())
+            self._latest = revised.get(id(self._latest))
 
     @property
     def latest(self) -> Report | None:
@@ -90,13 +96,14 @@ class TracedFunction:
 
 
 def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None,
-                    records: str | os.PathLike[str] | None = None) -> Options:
+                    records: str | os.PathLike[str] | None = None, tune: str | None = None
+                    ) -> Options:
     """The options for one function; None stands for what the environment says.
 
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
     options = Options.from_environment(
-        choose=choose, target=target, deterministic=deterministic,
+        choose=choose, target=target, deterministic=deterministic, tune=tune,
         records=None if records is None else Path(records))
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:

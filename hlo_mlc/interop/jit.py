@@ -32,6 +32,7 @@ def mlc_jit(
     target: str | None = ...,
     deterministic: bool | None = ...,
     records: str | os.PathLike[str] | None = ...,
+    tune: str | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -51,6 +52,7 @@ def mlc_jit(
     target: str | None = ...,
     deterministic: bool | None = ...,
     records: str | os.PathLike[str] | None = ...,
+    tune: str | None = ...,
     in_shardings: Any = ...,
     out_shardings: Any = ...,
     static_argnums: int | Sequence[int] | None = ...,
@@ -71,6 +73,7 @@ def mlc_jit(
     target: str | None = None,
     deterministic: bool | None = None,
     records: str | os.PathLike[str] | None = None,
+    tune: str | None = None,
     in_shardings: Any = compat.UNSPECIFIED,
     out_shardings: Any = compat.UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
@@ -92,10 +95,12 @@ def mlc_jit(
     has. With `deterministic`, our kernels give the same bits on any number of threads and in every
     process, and nothing that was tuned or measured has a say. `records` is a file of
     `hlo-mlc records export`: kernels are built by what is recorded there, and by nothing else that
-    was tuned or measured. All else is as for `jax.jit`, and so is what comes back, which composes
-    with every transformation. It has more methods: `report(*args)` says what of the function is
-    compiled for such arguments, `explain(*args)` shows where its time goes, `tune(*args)` looks for
-    faster schedules, `schedule(kernel, *args)` lets you write one, and `choosing(choose)` is the
+    was tuned or measured. With `tune="background"`, another process looks for faster schedules of
+    the kernels that take most of the time, when nobody uses the machine, and calls run them from
+    then on. All else is as for `jax.jit`, and so is what comes back, which composes with every
+    transformation. It has more methods: `report(*args)` says what of the function is compiled for
+    such arguments, `explain(*args)` shows where its time goes, `tune(*args)` looks for faster
+    schedules, `schedule(kernel, *args)` lets you write one, and `choosing(choose)` is the
     same function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
@@ -106,7 +111,7 @@ def mlc_jit(
     """
     decorate = functools.partial(
         jitted,
-        options=resolve_options(choose, target, deterministic, records),
+        options=resolve_options(choose, target, deterministic, records, tune),
         jit_arguments={
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,

@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.frontend.importer import DONATED
 from hlo_mlc.frontend.types import literal_identity, read_type, write_literal
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.background import BACKGROUND
 from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.devices import CPU, SHARDED
@@ -154,6 +155,9 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
             compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
                                                 platform=platform if mesh is None else SHARDED,
                                                 settled=function.settled)
+            if mesh is None and function.settled is not None \
+                    and call.parent.attributes["sym_name"].value == MAIN:
+                report = BACKGROUND.follow(function, extracted, symbol, report)
             function.ledger.record(module, report)
             if compiled is not None:
                 if mesh is not None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +29,7 @@ from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.staged import Staged, use_from_now_on
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.turns import short_turns
 
 Jit = Callable[..., Any]
 
@@ -40,7 +40,7 @@ _WORTH_IT = 0.97  # the other side takes over if it needs less than this share o
 _FEW, _MANY = 3, 12  # pairs of calls: enough where the sides differ much, and in any case
 _MUCH = 1.15
 _NICENESS = 10
-_TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers; 5e-3 as a rule
+_TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
 
 class Owner(Protocol):
@@ -146,7 +146,7 @@ class Settling:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
             other = self._alternative(self._report.settled_at, self._asked)
-            with _short_turns:
+            with short_turns(_TURN_S):
                 other.jit.lower(*args, **kwargs).compile()
             is_asked_for = len(other.function.ledger) == 1 and (
                 self._asked == "ours") == bool(other.function.ledger.latest.kernels)
@@ -255,31 +255,6 @@ class Settling:
     def _say(self, line: str) -> None:
         function = self._present.function
         say(Level.FUNCTIONS, function.options.debug, [f"{function.name}: {line}"])
-
-
-class _ShortTurns:
-    """While any thread is in it, threads of Python take turns more often."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._usual = 0.0
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self._inside += 1
-            if self._inside == 1:
-                self._usual = sys.getswitchinterval()
-                sys.setswitchinterval(min(_TURN_S, self._usual))
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside:
-                sys.setswitchinterval(self._usual)
-
-
-_short_turns = _ShortTurns()
 
 
 def _is_gone(leaf: Any) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime import library
+from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import (
     OURS,
@@ -91,6 +92,7 @@ class TunedKernel:
     noise: float = 1.0
     given: bool = False  # measured on what the call gives it, not on made-up operands
     interrupted: bool = False  # before its budget was spent
+    id: str = ""  # the kernel's fingerprint
 
     def __str__(self) -> str:
         uses = f", called at {self.uses} places" if self.uses > 1 else ""
@@ -198,7 +200,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
         raise UsageError("Tuning takes at least one trial, and some time")
     require_say(options, "tune")
     library.register_with_jax()
-    session = _Session(module, entry, options, trials, minutes, given)
+    session = Session(module, entry, options, trials, minutes, given)
     kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
@@ -214,12 +216,13 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
             forget()  # what is jitted from now on follows the records
 
 
-class _Session:
-    """The tuning of one module."""
+class Session:
+    """The tuning of one module; what it measures, it measures when `moment` says so."""
 
     def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
-                 minutes: float | None, given: Sequence[np.ndarray] | None) -> None:
-        self._given = given
+                 minutes: float | None, given: Sequence[np.ndarray] | None,
+                 moment: Moment = at_once) -> None:
+        self._given, self._moment = given, moment
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
         self._target = target_of(options)
@@ -230,8 +233,10 @@ class _Session:
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
 
-    def kernels(self, progress: TuningProgress) -> Iterator[TunedKernel]:
-        """Tunes every kernel, each for its share of the time."""
+    def kernels(self, progress: TuningProgress, spent: Mapping[str, float] | None = None
+                ) -> Iterator[TunedKernel]:
+        """Tunes every kernel, each for its share of the time; where it is known what calls have
+        `spent` in which kernels, these alone."""
         graph, plan = clusters_of(self._module, self._options, entry=self._entry)
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
@@ -239,13 +244,15 @@ class _Session:
             fingerprint = cluster.kernel.fingerprint
             found.setdefault(fingerprint, []).append(cluster)
             weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
+        if spent is not None:
+            weights = {kernel: time for kernel, time in spent.items() if kernel in found}
         remaining = sum(weights.values())
-        costliest = sorted(found, key=lambda fingerprint: -weights[fingerprint])
+        costliest = sorted(weights, key=lambda fingerprint: -weights[fingerprint])
         self._waiting = [_untuned(found[fingerprint]) for fingerprint in costliest]
         for number, fingerprint in enumerate(costliest, 1):
-            budget = self._budget(weights[fingerprint] / remaining, len(found) - number + 1)
+            budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
             remaining -= weights[fingerprint]
-            label = f"{number} of {len(found)}: {found[fingerprint][0].kernel.name}"
+            label = f"{number} of {len(costliest)}: {found[fingerprint][0].kernel.name}"
             tuned = self._kernel(graph, found[fingerprint], budget, progress, label)
             del self._waiting[0]
             yield tuned
@@ -311,7 +318,8 @@ class _Session:
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
-                                 on_interrupt=progress.on_interrupt, forest=self._forest)
+                                 on_interrupt=progress.on_interrupt, moment=self._moment,
+                                 forest=self._forest)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
         progress.end()
@@ -342,7 +350,7 @@ class _Session:
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
         program = kernel_program(self._module, cluster, CpuBackend(self._target))
-        times = self._times(original, program, operands)
+        times = self._moment(lambda: self._times(original, program, operands))
         measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
                                        xla_ratio=times.speedup)
         sure = times.sure_speedup
@@ -360,7 +368,8 @@ class _Session:
 def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
     """A kernel of these places before anything came of it."""
     ops = tuple(node.op for node in clusters[0].nodes)
-    return TunedKernel(clusters[0].kernel.name, ops, len(clusters), None)
+    kernel = clusters[0].kernel
+    return TunedKernel(kernel.name, ops, len(clusters), None, id=kernel.fingerprint)
 
 
 def _why_not(cluster: Cluster, given: bool) -> str:

@@ -6,12 +6,16 @@ those is missing in the figures.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
+import resource
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hlo_mlc.support.warning import warn
 
@@ -28,6 +32,7 @@ _LEAST_S = 0.2
 # Columns of /proc/stat that are no work: idle, iowait.  Guests are counted under user already.
 # Source: proc_stat(5).
 _IDLE, _GUEST = (3, 4), (8, 9)
+_USED = slice(11, 13)  # utime, stime behind the name in /proc/PID/stat.  Source: proc_pid_stat(5).
 
 T = TypeVar("T")
 
@@ -35,7 +40,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Clocks:
     """Seconds up to a moment: that passed, that this process's CPUs ran anything (or another
-    machine had them), and that this process ran on any."""
+    machine had them), and that this process, and those that this thread started, ran on any."""
 
     passed_s: float
     busy_s: float
@@ -63,17 +68,62 @@ def read_clocks(stat: Path = _STAT) -> Clocks | None:
         return None
     busy = sum(count for row in ticks for column, count in enumerate(row)
                if column not in (*_IDLE, *_GUEST))
-    return Clocks(time.perf_counter(), busy / os.sysconf("SC_CLK_TCK"), time.process_time(),
-                  len(ticks))
+    return Clocks(time.perf_counter(), busy / os.sysconf("SC_CLK_TCK"),
+                  time.process_time() + _seconds_of_children(), len(ticks))
 
 
-def observed(measure: Callable[[], T]) -> tuple[T, float]:
-    """What `measure` finds, and the share of the CPUs' time that others had meanwhile; a warning if
-    they had much."""
+def _seconds_of_children() -> float:
+    """What processes of this thread's ran, those that have ended and those that go on; these count
+    as others' where the system does not name them."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = 0
+    with contextlib.suppress(OSError):  # one of them ends meanwhile
+        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children"
+                          ).read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[_USED]))
+    return ended.ru_utime + ended.ru_stime + ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Moment(Protocol):
+    """When to measure: what is measured is called at once, later, or more than once."""
+
+    def __call__(self, measure: Callable[[], T], /) -> T: ...
+
+
+def at_once(measure: Callable[[], T]) -> T:
+    """What `measure` finds now, whatever others do."""
+    return measure()
+
+
+def when_idle(measure: Callable[[], T], most: float = BUSY) -> T:
+    """What `measure` finds while others have at most this share of the CPUs' time: it begins when
+    they have had no more for a while, and again where that was not so to its end."""
+    def long_enough() -> T:
+        began = time.perf_counter()
+        found = measure()
+        time.sleep(max(began + _LEAST_S - time.perf_counter(), 0.0))
+        return found
+
+    while True:
+        while _shared(functools.partial(time.sleep, _LEAST_S))[1] > most:
+            pass
+        found, share = _shared(long_enough)
+        if share <= most:
+            return found
+
+
+def _shared(measure: Callable[[], T]) -> tuple[T, float]:
+    """What `measure` finds, and the share of the CPUs' time that others had meanwhile."""
     before = read_clocks()
     found = measure()
     after = read_clocks()
-    share = 0.0 if before is None or after is None else before.share_of_others(after)
+    return found, 0.0 if before is None or after is None else before.share_of_others(after)
+
+
+def observed(measure: Callable[[], T]) -> tuple[T, float]:
+    """The same, with a warning if they had much."""
+    found, share = _shared(measure)
     if share > BUSY:
         warn(f"hlo_mlc measured this machine {busy_line(share)}")
     return found, share

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,21 @@ from hlo_mlc.support.warning import warn
 CHOICES = ("auto", "measure", "ours", "xla")
 """How to choose between our kernels and XLA's: by prediction, by measuring, always one side."""
 
+TUNINGS = ("off", "background")
+"""When kernels are tuned besides where somebody asks for it."""
+
 MAX_DEBUG = 4
 
 _PREFIX = "HLO_MLC_"
 
 
-def _choose(value: object) -> str:
-    if value in CHOICES:
-        return str(value)
-    raise ValueError(f"expected one of {', '.join(CHOICES)}{did_you_mean(value, CHOICES)}")
+def _one_of(names: Collection[str]) -> Callable[[object], str]:
+    def convert(value: object) -> str:
+        if value in names:
+            return str(value)
+        raise ValueError(f"expected one of {', '.join(names)}{did_you_mean(value, names)}")
+
+    return convert
 
 
 def _target(value: object) -> str:
@@ -84,7 +90,7 @@ class Options:
     Raises: UsageError for a value that is not allowed.
     """
 
-    choose: str = field(default="auto", metadata=_from("HLO_MLC_CHOOSE", _choose))
+    choose: str = field(default="auto", metadata=_from("HLO_MLC_CHOOSE", _one_of(CHOICES)))
     """`auto` (predict), `measure`, `ours` (all that we can compile) or `xla` (nothing)."""
 
     target: str = field(default="cpu", metadata=_from("HLO_MLC_TARGET", _target))
@@ -122,6 +128,10 @@ class Options:
     settle: bool = field(default=True, metadata=_from("HLO_MLC_SETTLE", _switch))
     """Whether `auto` times some of a function's calls with our kernels and without, where what is
     predicted is not clear-cut, and keeps to the faster."""
+
+    tune: str = field(default="off", metadata=_from("HLO_MLC_TUNE", _one_of(TUNINGS)))
+    """`background`: the kernels that take most of a program's time are tuned while it runs, by
+    another process, when nobody uses the machine."""
 
     deterministic: bool = field(default=False,
                                 metadata=_from("HLO_MLC_DETERMINISTIC", _switch))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import subprocess
-import sys
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from hlo_mlc.support.errors import TuningError
+from hlo_mlc.support.processes import end_of, start_process
 from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import pack
@@ -78,21 +74,14 @@ class Supervisor:
                 return self._connection.recv()
             reason = f"it hung: no answer within {seconds:.0f} s"
         except (EOFError, OSError):
-            reason = f"it crashed: {self._cause()}"
+            reason = f"it crashed: {end_of(self._process)}"
         self._end()
         return Failed(reason)
 
     def _start(self) -> None:
         ours, theirs = Pipe()
-        # It finds what we find (a generator may come from anywhere), this very package whatever the
-        # current folder has, and gets no Ctrl-C: we do. It has no use for JAX.
-        folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": ""}
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hlo_mlc.tuning.worker", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+            self._process = start_process("hlo_mlc.tuning.worker", theirs)
         self._connection = ours
         reason = "it did not start in time"
         try:
@@ -104,20 +93,12 @@ class Supervisor:
                     return
                 reason = answer.reason
         except (EOFError, OSError):
-            reason = f"it crashed with the default schedule: {self._cause()}"
+            reason = f"it crashed with the default schedule: {end_of(self._process)}"
         except BaseException:
             self._end()
             raise
         self._end()
         raise TuningError(f"The worker process cannot measure the kernel: {reason}")
-
-    def _cause(self) -> str:
-        code = self._process.wait()
-        if code >= 0:
-            return f"the worker ended with status {code}"
-        with contextlib.suppress(ValueError):
-            return signal.Signals(-code).name
-        return f"signal {-code}"
 
     def _end(self) -> None:
         if self._connection is not None:

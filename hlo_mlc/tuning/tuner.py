@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
 from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.messages import Build, Describe, Failed, Measure, Outcome, Task, Timed
@@ -61,12 +63,13 @@ OnInterrupt = Callable[[], None]
 def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
                 known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
                 patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None,
-                forest: Forest | None = None) -> Winner:
+                moment: Moment = at_once, forest: Forest | None = None) -> Winner:
     """Searches for the fastest schedules of a kernel, in the order that a model suggests.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
-    a candidate may take before it counts as hung. An interrupt (Ctrl-C) ends the search: the winner
-    among what is known is still named; a second one ends that, too.
+    a candidate may take before it counts as hung; `moment` says when candidates are tried. An
+    interrupt (Ctrl-C) ends the search: the winner among what is known is still named; a second one
+    ends that, too.
 
     Raises: TuningError if not even the default schedule runs, CacheError where the study cannot be
     kept, KeyboardInterrupt for an interrupt before anything is known or while the winner is named.
@@ -79,7 +82,7 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
 
         interrupted = False
         try:
-            _search(supervisor, study, space, budget, on_trial,
+            _search(supervisor, study, space, budget, on_trial, moment,
                     Pool(task.target, space.default, describe, forest))
         except KeyboardInterrupt:
             if not study.tried:
@@ -87,11 +90,11 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
             interrupted = True
             supervisor.drop()
             on_interrupt()
-        return replace(_final(supervisor, study, space, known), interrupted=interrupted)
+        return replace(_final(supervisor, study, space, known, moment), interrupted=interrupted)
 
 
 def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
-            on_trial: OnTrial, pool: Pool) -> None:
+            on_trial: OnTrial, moment: Moment, pool: Pool) -> None:
     """Tries configurations until the budget is spent, or all are known."""
     while not budget.is_spent(len(study.tried)):
         trial = study.next(pool, budget.least_gain)
@@ -99,7 +102,7 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
             return
         schedules = space.schedules(trial.configuration)
         try:
-            outcome, digest = _try(supervisor, study, schedules, TRIAL_S)
+            outcome, digest = moment(partial(_try, supervisor, study, schedules, TRIAL_S))
         except BaseException:  # an interrupt
             study.abandon(trial)
             raise
@@ -117,15 +120,16 @@ def _try(supervisor: Supervisor, study: KernelStudy | None, schedules: Schedules
     return known or supervisor.measure(Measure(seconds)), built.digest
 
 
-def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None
-           ) -> Winner:
+def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None,
+           moment: Moment) -> Winner:
     """Measures the best again, each in turns with the default, and picks the fastest."""
     tried = study.tried
     failed = sum(isinstance(t.outcome, Failed) for t in tried)
     standing = known and space.configuration(known.schedules)
     best: list[tuple[Configuration, Timed]] = []
     for configuration in _finalists(tried, space, standing):
-        outcome, _ = _try(supervisor, None, space.schedules(configuration), FINAL_S)
+        outcome, _ = moment(partial(_try, supervisor, None, space.schedules(configuration),
+                                    FINAL_S))
         if isinstance(outcome, Timed):
             best.append((configuration, outcome))
     fastest = max((timed.speedup for _, timed in best), default=0.0)

@@ -5,10 +5,8 @@ It may crash or hang of a candidate; the tuner (supervisor.py) then ends it and 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import resource
-import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -19,6 +17,7 @@ from hlo_mlc.runtime.measure import aligned, aligned_empty, bind_kernel, time_in
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
+from hlo_mlc.support.processes import end_with_parent
 from hlo_mlc.tuning.agreement import baseline_fault, candidate_fault
 from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.generator import CandidateSource
@@ -28,12 +27,10 @@ from hlo_mlc.tuning.transport import unpack
 _BASELINE_S = 0.05
 _UNTOUCHED = 0x5A  # what results hold before a kernel writes them
 
-_PR_SET_PDEATHSIG = 1  # Source: <linux/prctl.h>
-
 
 def main(descriptor: int) -> None:
     """Serves one tuner until it closes the connection."""
-    _die_with_parent()
+    end_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with Connection(descriptor) as connection:
         try:
@@ -43,11 +40,6 @@ def main(descriptor: int) -> None:
                 connection.send(bench.answer(connection.recv()))
         except EOFError:
             return
-
-
-def _die_with_parent() -> None:
-    """A worker that hangs in a candidate goes when its tuner does, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class _Bench:

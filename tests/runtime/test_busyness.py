@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +15,13 @@ from hlo_mlc.runtime import busyness
 from hlo_mlc.runtime.busyness import (
     BUSY,
     Clocks,
+    at_once,
     busy_line,
     observed,
     read_clocks,
     share_in,
     supersedes,
+    when_idle,
 )
 
 
@@ -89,3 +93,34 @@ def test_the_share_in_notes() -> None:
     assert share_in({"busy": 0.25}) == 0.25
     assert share_in({}) == share_in(None) == 0.0  # before shares were noted
     assert share_in({"busy": "x"}) == share_in({"busy": 7}) == 1.0
+
+
+def test_only_an_idle_moment_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at until it is idle, and measured anew where somebody came meanwhile."""
+    monkeypatch.setattr(busyness.time, "sleep", lambda seconds: None)
+    idle, busy = (Clocks(0, 0, 0, 4), Clocks(1, 1, 1, 4)), (Clocks(0, 0, 0, 4), Clocks(1, 3, 1, 4))
+    measured: list[int] = []
+
+    def measure() -> int:
+        measured.append(len(measured))
+        return measured[-1]
+
+    show(monkeypatch, *busy, *idle, *busy, *busy, *idle, *idle)
+    assert when_idle(measure) == 1
+    show(monkeypatch, *busy, *busy)
+    assert when_idle(measure, most=0.5) == 2
+    assert at_once(measure) == 3
+
+
+def test_children_are_no_others(tmp_path: Path) -> None:
+    """What a process that this thread started runs is its own, while it lives and afterwards."""
+    program = ("import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\n"
+               "sys.stdin.readline()")
+    before = read_clocks()
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, text=True) as process:
+        process.stdout.readline()
+        alive = read_clocks()
+        process.communicate("\n")
+    ended = read_clocks()
+    assert alive.own_s - before.own_s > 0.25 and ended.own_s - before.own_s > 0.25

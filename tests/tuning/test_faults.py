@@ -44,7 +44,7 @@ def test_the_faster_one_wins_among_faulty_ones(tune, nearly) -> None:
         faulty.WRONG: "9216 of 9216 elements of result 0 are wrong",
         faulty.UNTOUCHED: "9216 of 9216 elements of result 0 are wrong",
         faulty.REFUSED: "refused",
-        faulty.DIES: "it crashed: the worker ended with status 3",
+        faulty.DIES: "it crashed: status 3",
     }
 
 

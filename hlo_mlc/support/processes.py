@@ -1,0 +1,46 @@
+"""Processes of our own: a module of this package in another Python, which ends when we do."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # Source: <linux/prctl.h>
+
+
+def start_process(module: str, connection: Connection, **environment: str
+                  ) -> subprocess.Popen[bytes]:
+    """Starts `python -m MODULE DESCRIPTOR`, which is to talk through its end of a connection.
+
+    It finds what we find (a generator may come from anywhere), this very package whatever the
+    current folder has, and gets no Ctrl-C: we do.
+    """
+    folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
+    own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": ""}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, str(connection.fileno())],
+        pass_fds=[connection.fileno()], env=os.environ | own | environment,
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True)
+
+
+def end_with_parent() -> None:
+    """Has this process, whatever it hangs in, go when the thread that has started it does, however
+    that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def end_of(process: subprocess.Popen[bytes]) -> str:
+    """What a process ends with: a status, or a signal by its name."""
+    code = process.wait()
+    if code >= 0:
+        return f"status {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

@@ -1,0 +1,311 @@
+"""Kernels are tuned while a program runs: in nobody's way, by a process that may die."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from hlo_mlc import building, mlc_jit
+from hlo_mlc.backends.cpu import CpuBackend, LlvmSource
+from hlo_mlc.interop import background, primitive
+from hlo_mlc.interop.background import Background, Tuned
+from hlo_mlc.interop.staged import forget
+from hlo_mlc.runtime import variants
+from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
+from hlo_mlc.support.options import Options
+from hlo_mlc.tuning.generator import TemplateGenerator
+
+LIMIT_S = 120.0
+X = np.linspace(-1, 1, 96 * 64, dtype=np.float32).reshape(96, 64)
+THREADS, SWAPS = 8, 30
+
+
+def product(x: jax.Array) -> jax.Array:
+    return x @ x.T + 1
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As for a user with one device who has tuned nothing yet."""
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
+    monkeypatch.setenv("HLO_MLC_CHOOSE", "ours")
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+    forget()
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> Background:
+    """Every kernel that was called is worth a few trials, however busy the machine is."""
+    for name, value in {"_LOOK_S": 0.02, "_WORTH_NS": 1, "_TRIALS": 2, "_BUSY": 1.0}.items():
+        monkeypatch.setattr(background, name, value)
+    monkeypatch.setattr(background, "_step_behind", lambda process: None)  # tests keep CPUs busy
+    return _installed(monkeypatch)
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> Background:
+    """Nothing is ever worth it."""
+    monkeypatch.setattr(background, "_WORTH_NS", float("inf"))
+    return _installed(monkeypatch)
+
+
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Background:
+    fresh = Background()
+    monkeypatch.setattr(primitive, "BACKGROUND", fresh)
+    return fresh
+
+
+class Traced:
+    """A function that counts how often it is traced."""
+
+    def __init__(self) -> None:
+        self.traces = 0
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        self.traces += 1
+        return product(x)
+
+
+def called_until_tuned(function: Any) -> str:
+    """What is said of tuning once something came of it; calls are right all the time."""
+    end = time.monotonic() + LIMIT_S
+    while "not tuned yet" in function.report(X).background:
+        assert time.monotonic() < end
+        close(function(X))
+        time.sleep(1e-3)
+    return str(function.report(X).background)
+
+
+def close(found: jax.Array) -> None:
+    np.testing.assert_allclose(found, X @ X.T + 1, rtol=1e-5, atol=1e-6)
+
+
+def test_a_kernel_is_tuned_while_it_is_called(eager: Background,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Traced()
+    function = mlc_jit(counted, tune="background")
+    function(X)
+    assert function.report(X).background == "1 kernel not tuned yet"
+    assert called_until_tuned(function).startswith("1 kernel tuned")
+    close(function(X))
+    assert counted.traces == 1
+    (kernel,) = function.report(X).kernels
+    (record,) = open_records(Options.from_environment()).all()
+    assert record.kernel == kernel.id and record.measured == kernel.tuned
+    assert "tuning in the background: 1 kernel tuned" in str(function.explain(X))
+    # Later processes have it from the beginning.
+    with monkeypatch.context() as later:
+        _installed(later)
+        again = mlc_jit(Traced(), tune="background")
+        close(again(X))
+        assert again.report(X).background == "1 kernel tuned before"
+        assert again.report(X).kernels[0].tuned == kernel.tuned
+
+
+def test_swaps_under_load(patient: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that call get what is right whatever code runs; nothing is compiled for a swap, and
+    no lock is held while the code is mapped."""
+    counted = Traced()
+    function = mlc_jit(counted, tune="background")
+    close(function(X))
+    ((program,),) = patient._followed.values()
+    ((fingerprint, first),) = program.kernels.items()
+    kernel, options, backend = first.kernel, program.job.options, program.backend
+    records = open_records(options)
+    rows = next(p for p in TemplateGenerator().space(kernel.program, backend.target).parameters
+                if p.key == "rows" and p.template == first.nests[0].template)
+    assert len(rows.values) > 1
+
+    def recorded(value: int) -> None:
+        record = Record(fingerprint, target_key(backend.target),
+                        {rows.position: (rows.template, {rows.key: value})},
+                        Measured(2.0, 1.0, 2.0))
+        assert records.put(record, replaces=records.get(fingerprint, record.target)) == record
+
+    for value in rows.values:  # as the process that tunes does
+        recorded(value)
+        building.kernel_object(kernel, options, backend)
+
+    def load(self: CpuBackend, *args: Any) -> Any:
+        for lock in (building._building, variants._table_lock):
+            assert lock.acquire(timeout=LIMIT_S), "held by who maps code"
+            lock.release()
+        return loaded(self, *args)
+
+    def compiled(self: LlvmSource) -> bytes:
+        raise AssertionError("compiled for a swap")
+
+    loaded = CpuBackend.load
+    monkeypatch.setattr(CpuBackend, "load", load)
+    monkeypatch.setattr(LlvmSource, "assemble", compiled)
+    over, errors, calls = threading.Event(), [], []
+
+    def call() -> None:
+        try:
+            for number in itertools.count(1):
+                close(function(X))
+                if over.is_set():
+                    calls.append(number)
+                    return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for _, value in zip(range(SWAPS), itertools.cycle(rows.values), strict=False):
+        recorded(value)
+        patient._take(program, Tuned(fingerprint))
+        (now,) = function.report(X).kernels
+        assert now.nests[0].parameters[rows.key] == value and now.tuned is not None
+        assert now.kept is building.built_kernel(fingerprint, backend, False)
+    over.set()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not errors and len(calls) == THREADS and counted.traces == 1
+    close(function(X))
+    assert function.report(X).background == "1 kernel tuned"
+
+
+def test_code_goes_with_the_programs(patient: Background) -> None:
+    def kernel_id() -> str:
+        function = mlc_jit(lambda x: jnp.tanh(x) * 3, tune="background")
+        function(X)
+        ((program,),) = patient._followed.values()
+        (kernel,) = program.kernels.values()
+        return str(kernel.lease.kernel_id)
+
+    gone = kernel_id()
+    jax.clear_caches()
+    gc.collect()
+    gc.collect()
+    assert not variants.exists(gone) and not patient._followed
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "status 1"])
+def test_a_crash_is_only_told(eager: Background, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    start = background.start_process
+
+    def started(module: str, *args: Any, **kwargs: Any) -> Any:
+        if end == "status 1":
+            return start("hlo_mlc.no_such_module", *args, **kwargs)
+        process = start(module, *args, **kwargs)
+        process.kill()
+        return process
+
+    monkeypatch.setattr(background, "start_process", started)
+    function = mlc_jit(Traced(), tune="background")
+    function(X)
+    said = f"as before: the process that tunes has crashed ({end})"
+    assert called_until_tuned(function) == f"1 kernel {said}"
+    assert said in " ".join(str(function.explain(X)).split())
+    close(function(X))
+
+
+def test_whatever_fails_here_is_only_told(eager: Background,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(background, "start_process", failing)
+    function = mlc_jit(Traced(), tune="background")
+    function(X)
+    assert called_until_tuned(function) == "1 kernel as before: RuntimeError: planted"
+
+
+@pytest.mark.parametrize(("variable", "why"), [
+    ("HLO_MLC_DETERMINISTIC", "deterministic=True"), ("HLO_MLC_CHECK", "kernels check")])
+def test_it_is_off_where_nothing_tuned_may_run(
+        patient: Background, monkeypatch: pytest.MonkeyPatch, variable: str, why: str) -> None:
+    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("HLO_MLC_TUNE", "background")
+    function = mlc_jit(Traced())
+    function(X)
+    assert function.report(X).background.startswith(f"off: {why}")
+    assert patient._thread is None
+
+
+def test_it_is_off_on_several_devices(patient: Background, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    function = mlc_jit(Traced(), tune="background")
+    function(X)
+    assert "several devices" in function.report(X).background and patient._thread is None
+
+
+def test_it_is_off_in_programs_of_others_and_where_nobody_asks(patient: Background) -> None:
+    function = mlc_jit(Traced(), tune="background")
+    close(jax.jit(lambda x: function(x) + 1)(X) - 1)
+    mlc_jit(Traced())(X)
+    assert patient._thread is None and not patient._followed
+    jax.vmap(function)(X[None])  # a program of its own
+    assert patient._thread is not None
+
+
+PROGRAM = textwrap.dedent("""
+    import os, sys, time
+    import jax.numpy as jnp
+    from hlo_mlc import mlc_jit
+    from hlo_mlc.interop import background
+    background._WORTH_NS, background._LOOK_S, background._BUSY = 0, 0.02, -1.0  # it never is idle
+    background._step_behind = lambda process: None
+    start = background.start_process
+    def started(*args, **kwargs):
+        process = start(*args, **kwargs)
+        print(process.pid, flush=True)
+        return process
+    background.start_process = started
+    f = mlc_jit(lambda x: x @ x.T + 1, tune="background")
+    f(jnp.ones((96, 64)))
+    assert "not tuned yet" in f.report().background
+    sys.stdin.readline()
+""")
+
+
+@pytest.mark.parametrize("how", ["end", "kill"])
+def test_it_ends_with_the_program(how: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          env=os.environ | {"XLA_FLAGS": ""}) as process:  # one device
+        tuner = int(process.stdout.readline())
+        if how == "kill":
+            process.kill()
+        _, err = process.communicate("\n", timeout=LIMIT_S)
+        assert process.returncode == (-signal.SIGKILL if how == "kill" else 0) and not err, err
+    end = time.monotonic() + LIMIT_S
+    while Path(f"/proc/{tuner}").exists() and _state(tuner) != "Z":
+        assert time.monotonic() < end, "an orphan"
+        time.sleep(0.02)
+
+
+def test_it_takes_what_nobody_else_wants() -> None:
+    with subprocess.Popen(["sleep", "100"]) as process:
+        background._step_behind(process.pid)
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+        process.kill()
+
+
+def _state(process: int) -> str:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
