@@ -7,14 +7,16 @@ import importlib
 
 import click
 
+from hlo_mlc.cli import parameters
 from hlo_mlc.support.options import Options
 
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True)
-def dashboard(host: str, port: int) -> None:
-    """Serves what was tuned with HLO_MLC_CACHE, until an interrupt.
+@parameters.storage()
+def dashboard(host: str, port: int, storage: str | None) -> None:
+    """Serves what was tuned with HLO_MLC_CACHE, or by a team, until an interrupt.
 
     It opens on an overview of all kernels: how much faster each is than by its default schedule and
     than XLA's code, what was recorded, the trials, and what is being tuned now. Each leads to its
@@ -24,10 +26,10 @@ def dashboard(host: str, port: int) -> None:
     everybody who can reach it can change the studies.
     """
     # At first use: Optuna takes half a second to import, which no other command should wait for.
-    storage = importlib.import_module("hlo_mlc.tuning.storage")
+    storages = importlib.import_module("hlo_mlc.tuning.storage")
     serving = importlib.import_module("hlo_mlc.tuning.dashboard")
-    journal = storage.journal_path(Options.from_environment())
-    with serving.make_dashboard(journal, host, port) as server:
-        click.echo(f"http://{host}:{server.server_port}/  (studies in {journal})")
+    studies = storage or storages.journal_path(Options.from_environment())
+    with serving.make_dashboard(studies, host, port) as server:
+        click.echo(f"http://{host}:{server.server_port}/  (studies in {storages.shown(studies)})")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

@@ -30,6 +30,7 @@ _COMMANDS = {
     "report": "Writes all that is known of a program as a page for a browser.",
     "tune": "Finds the fastest schedules of a program's kernels and records them.",
     "model": "Trains what tuning guesses with which schedules are fast.",
+    "worker": "Takes trials of kernels that others tune, out of a database.",
     "dashboard": "Serves the studies of tuning in a browser.",
     "records": "Lists, exports or imports what tuning found out.",
     "export": "Compiles functions ahead of time into a file, or a C library.",

@@ -35,6 +35,7 @@ _INTERRUPTED = 130  # as shells have it
 @click.option(
     "--minutes", type=click.FloatRange(min=0, min_open=True), help="For so long altogether."
 )
+@parameters.storage()
 @parameters.target
 @parameters.x64
 @click.pass_context
@@ -46,6 +47,7 @@ def tune(
     entry: str,
     trials: int | None,
     minutes: float | None,
+    storage: str | None,
     target: str,
     x64: bool,
 ) -> None:
@@ -60,6 +62,9 @@ def tune(
     Without --trials and --minutes, each kernel is tuned until next to nothing is expected of
     another trial. Ctrl-C ends the search and records the best so far. The same command goes on
     where it was, also after it was killed.
+
+    With --storage the kernels lie in a database with their studies, and every `hlo-mlc worker` on a
+    machine of the same kind takes trials of them.
     """
     if target not in runnable():
         raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "
@@ -76,14 +81,14 @@ def tune(
             if is_file(program):
                 args = read_arrays(files) if files else tuple(map(parse_argument, given))
                 function = compile_stablehlo(Path(program), entry=entry, target=target)
-                report = function.tune(*args, trials=trials, minutes=minutes)
+                report = function.tune(*args, trials=trials, minutes=minutes, storage=storage)
             else:
                 function = resolve(program)
                 args = read_arrays(files) if files else arguments(function, given)
                 check_traceable(program, function, args)
                 tuned = (function.choosing(function.choose, target) if hasattr(function, "choosing")
                          else mlc_jit(function, target=target))
-                report = tuned.tune(*args, trials=trials, minutes=minutes)
+                report = tuned.tune(*args, trials=trials, minutes=minutes, storage=storage)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:
             click.echo(str(interrupt.report))

@@ -134,14 +134,15 @@ class MlcFunction(JitObject[P, R_co]):
                                self._with_bound(args, kwargs), kwargs, path, calls, origin.donates)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
-             **kwargs: Any) -> TuningReport:
+             storage: str | None = None, **kwargs: Any) -> TuningReport:
         """Looks for faster schedules of each kernel on these arguments, until each had so many
         trials, for so many minutes, or else until next to nothing is expected of another trial, and
-        remembers them; says what came of it."""
+        remembers them; says what came of it. `storage`, the URL of a database, has others take
+        trials as well (`hlo-mlc worker`)."""
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
-                                minutes=minutes)
+                                minutes=minutes, storage=storage)
 
     def verify(self, *args: Any, runs: int = 3, **kwargs: Any) -> Verification:
         """Holds each kernel of such a call against the same operations in f64, and XLA's code for

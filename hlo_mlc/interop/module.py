@@ -175,10 +175,11 @@ class StablehloFunction:
         return explain(report, self._options, f"@{self._name}", verbose,
                        compile_again if shapes is not None else None)
 
-    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None) -> Any:
+    def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
+             storage: str | None = None) -> Any:
         """Tunes the function's kernels until each was tried in so many ways, for so many minutes,
         or else until next to nothing is expected of another trial; says what came of it. Calls from
-        now on run what is recorded then.
+        now on run what is recorded then. `storage` is as for `MlcFunction.tune`.
 
         `args` are arrays to measure with. Without any, or for types (`jax.ShapeDtypeStruct`, for
         a function with dynamic shapes), operands are made up.
@@ -196,7 +197,7 @@ class StablehloFunction:
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         report = tuning.tune_module(self._module_for(shapes), self._options, trials=trials,
-                                    minutes=minutes,
+                                    minutes=minutes, storage=storage,
                                     given=None if types_only else list(map(np.asarray, args)))
         with self._lock:
             self._programs.clear()

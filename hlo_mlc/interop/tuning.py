@@ -11,6 +11,7 @@ given; else, and in the bodies of loops that stay with XLA, operands are made up
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,7 +64,8 @@ from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import Forest, model_path
 from hlo_mlc.tuning.progress import TuningProgress
-from hlo_mlc.tuning.storage import journal_path, open_storage
+from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
+from hlo_mlc.tuning.storage import journal_path, open_studies
 from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 
@@ -162,7 +164,8 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *,
-              trials: int | None, minutes: float | None) -> TuningReport:
+              trials: int | None, minutes: float | None, storage: str | None = None
+              ) -> TuningReport:
     """Tunes what `mlc_jit` made of a function, for arguments of these types.
 
     A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
@@ -176,7 +179,8 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
     reports = [tune_module(part.module, options, entry=part.entry, trials=trials,
-                           minutes=minutes and minutes / len(parts), given=part.given)
+                           minutes=minutes and minutes / len(parts), given=part.given,
+                           storage=storage)
                for part in parts]
     jitted.clear_cache()  # what is compiled from now on follows the records
     return reports[0] if len(reports) == 1 else TuningReport(
@@ -185,10 +189,13 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
 
 def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
                 trials: int | None = None, minutes: float | None = None,
-                given: Sequence[np.ndarray] | None = None) -> TuningReport:
+                given: Sequence[np.ndarray] | None = None, storage: str | None = None
+                ) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
     for so many minutes altogether; if neither is given, each kernel until next to nothing is
     expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
+    `storage` is the URL of a database that a team shares, where the kernels are put for others to
+    take trials of; else studies lie in the cache.
 
     An interrupt (Ctrl-C) ends the search in a kernel, whose winner so far is then recorded, and all
     that would come after; a second one ends it at once. The next time it goes on.
@@ -200,7 +207,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
         raise UsageError("Tuning takes at least one trial, and some time")
     require_say(options, "tune")
     library.register_with_jax()
-    session = Session(module, entry, options, trials, minutes, given)
+    session = Session(module, entry, options, trials, minutes, given, storage=storage)
     kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
@@ -221,13 +228,14 @@ class Session:
 
     def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
                  minutes: float | None, given: Sequence[np.ndarray] | None,
-                 moment: Moment = at_once) -> None:
+                 moment: Moment = at_once, storage: str | None = None) -> None:
         self._given, self._moment = given, moment
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
         self._target = target_of(options)
         self._records = open_records(options)
-        self._storage = open_storage(journal_path(options))
+        self._is_shared = storage is not None
+        self._storage = open_studies(storage or journal_path(options))
         self._generator = TemplateGenerator()
         self._forest = Forest.load(model_path(options.cache_dir, self._target))
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
@@ -313,7 +321,8 @@ class Session:
             "name": kernel.name, "kernel": program_text(kernel.program),
             "ops": op_counts(tuned.ops),
             "target": f"{self._target.cpu}, {counted(self._target.cores, 'core')}",
-            "default": schedules_text(space.schedules(space.default))})
+            "default": schedules_text(space.schedules(space.default)),
+            **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         progress.begin(label, study, space, budget)
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
@@ -331,6 +340,17 @@ class Session:
         return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
                                    noise=winner.noise, given=program is not None,
                                    interrupted=winner.interrupted)
+
+    def _shared(self, fingerprint: str) -> dict[str, str]:
+        """What others need to take trials of a kernel.
+
+        Raises: UsageError for one that is too large.
+        """
+        module = io.BytesIO()
+        self._module.operation.write_bytecode(module)
+        return SharedKernel(fingerprint, target_key(self._target), module.getvalue(), self._entry,
+                            self._options.choose, jax.config.jax_enable_x64,
+                            self._trials or DEFAULT_TRIALS).attributes()
 
     def _study_name(self, cluster: Cluster) -> str:
         """Begins with what a person may recognize the kernel by; its line, which changes with what

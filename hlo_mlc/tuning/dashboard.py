@@ -21,7 +21,7 @@ from optuna.storages import BaseStorage
 from hlo_mlc.runtime.records import OURS, XLA
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.tuning.overview import overview_json, overview_page
-from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.storage import open_studies
 from hlo_mlc.tuning.study import quiet
 
 _REFRESH_S = 10.0  # how old a note may be while somebody looks
@@ -51,9 +51,9 @@ class _SilentHandler(WSGIRequestHandler):
         pass
 
 
-def make_dashboard(journal: Path, host: str, port: int) -> WSGIServer:
-    """A server of the studies in a journal, to be run with `serve_forever`; its port is
-    `server_port`, any free one if `port` is 0.
+def make_dashboard(studies: Path | str, host: str, port: int) -> WSGIServer:
+    """A server of the studies in a journal or a database, to be run with `serve_forever`; its port
+    is `server_port`, any free one if `port` is 0.
 
     Raises: UsageError without optuna-dashboard, or for an address that cannot be had.
     """
@@ -63,7 +63,7 @@ def make_dashboard(journal: Path, host: str, port: int) -> WSGIServer:
         raise UsageError("The dashboard takes the package `optuna-dashboard`: "
                          "pip install 'hlo-mlc[dashboard]'") from error
     with quiet():
-        storage = open_storage(journal)
+        storage = open_studies(studies)
         application = _Noted(optuna_dashboard.wsgi(storage), storage,
                              optuna_dashboard.get_note, optuna_dashboard.save_note)
     try:

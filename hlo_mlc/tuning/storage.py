@@ -1,7 +1,9 @@
-"""Where studies are kept: one Optuna journal, which survives what may happen to it.
+"""Where studies are kept: one Optuna journal, which survives what may happen to it, or a database.
 
-Every operation is a line of JSON. A process that is killed while it writes leaves half a line,
-after which Optuna would read no further; opening the journal repairs that.
+Of the journal every operation is a line of JSON. A process that is killed while it writes leaves
+half a line, after which Optuna would read no further; opening the journal repairs that. A database
+is what a team shares: whoever has a trial there says so now and then, and where nobody does, others
+take it.
 """
 
 from __future__ import annotations
@@ -11,17 +13,64 @@ import fcntl
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from optuna.storages import JournalStorage
+from optuna.storages import (
+    BaseStorage,
+    JournalStorage,
+    RDBStorage,
+    RetryHeartbeatStaleTrialCallback,
+)
 from optuna.storages.journal import JournalFileBackend
 
 from hlo_mlc.runtime.files import JOURNAL, write_whole
-from hlo_mlc.support.errors import CacheError
+from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import warn
+from hlo_mlc.tuning.study import quiet
+
+HEARTBEAT_S = 10
+"""How often a process says that it still has a trial. Trials take a second as a rule."""
+
+GRACE_S = 3 * HEARTBEAT_S
+"""After which nobody has it."""
+
+_WAIT_S = 60.0  # for a file of SQLite that others write to
+
+
+def open_database(url: str) -> RDBStorage:
+    """The studies in a database that Optuna knows: PostgreSQL, MySQL or SQLite.
+
+    Raises: UsageError where there is none, or the driver for it is missing.
+    """
+    engine = {"connect_args": {"timeout": _WAIT_S}} if url.startswith("sqlite") else {}
+    try:
+        with quiet():
+            storage = RDBStorage(url, engine_kwargs=engine, heartbeat_interval=HEARTBEAT_S,
+                                 grace_period=GRACE_S,
+                                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback())
+    except Exception as error:  # of SQLAlchemy, or of any of its drivers
+        raise UsageError(f"The studies in {shown(url)} cannot be opened: {type(error).__name__}: "
+                         f"{' '.join(str(error).split())}") from error
+    weakref.finalize(storage, storage.engine.dispose)  # of connections
+    return storage
+
+
+def shown(where: Path | str) -> str:
+    """Where studies are, without a password."""
+    scheme, separator, place = str(where).rpartition("://")
+    return f"{scheme}{separator}{place.rpartition('@')[2] if separator else place}"
+
+
+def open_studies(where: Path | str) -> BaseStorage:
+    """The studies in a journal, or in the database with this URL.
+
+    Raises: CacheError or UsageError where they cannot be had.
+    """
+    return open_storage(where) if isinstance(where, Path) else open_database(where)
 
 
 def journal_path(options: Options) -> Path:

@@ -11,10 +11,13 @@ import socket
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import optuna
+from optuna.storages import fail_stale_trials
+from optuna.storages._heartbeat import get_heartbeat_thread, is_heartbeat_enabled
 from optuna.trial import FrozenTrial, TrialState
 
 from hlo_mlc.tuning.features import VOCABULARY
@@ -66,7 +69,7 @@ class KernelStudy:
     def __init__(self, storage: optuna.storages.BaseStorage, name: str, space: Space,
                  first: Sequence[Configuration] = ()) -> None:
         """`first` is tried right after the default."""
-        self._space = space
+        self._space, self._storage = space, storage
         with quiet():
             self._study = optuna.create_study(
                 storage=storage, study_name=f"{name}-{space.digest}", direction="minimize",
@@ -74,19 +77,37 @@ class KernelStudy:
             self._study.set_metric_names(["log(time / default's time)"])
             self._forget_abandoned()
             past = self._study.get_trials(deepcopy=False)
-            seed = zlib.crc32(name.encode()) + len(past)
+            # The same for the same study, unless others draw for it at the same time.
+            shared = _own_name() if is_heartbeat_enabled(storage) else ""
+            seed = zlib.crc32(f"{name}{shared}".encode()) + len(past)
             # What is drawn and not tried is nobody's business: the sampler has a study of its own.
             # Templates have parameters of their own: each group of them is learned together.
             self._drawing = optuna.create_study(
                 sampler=optuna.samplers.TPESampler(seed=seed, group=True))
-            self._drawing.add_trials([trial for trial in past if trial.state.is_finished()])
-            self._random = random.Random(seed)
-            known = map(_tried, reversed(past))  # of repetitions the first counts
-            self._tried = {key_of(t.configuration): t for t in known if t is not None}
-            self._first = (space.default, *first)
-            self._queue: Iterator[Configuration] = iter(
-                space.all() if space.size <= EXHAUSTIVE else space.starts)
-            self._candidates = self._endless()
+        self._learned: set[int] = set()  # the numbers of the trials that the sampler knows
+        self._read()
+        self._random = random.Random(seed)
+        self._first = (space.default, *first)
+        self._queue: Iterator[Configuration] = iter(
+            space.all() if space.size <= EXHAUSTIVE else space.starts)
+        self._candidates = self._endless()
+
+    def _read(self) -> None:
+        """Learns what all processes have tried or are trying."""
+        with quiet():
+            fail_stale_trials(self._study)
+            past = self._study.get_trials(deepcopy=False)
+            new = [t for t in past if t.state.is_finished() and t.number not in self._learned]
+            self._drawing.add_trials(new)
+        self._learned.update(trial.number for trial in new)
+        known = map(_tried, reversed(past))  # of repetitions the first counts
+        self._tried = {key_of(t.configuration): t for t in known if t is not None}
+        self._running = {key_of(t.params) for t in past if t.state is TrialState.RUNNING}
+
+    def _is_new(self, configuration: Configuration) -> bool:
+        """Whether nobody has tried it or does so now."""
+        key = key_of(configuration)
+        return key not in self._tried and key not in self._running
 
     @property
     def tried(self) -> list[Tried]:
@@ -103,34 +124,39 @@ class KernelStudy:
         None when every configuration is known, or when none is expected to be faster than the
         fastest by this logarithm.
         """
+        self._read()
         if len(self._tried) >= self._space.size:
             return None
-        for configuration in self._first:
-            if key_of(configuration) not in self._tried:
-                return self._ask(configuration)
+        for configuration in filter(self._is_new, self._first):
+            return self._ask(configuration)
         if pool is not None:
             with quiet():
                 logs = {key: _log(tried.outcome) for key, tried in self._tried.items()}
-                choice = pool.choose(logs, self._candidates)
+                more = itertools.islice(self._candidates, _MOST_DRAWS)
+                choice = pool.choose(logs, filter(self._is_new, more))
             if choice.gain < least_gain and len(self._tried) >= _FEWEST:
                 return None
             if choice.configuration is not None:
                 return self._ask(choice.configuration)
         anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
-        for configuration in itertools.chain(self._queue, self._sampled(), anything):
-            if key_of(configuration) not in self._tried:
-                return self._ask(configuration)
-        return None
+        drawn = itertools.chain(self._queue, self._sampled(), anything)
+        new = next(filter(self._is_new, drawn), None)
+        return None if new is None else self._ask(new)
 
     def tell(self, trial: Trial, outcome: Outcome, digest: str,
              differences: Sequence[float] | None = None) -> None:
-        """Keeps what came of a trial, and what its loops do differently from the default's."""
-        with quiet():
+        """Keeps what came of a trial, and what its loops do differently from the default's, unless
+        the trial was taken from us and given to others."""
+        with quiet(), contextlib.suppress(optuna.exceptions.UpdateFinishedTrialError):
             if differences is not None:
                 trial.handle.set_user_attr(DIFFERENCES, [VOCABULARY, *differences])
             self._tell(trial.handle, outcome, digest)
         self._tried[key_of(trial.configuration)] = Tried(
             trial.handle.number, dict(trial.configuration), outcome, digest)
+
+    def lease(self, trial: Trial) -> AbstractContextManager[object]:
+        """As long as it lasts, nobody else takes the trial for one of a process that is gone."""
+        return get_heartbeat_thread(trial.handle._trial_id, self._storage)
 
     def abandon(self, trial: Trial) -> None:
         """Nothing came of a trial; it may be tried again."""
@@ -167,8 +193,12 @@ class KernelStudy:
         for _ in range(_MOST_REPEATS):
             configuration, handle = self._drawn(self._drawing)
             yield configuration
+            tried = self._tried.get(key_of(configuration))
             with quiet():
-                self._drawing.tell(handle, _log(self._tried[key_of(configuration)].outcome))
+                if tried is None:
+                    self._drawing.tell(handle, state=TrialState.FAIL)
+                else:
+                    self._drawing.tell(handle, _log(tried.outcome))
 
     def _endless(self) -> Iterator[Configuration]:
         """Candidates: all of a small space; of others what analysis says of each template, then in
@@ -190,12 +220,11 @@ class KernelStudy:
         handle.set_user_attr("code", digest)
         if isinstance(outcome, Timed):
             handle.set_user_attr("measured", asdict(outcome))
-            told = self._study.tell(handle, _log(outcome))
+            self._study.tell(handle, _log(outcome))
         else:
             # Pruned and not failed: so the sampler learns to keep away from it.
             handle.set_user_attr("problem", outcome.reason)
-            told = self._study.tell(handle, state=TrialState.PRUNED)
-        self._drawing.add_trial(told)
+            self._study.tell(handle, state=TrialState.PRUNED)
 
     def _forget_abandoned(self) -> None:
         """Trials of processes of this machine that are gone: their results will never come."""
@@ -235,6 +264,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            warnings.filterwarnings("ignore", "Heartbeat of storage is supposed")
             yield
     finally:
         optuna.logging.set_verbosity(usual)

@@ -102,7 +102,8 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
             return
         schedules = space.schedules(trial.configuration)
         try:
-            outcome, digest = moment(partial(_try, supervisor, study, schedules, TRIAL_S))
+            with study.lease(trial):
+                outcome, digest = moment(partial(_try, supervisor, study, schedules, TRIAL_S))
         except BaseException:  # an interrupt
             study.abandon(trial)
             raise

@@ -1,0 +1,192 @@
+"""A team tunes out of one database: PostgreSQL where its programs are installed, SQLite always."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from click.testing import CliRunner
+from optuna.trial import TrialState
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.cli import main
+from hlo_mlc.runtime.records import Records
+from hlo_mlc.support.errors import UsageError
+from hlo_mlc.tuning import shared, storage
+from hlo_mlc.tuning.shared import SharedKernel
+from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.storage import open_database, shown
+from hlo_mlc.tuning.study import KernelStudy
+
+LIMIT_S = 120.0
+X = np.linspace(-1, 1, 64 * 32, dtype=np.float32).reshape(64, 32)
+SMALL = Space((Parameter(0, "a", "x", (1, 2, 4), 2),))
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A database that nobody has used."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/studies.db"
+        return
+    programs = [os.environ["PATH"], *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]  # Debian
+    initdb, pg_ctl = (shutil.which(name, path=os.pathsep.join(programs))
+                      for name in ("initdb", "pg_ctl"))
+    if initdb is None or pg_ctl is None:
+        pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
+    if importlib.util.find_spec("psycopg") is None:
+        pytest.skip("psycopg, by which PostgreSQL is reached, is not installed")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "postgresql"
+    folder.mkdir()
+    user = None
+    if os.geteuid() == 0:  # which its server refuses to run as
+        user = "postgres"
+        shutil.chown(folder, user)
+        for parent in folder.parents:
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+    def run(*command: str) -> None:
+        subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL,
+                       timeout=LIMIT_S)
+
+    data = str(folder / "data")
+    run(initdb, "--pgdata", data, "--username", "team", "--auth", "trust", "--no-sync")
+    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
+    run(pg_ctl, "start", "--wait", "--pgdata", data, "--options", options, "--log",
+        str(folder / "log"))
+    try:
+        yield f"postgresql://team@127.0.0.1:{port}/postgres"
+    finally:
+        run(pg_ctl, "stop", "--pgdata", data, "--mode", "immediate")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HLO_MLC_CHOOSE", "ours")
+
+
+def test_a_kernel_travels_to_others(url: str, tmp_path: Path) -> None:
+    """Who has only the database tunes the same kernel, and has a record of its own of it."""
+    (kernel,) = mlc_jit(lambda x: x @ x.T + 1).tune(X, trials=3, storage=url).kernels
+    elsewhere = tmp_path / "elsewhere"
+    command = ["worker", "--storage", url, "--until-done"]
+    ran = CliRunner().invoke(main, command, env={"HLO_MLC_CACHE": str(elsewhere)})
+    assert ran.exit_code == 0 and "3 configurations known" in ran.output, ran.output
+    (record,) = Records(elsewhere / "records").all()
+    assert (record.kernel, record.target) == (kernel.record.kernel, kernel.record.target)
+    # There is nothing left to do, and nothing was measured twice.
+    again = CliRunner().invoke(main, command, env={"HLO_MLC_CACHE": str(elsewhere)})
+    assert again.exit_code == 0 and not again.output
+    (name,) = optuna.get_all_study_names(open_database(url))
+    study = optuna.load_study(study_name=name, storage=open_database(url))
+    assert len(study.trials) == 3
+
+
+def test_workers_share_the_trials_of_a_kernel(url: str, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text(
+        "import jax, jax.numpy as jnp\ndef product(x):\n    return x @ x.T + 1\n"
+        "product.example_args = (jax.ShapeDtypeStruct((64, 32), jnp.float32),)\n")
+    program = [sys.executable, "-c", "from hlo_mlc.cli import main; main()"]
+    trials = 8
+
+    def start(*command: str, cache: str) -> subprocess.Popen[str]:
+        return subprocess.Popen([*program, *command, "--storage", url], cwd=tmp_path, text=True,
+                                env=os.environ | {"HLO_MLC_CACHE": str(tmp_path / cache)},
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    mlc_jit(lambda x: x @ x.T + 1).tune(X, trials=1, storage=url)
+    processes = [start("tune", "my_model:product", "--trials", str(trials), cache="a"),
+                 start("tune", "my_model:product", "--trials", str(trials), cache="b")]
+    for process in processes:
+        output, _ = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 0, output
+    (name,) = optuna.get_all_study_names(open_database(url))
+    told = {tuple(sorted(trial.params.items()))
+            for trial in optuna.load_study(study_name=name, storage=open_database(url)).trials
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
+    assert trials <= len(told) <= trials + len(processes)
+    kernels = {record.kernel for cache in "ab"
+               for record in Records(tmp_path / cache / "records").all()}
+    assert len(kernels) == 1
+
+
+HOLDING = """
+import sys, time
+from hlo_mlc.tuning import storage
+from hlo_mlc.tuning.space import Parameter, Space
+from hlo_mlc.tuning.study import KernelStudy
+storage.HEARTBEAT_S, storage.GRACE_S = 1, 2
+space = Space((Parameter(0, "a", "x", (1, 2, 4), 2),))
+study = KernelStudy(storage.open_database(sys.argv[1]), "k", space)
+trial = study.next()
+with study.lease(trial):
+    print(trial.handle.number, flush=True)
+    time.sleep(1000)
+"""
+
+
+def test_a_killed_worker_loses_its_trial_only(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "HEARTBEAT_S", 1)
+    monkeypatch.setattr(storage, "GRACE_S", 2)
+    ours = KernelStudy(open_database(url), "k", SMALL)
+
+    def state(number: int) -> TrialState:
+        ours._read()  # as each step does, which looks for trials that nobody has
+        (name,) = optuna.get_all_study_names(open_database(url))
+        return optuna.load_study(study_name=name, storage=open_database(url)).trials[number].state
+
+    with subprocess.Popen([sys.executable, "-c", HOLDING, url], stdout=subprocess.PIPE, text=True
+                          ) as process:
+        number = int(process.stdout.readline())
+        trial = ours.next()
+        assert trial.configuration != SMALL.default  # which the other one has
+        ours.abandon(trial)
+        time.sleep(2 * storage.GRACE_S)
+        assert state(number) is TrialState.RUNNING
+        process.send_signal(signal.SIGKILL)
+    end = time.monotonic() + LIMIT_S
+    while state(number) is TrialState.RUNNING:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert state(number) is TrialState.FAIL
+    configurations = [ours.next().configuration for _ in range(3)]
+    assert SMALL.default in configurations
+
+
+def test_modules_of_any_size_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "_PIECE", 100)
+    module = np.random.default_rng(0).bytes(5000)
+    kernel = SharedKernel("k", "cpu", module, "main", "ours", False, 7)
+    attributes = kernel.attributes()
+    assert len(attributes) > 50 and SharedKernel.read({**attributes, "other": 1}) == kernel
+    del attributes[next(reversed(attributes))]
+    assert SharedKernel.read(attributes) is None
+    monkeypatch.setattr(shared, "_LARGEST_BYTES", 1000)
+    with pytest.raises(UsageError, match="as arguments"):
+        kernel.attributes()
+
+
+@pytest.mark.parametrize("url", ["nothing://x/y", "sqlite:////nowhere/at/all.db"])
+def test_a_database_that_is_none(url: str) -> None:
+    ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
+    assert ran.exit_code == 2 and f"The studies in {url} cannot be opened" in ran.output
+
+
+def test_passwords_are_not_shown() -> None:
+    assert shown("postgresql://me:secret@host/db") == "postgresql://host/db"
+    assert shown(Path("/tmp/a@b")) == "/tmp/a@b"
