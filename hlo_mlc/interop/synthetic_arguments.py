@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -21,13 +22,37 @@ _PASSING = frozenset(f"stablehlo.{name}" for name in (
 
 def invented_arguments(module: ir.Module) -> list[np.ndarray]:
     """Arguments for the function @main: integers that index something stay within it and reach all
-    of it; for the rest see `made_up`."""
+    of it; matrices that loops multiply with are so small that states neither grow nor become
+    chaotic; for the rest see `made_up`."""
     graph = import_function(module, MAIN)
-    extents = index_extents(graph)
+    extents, terms = index_extents(graph), _terms_in_loops(graph)
     rng = np.random.default_rng(0)
-    return [made_up(given.shape, given.dtype, rng, below=extents.get(value))
+    made = [made_up(given.shape, given.dtype, rng, below=extents.get(value))
             for given, value in zip(argument_types(module, MAIN, MAIN), graph.parameters,
                                     strict=True)]
+    for array, value in zip(made, graph.parameters, strict=True):
+        if value in terms:
+            array *= np.asarray(terms[value] ** -0.5).astype(array.dtype)
+    return made
+
+
+def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
+    """For floats that loops multiply with in each trip: how many products are summed."""
+    terms: dict[Value, int] = {}
+    for node in reversed(graph.nodes):
+        known: list[tuple[Value, int]] = []
+        if node.op == "stablehlo.while":
+            inside = _terms_in_loops(node.regions[1], True)
+            known = [(operand, inside[parameter]) for operand, parameter in zip(
+                node.operands, node.regions[1].parameters, strict=True) if parameter in inside]
+        elif node.op == "stablehlo.dot_general" and in_loop and not node.opaque:
+            dimensions = node.attributes["lhs_contracting_dimensions"]
+            count = math.prod(node.operands[0].type.shape[d] for d in dimensions)
+            known = [(operand, count) for operand in node.operands]
+        elif node.op in _PASSING and node.results[0] in terms:
+            known = [(operand, terms[node.results[0]]) for operand in node.operands]
+        terms.update((value, count) for value, count in known if value.type.dtype.is_float)
+    return terms
 
 
 def index_extents(graph: Graph) -> Mapping[Value, int]:
