@@ -107,7 +107,6 @@ class Background:
         job = Job(bytecode.getvalue(), entry, options.replace(tune="off"),
                   jax.config.jax_enable_x64, {}, _TRIALS, _BUSY)
         program = _Program(job, cpu_backend(options), weakref.WeakValueDictionary(kernels))
-        variants.enable_profiling()
         with self._lock:
             for kernel in report.kernels:
                 if kernel.tuned is not None:
@@ -127,11 +126,16 @@ class Background:
         self._thread = None
 
     def _run(self) -> None:
-        """Has tuned what is worth it; runs in a thread of its own."""
+        """Has tuned what is worth it; runs in a thread of its own. Calls are counted as long as
+        that says something."""
+        profiled = False
         while True:
             with self._lock:
                 programs = [one for programs in self._followed.values() for one in programs]
             waiting = self._waiting(programs)
+            if profiled != bool(waiting):
+                profiled = not profiled
+                variants.enable_profiling(profiled)
             if hot := [one for one in waiting if one[1]]:
                 self._tune(*max(hot, key=lambda one: sum(one[1].values())))
             else:

@@ -22,12 +22,16 @@ Complex = tuple[Real, Real]
 
 
 def length(z: Complex) -> Real:
-    """The larger part times sqrt(1 + (smaller / larger)^2): squares may leave the range."""
+    """sqrt(a^2 + b^2) of numbers times a power of two, by which no square leaves the range: so
+    whole numbers with a whole length have exactly that."""
     a, b = map(abs, z)
-    large, small = a.larger(b), a.smaller(b)
-    ratio = small / large
-    found = large * (1.0 + ratio * ratio).sqrt()
-    found = small.equals(0.0).choose(large, found)
+    large, limits = a.larger(b), a.range
+    up, down = limits.scales
+    is_huge, is_tiny = large > limits.squares_below, large < limits.sums_of_squares_above
+    scale = is_huge.choose(a.like(down), is_tiny.choose(a.like(up), 1.0))
+    back = is_huge.choose(a.like(1.0 / down), is_tiny.choose(a.like(1.0 / up), 1.0))
+    a, b = a * scale, b * scale
+    found = (a * a + b * b).sqrt() * back
     return _is_infinite(z).choose(found.like(math.inf), found)
 
 

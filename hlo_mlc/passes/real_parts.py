@@ -44,6 +44,20 @@ class Range:
         """The square of a number above this keeps all its bits."""
         return float(np.sqrt(self.smallest_normal)) * 4
 
+    @property
+    def sums_of_squares_above(self) -> float:
+        """The square of a number above this is so large that of another one, which is too small to
+        be a normal number, nothing is seen in the sum of the two."""
+        return self.squares_above * 2.0**self.low_bits
+
+    @property
+    def scales(self) -> tuple[float, float]:
+        """Powers of two that take all numbers below `sums_of_squares_above`, subnormal ones too,
+        and all above `squares_below` to where squares are normal numbers."""
+        bits = 2 * self.low_bits
+        exponent = int(np.log2(self.largest)) // 2
+        return 2.0 ** (exponent + bits), 2.0 ** -(exponent + 4)
+
 
 _SINGLE = Range(float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny), 88.0, 12)
 _DOUBLE = Range(float(np.finfo(np.float64).max), float(np.finfo(np.float64).tiny), 709.0, 27)

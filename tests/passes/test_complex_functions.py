@@ -217,6 +217,21 @@ def test_the_larger_and_the_smaller_one_by_both_parts() -> None:
     np.testing.assert_array_equal(small, [1 + 2j, 1 + 2j, 1 + 9j, np.nan + 1j, np.nan + 1j])
 
 
+@pytest.mark.parametrize("dtype", PARTS)
+def test_whole_lengths_of_whole_numbers_are_exact(dtype: str) -> None:
+    """Times any power of two, as long as all of them are normal numbers."""
+    info = np.finfo(dtype)
+    powers = 2.0 ** np.arange(info.minexp, info.maxexp - 9, dtype=info.dtype)
+    triples = np.array([[5, 12, 13], [84, 13, 85], [-8, 15, 17], [3, 0, 3], [0, -7, 7],
+                        [312, 0, 312], [0, 0, 0], [180, -299, 349]], info.dtype)
+    re, im, length = (triples * powers[:, None, None]).reshape(-1, 3).T
+    z = np.stack([re, im], -1).copy().view(dtype)[:, 0]
+    kernels = mlc_jit(jnp.abs, choose="ours")
+    with jax.enable_x64(dtype == "complex128"):
+        np.testing.assert_array_equal(np.asarray(kernels(z)), length)
+        assert kernels.report(z).coverage == 1
+
+
 Z = points("complex64")[:480].reshape(20, 24)
 
 
