@@ -282,7 +282,7 @@ PROGRAM = textwrap.dedent("""
 
 @pytest.mark.parametrize("how", ["end", "kill"])
 def test_it_ends_with_the_program(how: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, text=True,
+    with subprocess.Popen([sys.executable, "-P", "-c", PROGRAM], stdin=subprocess.PIPE, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env=os.environ | {"XLA_FLAGS": ""}) as process:  # one device
         tuner = int(process.stdout.readline())

@@ -101,7 +101,7 @@ def test_workers_share_the_trials_of_a_kernel(url: str, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(
         "import jax, jax.numpy as jnp\ndef product(x):\n    return x @ x.T + 1\n"
         "product.example_args = (jax.ShapeDtypeStruct((64, 32), jnp.float32),)\n")
-    program = [sys.executable, "-c", "from hlo_mlc.cli import main; main()"]
+    program = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()"]
     trials = 8
 
     def start(*command: str, cache: str) -> subprocess.Popen[str]:
@@ -150,8 +150,8 @@ def test_a_killed_worker_loses_its_trial_only(url: str, monkeypatch: pytest.Monk
         (name,) = optuna.get_all_study_names(open_database(url))
         return optuna.load_study(study_name=name, storage=open_database(url)).trials[number].state
 
-    with subprocess.Popen([sys.executable, "-c", HOLDING, url], stdout=subprocess.PIPE, text=True
-                          ) as process:
+    with subprocess.Popen([sys.executable, "-P", "-c", HOLDING, url], stdout=subprocess.PIPE,
+                          text=True) as process:
         number = int(process.stdout.readline())
         trial = ours.next()
         assert trial.configuration != SMALL.default  # which the other one has

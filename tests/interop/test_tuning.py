@@ -450,8 +450,8 @@ def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> No
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """kill -9 leaves no process behind, and what was measured."""
     (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
-    command = [sys.executable, "-c", "from hlo_mlc.cli import main; main()", "tune", "model.mlir",
-               "--minutes", "5"]
+    command = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()", "tune",
+               "model.mlir", "--minutes", "5"]
     journal = journal_path(Options.from_environment())
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         while not journal.exists() or journal.read_text().count("speedup") < 3:
