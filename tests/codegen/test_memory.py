@@ -85,6 +85,37 @@ def test_guarded_tails(dtype: DType, count: int, target: CpuTarget, machine, sam
         assert actual.tobytes() == values[::-1].tobytes()
 
 
+def _rotated(dtype: DType, count: int, by: int) -> LoopProgram:
+    """y[i] = x[i - by], and the end of x at the beginning of y."""
+    x, y = Buffer("x", dtype, (count,), "operand"), Buffer("y", dtype, (count,), "result")
+    lane, outer = variable("lane", 16), variable("outer", count // 16)
+    at = index.add(_times(16, outer), lane)
+    behind = index.compare("ge", at, index.constant(by))
+    end = load(x, (index.add(at, index.constant(count - by)),), apply("not", behind),
+               const(0, dtype))
+    begin = load(x, (index.subtract(at, index.constant(by)),), behind, const(0, dtype))
+    both = apply("select", behind, begin, end)
+    return LoopProgram("rotated", (x,), (y,), (For(
+        outer, index.constant(count // 16), LoopKind.SERIAL,
+        (_vector(16, Store(y, (at,), both)),)),))
+
+
+@pytest.mark.parametrize("by", [1, 24, 70])
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_rotations(dtype: DType, by: int, target: CpuTarget, machine, samples) -> None:
+    values = samples(dtype, 96, by)
+    for at_end in (True, False):
+        actual, = machine.run(_rotated(dtype, 96, by), [values], target=target, at_end=at_end)
+        assert actual.tobytes() == np.roll(values, by).tobytes()
+
+
+@pytest.mark.parametrize("by, away", [(1, 1), (24, 2), (95, 1)])
+def test_vectors_off_a_buffer_ask_its_memory_for_nothing(by: int, away: int) -> None:
+    """Those of one end, of both, of the other; up to a vector off it they may lie."""
+    text = print_program(_rotated(t.F32, 96, by), named("x86-64-v4"))
+    assert text.count("icmp ult i64") == away
+
+
 @pytest.mark.parametrize("alone", [0, 6, 15])
 @pytest.mark.parametrize("step", [1, -1])
 @pytest.mark.parametrize("wide, narrow", [(t.F32, t.BF16), (t.I32, t.I16), (t.I32, t.I8),
