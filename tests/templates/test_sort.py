@@ -134,8 +134,8 @@ def test_orders_that_are_there_already(order, dtype):
         agrees(lambda x: (jnp.sort(x), jnp.argsort(x), lax.top_k(x, 5)), x)
 
 
-@pytest.mark.parametrize("count,kept", [(2, 1), (9, 9), (40, 3), (2048, 1), (5000, 700),
-                                        (66_000, 17)])
+@pytest.mark.parametrize("count,kept", [(2, 1), (9, 9), (40, 3), (200, 2), (1000, 8), (2048, 1),
+                                        (5000, 700), (20_000, 80), (66_000, 17)])
 @pytest.mark.parametrize("dtype", ["float32", "int32", "uint8", "float16"])
 def test_the_first_few(count, kept, dtype):
     """Of equal ones the first; many candidates, since each is better than all before it."""
@@ -144,6 +144,7 @@ def test_the_first_few(count, kept, dtype):
         x = np.nan_to_num(x)  # in which order NaNs come is a matter of their bits
     agrees(lambda x: lax.top_k(x, kept), x)
     agrees(lambda x: lax.top_k(x, kept), np.sort(x))
+    agrees(lambda x: lax.top_k(x, kept), np.sort(x)[:, ::-1])
     where = np.asarray(mlc_jit(lambda x: lax.top_k(x, kept)[1], choose="ours")(np.abs(x)))
     flipped = -np.abs(x).astype(np.float64)
     np.testing.assert_array_equal(where, in_order(flipped)[:, :kept])

@@ -1,9 +1,15 @@
 """The first few of long rows: what comes before the last of those that are kept is collected, and
-when there is no room for more, sorted and cut."""
+when there is no room for more, sorted and cut.
+
+Where very few are wanted, a row is looked at twice.  At first, here and there, for the smallest key
+of each of some groups of elements, more groups than elements are wanted: not fewer elements than
+groups whose smallest keys are up to a limit are up to it.  Then for those elements.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
@@ -19,7 +25,9 @@ from hlo_mlc.templates.sorting.records import (
     Body,
     Sorting,
     alone,
+    comes_first,
     in_row,
+    moved,
     read,
 )
 from hlo_mlc.tensor.combine import named_combiner
@@ -27,6 +35,21 @@ from hlo_mlc.tensor.combine import named_combiner
 # Records that candidates are collected in, besides twice those that are wanted, and elements that
 # are looked at together.
 CANDIDATES, BLOCK = 512, 64
+# Groups of elements for each that is wanted: half of the groups have one of the first then.
+GROUPS = 2
+# Elements of a row for each group at least, and comparisons of groups for each element at most, for
+# looking twice to pay; and elements that are looked at while one is collected.
+APART, COMPARED, TAKEN = 4, 4, 128
+# Groups whose smallest keys are kept in registers, in vectors, and candidates that are put in order
+# by counting how many come before each.
+IN_REGISTERS, FEW = 8, 64
+_ADD = named_combiner("add", U32)
+
+
+def group_count(kept: int, n: int, width: int) -> int:
+    """The groups of a row of n elements of which so many are wanted; 0 where they do not pay."""
+    groups = -(-GROUPS * kept // width) * width
+    return groups if APART * groups <= n and groups * groups <= COMPARED * n else 0
 
 
 def by_candidates(sorting: Sorting) -> Body:
@@ -53,8 +76,8 @@ class _Candidates:
         self.digits, self.at = digits, at
         self.sorting = sorting = digits.sorting
         name, key = sorting.stage.name, sorting.stage.sort.keys[0].dtype
-        self.held, self.all = (Buffer(f"{name}_{what}", U32, (), "register")
-                               for what in ("held", "all"))
+        self.held, self.ties = (Buffer(f"{name}_{what}", U32, (), "register")
+                               for what in ("held", "ties"))
         self.last, self.best = (Buffer(f"{name}_{what}", key, (), "register")
                                 for what in ("last", "best"))
         self.bests = Buffer(f"{name}_bests", key, (sorting.width,), "register")
@@ -74,22 +97,97 @@ class _Candidates:
             here = index.add(first, index.multiply(v, index.constant(s.width)))
             return self._where_wanted(here, s.width, self._collect(here, s.width))
 
-        body = (Store(self.held, (), const(0, U32)), Store(self.all, (), const(1, U32)),
-                Store(self.last, (), self.least.identity[0]),
-                loop("block", blocks, LoopKind.SERIAL, block))
+        body = (Store(self.held, (), const(0, U32)), Store(self.ties, (), const(1, U32)),
+                *self._limit(), loop("block", blocks, LoopKind.SERIAL, block))
         if rest:
             body += self._collect(index.constant(blocks * BLOCK), rest)
-        body += (*self.digits.sorted(self._length()),
+        is_few = apply("le", load(self.held, ()), const(FEW, U32))
+        body += (If(is_few, self._few_in_order(), self.digits.sorted(self._length())),
                  *s.hand_out(self.digits.ordered, self.digits.place, self.at))
-        return allocated((self.held, self.all, self.last, self.best), body)
+        return allocated((self.held, self.ties, self.last, self.best), body)
 
-    def _length(self) -> Expr:
-        return index.minimum(as_index(load(self.held, ())), index.constant(self.digits.most))
+    def _length(self, most: int | None = None) -> Expr:
+        return index.minimum(as_index(load(self.held, ())),
+                             index.constant(most or self.digits.most))
 
     def _is_wanted(self, key: Expr) -> Expr:
-        """Whether it comes before the last of those that are kept; all are until there is one."""
-        return apply("or", apply("lt", key, load(self.last, ())),
-                     apply("ne", load(self.all, ()), const(0, U32)))
+        """Whether it comes before the last of those that are kept; until there are some, whether it
+        does not come behind the limit."""
+        tied = apply("and", apply("eq", key, load(self.last, ())),
+                     apply("ne", load(self.ties, ()), const(0, U32)))
+        return apply("or", apply("lt", key, load(self.last, ())), tied)
+
+    def _limit(self) -> Body:
+        """A key that no wanted element's comes behind."""
+        s, n, kept = self.sorting, self.sorting.element.extent, self.sorting.stage.sort.place.extent
+        groups = group_count(kept, n, s.width)
+        if not groups:
+            return (Store(self.last, (), self.least.identity[0]),)
+        vectors, key = groups // s.width, self.last.dtype
+        name, (start,) = s.stage.name, self.least.identity
+        found = Buffer(f"{name}_found", key, (groups,), "stack")
+        less = Buffer(f"{name}_less", U32, (groups,), "stack")
+        inner = found if vectors > IN_REGISTERS else Buffer(
+            f"{name}_groups", key, (groups,), "register")
+        kind = LoopKind.SERIAL if inner is found else LoopKind.UNROLL
+
+        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind) -> Body:
+            return across(name, groups, s.width, body, kind)
+
+        def smallest(first: Expr, i: Expr) -> Body:
+            values = s.given(self.at, index.add(first, i))
+            return (Accumulate((inner,), (i,), self.least, (s.keys(values)[0],)),)
+
+        def below(h: Expr, i: Expr) -> Body:
+            is_less = apply("lt", load(found, (h,)), load(found, (i,)))
+            return (Accumulate((less,), (i,), _ADD, (apply("convert", is_less, dtype=U32),)),)
+
+        def last(i: Expr) -> Body:
+            counts = apply("lt", load(less, (i,)), const(kept, U32))
+            return (Accumulate((self.last,), (), most, (apply(
+                "select", counts, load(found, (i,)), most.identity[0]),)),)
+
+        most = named_combiner("max", key)
+        # Of n elements in r rounds n / r are up to the limit, or fewer.
+        rounds = min(n // groups, math.isqrt(TAKEN * n // groups))
+        body = (*each("start", lambda i: (Store(inner, (i,), start),), kind),
+                loop("round", rounds, LoopKind.SERIAL, lambda r: each(
+                    "group", functools.partial(
+                        smallest, index.multiply(r, index.constant(n // rounds))), kind)))
+        if inner is not found:
+            body += each("found", lambda i: (Store(found, (i,), load(inner, (i,))),), kind)
+        body += (*each("less", lambda i: (Store(less, (i,), const(0, U32)),), LoopKind.SERIAL),
+                 loop("other", groups, LoopKind.SERIAL, lambda h: each(
+                     "below", functools.partial(below, h), kind)),
+                 Store(self.last, (), most.identity[0]),
+                 *each("last", last, LoopKind.SERIAL))
+        return allocated((found, less, *((inner,) if inner is not found else ())), body)
+
+    def _few_in_order(self) -> Body:
+        """The candidates, where there are few, go to the places that tell how many come before."""
+        d, s, length = self.digits, self.sorting, self._length(FEW)
+        keys = Buffer(f"{s.stage.name}_keys", self.last.dtype, (FEW,), "stack")
+        rank = Buffer(f"{s.stage.name}_rank", U32, (FEW,), "stack")
+
+        def counted(j: Expr, i: Expr) -> Body:
+            first = comes_first(read((keys,), (j,)), read((keys,), (i,)), index.compare("lt", j, i))
+            return (Accumulate((rank,), (i,), _ADD, (apply("convert", first, dtype=U32),)),)
+
+        body = (
+            *across("cleared", FEW, s.width, lambda i: (
+                Store(keys, (i,), const(0, keys.dtype)), Store(rank, (i,), const(0, U32))),
+                LoopKind.SERIAL),
+            loop("keys", length, LoopKind.SERIAL, lambda i: (
+                Store(keys, (i,), s.keys(read(d.front, d.place(i)))[0]),)),
+            loop("other", length, LoopKind.SERIAL, lambda j: across(
+                "counted", FEW, s.width, functools.partial(counted, j))),
+            loop("moved", length, LoopKind.SERIAL, lambda i: moved(
+                d.front, d.place(i), d.back, d.place, load(rank, (i,)), d.most)))
+        if d.ordered is d.front:
+            body += (loop("back", length, LoopKind.SERIAL, lambda i: tuple(
+                Store(b, d.place(i), value)
+                for b, value in zip(d.front, read(d.back, d.place(i)), strict=True))),)
+        return allocated((keys, rank), body)
 
     def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
         """`body`, if some of the elements from `first` on may be among the first few."""
@@ -140,5 +238,5 @@ class _Candidates:
                 Store(b, d.place(i), value) for b, value in
                 zip(d.front, read(d.ordered, d.place(i)), strict=True)), LoopKind.SERIAL)
         last = self.sorting.keys(read(d.front, d.place(index.constant(kept - 1))))[0]
-        return (*steps, Store(self.last, (), last), Store(self.all, (), const(0, U32)),
+        return (*steps, Store(self.last, (), last), Store(self.ties, (), const(0, U32)),
                 Store(self.held, (), const(kept, U32)))

@@ -7,7 +7,8 @@
                    cut into runs, each sorted by digits in a task of its own; then runs are merged,
                    in tasks that find out by bisection where their share of the result begins
     the first few  a buffer of candidates, into which goes what comes before the last of those that
-                   are kept; when it is full, it is sorted and cut
+                   are kept; when it is full, it is sorted and cut; where very few are wanted, first
+                   a look for a limit that they are up to
 
 All of these are stable, so that results do not depend on which one is taken.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
-from hlo_mlc.templates.sorting.candidates import CANDIDATES, by_candidates
+from hlo_mlc.templates.sorting.candidates import CANDIDATES, by_candidates, group_count
 from hlo_mlc.templates.sorting.digits import by_digits
 from hlo_mlc.templates.sorting.ranks import by_ranks
 from hlo_mlc.templates.sorting.records import Sorting
@@ -63,11 +64,8 @@ class SortTemplate:
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
-        (element,), place = stage.reduce_axes, stage.sort.place
-        scarce = element.extent >= SCARCE * max(place.extent, CANDIDATES)
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
-                "runs": _runs(stage, target),
-                "candidates": int(scarce and len(stage.sort.keys) == 1)}
+                "runs": _runs(stage, target), "candidates": int(_is_scarce(stage, target))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -75,16 +73,23 @@ class SortTemplate:
         (element,), place = stage.reduce_axes, stage.sort.place
         sorting = Sorting.of(stage, target, parameters["digit"])
         runs = parameters["runs"]
-        if element.extent <= parameters["ranked"]:
-            body = by_ranks(sorting)
-        elif parameters["candidates"] and len(stage.sort.keys) == 1 \
-                and element.extent >= SCARCE * max(place.extent, CANDIDATES):
+        if parameters["candidates"] and _is_scarce(stage, target):
             body = by_candidates(sorting)
+        elif element.extent <= parameters["ranked"]:
+            body = by_ranks(sorting)
         elif runs > 1 and place.extent == element.extent >= runs * RUN // 2:
             body = by_runs(sorting, runs)
         else:
             body = by_digits(sorting)
         return Scheduled(body, tuple(sorting.scratch))
+
+
+def _is_scarce(stage: Stage, target: CpuTarget) -> bool:
+    """Whether so few of the first elements are wanted that they are collected."""
+    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    return len(stage.sort.keys) == 1 and (
+        n >= SCARCE * max(kept, CANDIDATES)
+        or group_count(kept, n, lanes((stage,), target)) > 0)
 
 
 def _rows(stage: Stage) -> int:
@@ -109,7 +114,10 @@ def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
     n, kept, rows = stage.reduce_axes[0].extent, stage.sort.place.extent, _rows(stage)
     width = lanes((stage,), target)
-    if n <= RANKED * width:
+    groups = group_count(kept, n, width) if len(stage.sort.keys) == 1 else 0
+    if groups:  # of which half have one of the first
+        row = 2 * n * LOOKED_AT_NS + groups * (COUNTED_NS * groups / width + CANDIDATE_NS)
+    elif n <= RANKED * width:
         row = n * (RANKED_NS + COUNTED_NS * n / width)
     elif kept * SCARCE <= n and len(stage.sort.keys) == 1 and n >= SCARCE * CANDIDATES:
         at_once = 2 * kept + CANDIDATES
