@@ -42,7 +42,8 @@ def product(x: jax.Array) -> jax.Array:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """As for a user with one device who has tuned nothing yet."""
+    """As for a user with one device who has tuned nothing yet, and checks nothing."""
+    monkeypatch.delenv("HLO_MLC_CHECK", raising=False)
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setenv("HLO_MLC_CHOOSE", "ours")
     monkeypatch.setattr(jax, "device_count", lambda: 1)
