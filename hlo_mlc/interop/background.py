@@ -133,9 +133,9 @@ class Background:
             with self._lock:
                 programs = [one for programs in self._followed.values() for one in programs]
             waiting = self._waiting(programs)
-            if profiled != bool(waiting):
-                profiled = not profiled
-                variants.enable_profiling(profiled)
+            if waiting or profiled:
+                variants.enable_profiling(bool(waiting))
+            profiled = bool(waiting)
             if hot := [one for one in waiting if one[1]]:
                 self._tune(*max(hot, key=lambda one: sum(one[1].values())))
             else:

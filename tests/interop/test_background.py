@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import os
@@ -54,25 +55,31 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> Background:
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     """Every kernel that was called is worth a few trials, however busy the machine is."""
     for name, value in {"_LOOK_S": 0.02, "_WORTH_NS": 1, "_TRIALS": 2, "_BUSY": 1.0}.items():
         monkeypatch.setattr(background, name, value)
     monkeypatch.setattr(background, "_step_behind", lambda process: None)  # tests keep CPUs busy
-    return _installed(monkeypatch)
+    with _installed(monkeypatch) as installed:
+        yield installed
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> Background:
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
     """Nothing is ever worth it."""
     monkeypatch.setattr(background, "_WORTH_NS", float("inf"))
-    return _installed(monkeypatch)
+    with _installed(monkeypatch) as installed:
+        yield installed
 
 
-def _installed(monkeypatch: pytest.MonkeyPatch) -> Background:
+@contextlib.contextmanager
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Background]:
+    """Until the test ends; then it has nothing to do, and has no calls counted."""
     fresh = Background()
     monkeypatch.setattr(primitive, "BACKGROUND", fresh)
-    return fresh
+    yield fresh
+    fresh._followed.clear()
+    fresh._news.set()
 
 
 class Traced:
@@ -114,8 +121,7 @@ def test_a_kernel_is_tuned_while_it_is_called(eager: Background,
     assert record.kernel == kernel.id and record.measured == kernel.tuned
     assert "tuning in the background: 1 kernel tuned" in str(function.explain(X))
     # Later processes have it from the beginning.
-    with monkeypatch.context() as later:
-        _installed(later)
+    with monkeypatch.context() as later, _installed(later):
         again = mlc_jit(Traced(), tune="background")
         close(again(X))
         assert again.report(X).background == "1 kernel tuned before"
