@@ -103,6 +103,8 @@ def _floats(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list
     unknown = special.any(0) & ~_same(all_of_them, exact).all(0)
     spread = np.abs(all_of_them - exact).max(0, initial=0.0, where=~special)
     info, wide = jnp.finfo(narrow), ours.astype(np.float64)
+    # Where rounding may as well have left nothing, others may have divided by that.
+    unknown |= ~np.isfinite(wide) & (SPREADS * spread >= np.abs(exact)) & (spread > 0)
     rounded = (spread > 0) | (exact.astype(narrow).astype(np.float64) != exact)
     unit = np.maximum(np.abs(exact) * float(info.eps), float(info.smallest_subnormal))
     allowed = np.where(rounded, SPREADS * spread + UNITS * unit, 0.0)

@@ -294,6 +294,18 @@ def test_conditioning_is_measured() -> None:
     assert not judge([exact.astype(np.float32)], well.types, well.run(24, 0)).differences
 
 
+def test_where_nothing_may_be_left_others_may_divide_by_zero() -> None:
+    x = np.array([[1185517.0, -1185517.25, 0.1], [3.0, -2.0, 0.1]], np.float32)
+    oracle = Oracle(lambda x: (1 / (x[:, 0] * 1.1 + x[:, 1] * 1.1 + x[:, 2]),), [x], False, False)
+    reference = oracle.run(24, 0)
+    exact = reference.exact[0]
+    for number in (np.inf, np.nan):
+        for place, is_wrong in enumerate((False, True)):
+            ours = exact.astype(np.float32)
+            ours[place] = number
+            assert bool(judge([ours], oracle.types, reference).differences) == is_wrong
+
+
 @pytest.mark.parametrize("function, x, off", [
     (lambda x: x * (1 + jnp.tanh(x)), -13.0, -1e-28),  # in f64, too, tanh is -1 there
     (lambda x: jnp.real(lax.complex(x, x) * lax.complex(x, x)), 1.1, 5e-8),
