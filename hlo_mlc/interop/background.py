@@ -128,14 +128,11 @@ class Background:
     def _run(self) -> None:
         """Has tuned what is worth it; runs in a thread of its own. Calls are counted as long as
         that says something."""
-        profiled = False
         while True:
             with self._lock:
                 programs = [one for programs in self._followed.values() for one in programs]
             waiting = self._waiting(programs)
-            if waiting or profiled:
-                variants.enable_profiling(bool(waiting))
-            profiled = bool(waiting)
+            variants.enable_profiling(bool(waiting))
             if hot := [one for one in waiting if one[1]]:
                 self._tune(*max(hot, key=lambda one: sum(one[1].values())))
             else:

@@ -109,6 +109,27 @@ def test_rotations(dtype: DType, by: int, target: CpuTarget, machine, samples) -
         assert actual.tobytes() == np.roll(values, by).tobytes()
 
 
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+def test_far_vectors_that_are_switched_off_as_a_whole(dtype: DType, target: CpuTarget, machine,
+                                                      samples) -> None:
+    """What is read instead is the default, also in lanes that are on."""
+    x, y = Buffer("x", dtype, (5,), "operand"), Buffer("y", dtype, (96,), "result")
+    lane, outer = variable("lane", 16), variable("outer", 6)
+    at = index.add(_times(16, outer), lane)
+    first = index.compare("lt", outer, index.constant(1))
+    inside = index.compare("lt", lane, index.constant(5))
+    one = const(1, dtype)
+    program = LoopProgram("far", (x,), (y,), (For(outer, index.constant(6), LoopKind.SERIAL, (
+        _vector(16, Store(y, (at,), load(x, (at,), first, one), inside)),)),))
+    values, before = samples(dtype, 5, 3), samples(dtype, 96, 4)
+    expected = before.copy().reshape(6, 16)
+    expected[:, :5] = one.value
+    expected[0, :5] = values
+    for at_end in (True, False):
+        actual, = machine.run(program, [values], results=[before], target=target, at_end=at_end)
+        assert actual.tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("by, away", [(1, 1), (24, 2), (95, 1)])
 def test_vectors_off_a_buffer_ask_its_memory_for_nothing(by: int, away: int) -> None:
     """Those of one end, of both, of the other; up to a vector off it they may lie."""

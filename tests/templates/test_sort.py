@@ -17,6 +17,7 @@ from hlo_mlc.loops.prove import prove
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.sorting.template import SortTemplate
 
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int16", "int32", "int64", "uint8",
@@ -215,3 +216,33 @@ def test_the_loops_are_proved_and_mean_the_same(take_apart, machine_code, seed):
     same_bits(parts.run([x], interpreted),
               parts.run([x], machine_code.executing(tuned={0: ("sort", way)})))
     np.testing.assert_array_equal(parts.run([x], interpreted)[0], in_order(x))
+
+
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v4"])
+@pytest.mark.parametrize("order", [np.asarray, np.sort, lambda x: np.sort(x)[:, ::-1]],
+                         ids=["as they come", "sorted", "reversed"])
+@pytest.mark.parametrize("count, kept, many", [(70, 1, 0), (130, 3, 1), (150, 2, 5)])
+def test_limits_are_proved_and_mean_the_same(take_apart, level, order, count, kept, many):
+    """No index needs a guard, and what nobody wrote is not read; `many` ties are up to the limit
+    for each that is wanted."""
+    x = order(np.random.default_rng(count).permutation(2 * count).reshape(2, count) // (many + 1))
+    parts = take_apart(lambda x: lax.top_k(x, kept), x.astype(np.int32))
+    way = {"ranked": 0, "digit": 8, "runs": 1, "candidates": 1}
+
+    def interpreted(program, operands):
+        loops, _ = schedule_program(program, named(level), {0: ("sort", way)})
+        loops, proof = prove(loops)
+        assert not proof.guarded and "found" in str(loops)
+        return interpret(loops, operands, seed=count)
+
+    _, positions = parts.run([x.astype(np.int32)], interpreted)
+    np.testing.assert_array_equal(positions, in_order(-x)[:, :kept])
+
+
+@pytest.mark.parametrize("count, kept, collects", [
+    (64, 8, False), (64, 2, True), (200, 7, True), (300, 20, False), (2000, 40, True),
+    (2000, 400, False), (4000, 400, True)])
+def test_few_of_many_are_collected(take_apart, count, kept, collects):
+    (program,) = take_apart(lambda x: lax.top_k(x, kept), np.zeros((9, count), "f4")).programs
+    (nest,) = program.steps
+    assert SortTemplate().default(nest, named("x86-64-v4"))["candidates"] == collects

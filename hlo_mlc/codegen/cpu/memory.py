@@ -177,6 +177,8 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
     padding, start = place.padding(fill), address
+    if mask is not None and not free and _strays(writer, place):
+        address = _kept_near(block, place, address, width * size)
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
         address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
@@ -192,8 +194,6 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
             active = _reverse(block, "i1", width, active)
         check_lanes(writer, place, "load", block, lane_addresses(writer, place, block, start),
                     active, switched)
-        if mask is not None and _strays(writer, place):
-            address = _kept_near(block, place, address, width * size)
         text = block.define(
             f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
             f"ptr align {size} {address}, {types.vector('i1', width)} {active}, "
@@ -202,7 +202,8 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
 
 
 def _strays(writer: Writer, place: Place) -> bool:
-    """Whether vectors of which no lane is on may lie more than their width off the buffer."""
+    """Whether vectors of which no lane is on may lie more than their width off the buffer; of one
+    whose size is not known, nobody asks."""
     if not all(isinstance(extent, int) for extent in place.buffer.shape):
         return False
     terms, low = writer.module.linear(place.buffer, place.where)

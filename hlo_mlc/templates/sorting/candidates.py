@@ -20,12 +20,12 @@ from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import across, decoded, shared_out
 from hlo_mlc.templates.sorting.digits import Digits
+from hlo_mlc.templates.sorting.ranks import counted
 from hlo_mlc.templates.sorting.records import (
     STACK,
     Body,
     Sorting,
     alone,
-    comes_first,
     in_row,
     moved,
     read,
@@ -77,7 +77,7 @@ class _Candidates:
         self.sorting = sorting = digits.sorting
         name, key = sorting.stage.name, sorting.stage.sort.keys[0].dtype
         self.held, self.ties = (Buffer(f"{name}_{what}", U32, (), "register")
-                               for what in ("held", "ties"))
+                                for what in ("held", "ties"))
         self.last, self.best = (Buffer(f"{name}_{what}", key, (), "register")
                                 for what in ("last", "best"))
         self.bests = Buffer(f"{name}_bests", key, (sorting.width,), "register")
@@ -131,7 +131,8 @@ class _Candidates:
             f"{name}_groups", key, (groups,), "register")
         kind = LoopKind.SERIAL if inner is found else LoopKind.UNROLL
 
-        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind) -> Body:
+        def each(name: str, body: Callable[[Expr], Body], kind: LoopKind = LoopKind.SERIAL
+                 ) -> Body:
             return across(name, groups, s.width, body, kind)
 
         def smallest(first: Expr, i: Expr) -> Body:
@@ -143,9 +144,9 @@ class _Candidates:
             return (Accumulate((less,), (i,), _ADD, (apply("convert", is_less, dtype=U32),)),)
 
         def last(i: Expr) -> Body:
-            counts = apply("lt", load(less, (i,)), const(kept, U32))
+            is_first = apply("lt", load(less, (i,)), const(kept, U32))
             return (Accumulate((self.last,), (), most, (apply(
-                "select", counts, load(found, (i,)), most.identity[0]),)),)
+                "select", is_first, load(found, (i,)), most.identity[0]),)),)
 
         most = named_combiner("max", key)
         # Of n elements in r rounds n / r are up to the limit, or fewer.
@@ -156,11 +157,11 @@ class _Candidates:
                         smallest, index.multiply(r, index.constant(n // rounds))), kind)))
         if inner is not found:
             body += each("found", lambda i: (Store(found, (i,), load(inner, (i,))),), kind)
-        body += (*each("less", lambda i: (Store(less, (i,), const(0, U32)),), LoopKind.SERIAL),
+        body += (*each("less", lambda i: (Store(less, (i,), const(0, U32)),)),
                  loop("other", groups, LoopKind.SERIAL, lambda h: each(
                      "below", functools.partial(below, h), kind)),
                  Store(self.last, (), most.identity[0]),
-                 *each("last", last, LoopKind.SERIAL))
+                 *each("last", last))
         return allocated((found, less, *((inner,) if inner is not found else ())), body)
 
     def _few_in_order(self) -> Body:
@@ -169,18 +170,13 @@ class _Candidates:
         keys = Buffer(f"{s.stage.name}_keys", self.last.dtype, (FEW,), "stack")
         rank = Buffer(f"{s.stage.name}_rank", U32, (FEW,), "stack")
 
-        def counted(j: Expr, i: Expr) -> Body:
-            first = comes_first(read((keys,), (j,)), read((keys,), (i,)), index.compare("lt", j, i))
-            return (Accumulate((rank,), (i,), _ADD, (apply("convert", first, dtype=U32),)),)
-
         body = (
             *across("cleared", FEW, s.width, lambda i: (
                 Store(keys, (i,), const(0, keys.dtype)), Store(rank, (i,), const(0, U32))),
                 LoopKind.SERIAL),
             loop("keys", length, LoopKind.SERIAL, lambda i: (
                 Store(keys, (i,), s.keys(read(d.front, d.place(i)))[0]),)),
-            loop("other", length, LoopKind.SERIAL, lambda j: across(
-                "counted", FEW, s.width, functools.partial(counted, j))),
+            counted(s, (keys,), rank, length),
             loop("moved", length, LoopKind.SERIAL, lambda i: moved(
                 d.front, d.place(i), d.back, d.place, load(rank, (i,)), d.most)))
         if d.ordered is d.front:

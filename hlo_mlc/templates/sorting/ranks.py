@@ -6,14 +6,15 @@ import functools
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, LoopKind, Store
+from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import across, decoded, shared_out
 from hlo_mlc.templates.sorting.records import (
     MOVED,
     Body,
+    Records,
     Sorting,
     alone,
     comes_first,
@@ -38,13 +39,7 @@ def by_ranks(sorting: Sorting) -> Body:
               zip(keys, sorting.keys(read(given, (i,))), strict=True)),
             Store(rank, (i,), const(0, U32))), LoopKind.SERIAL)
 
-        def counted(j: Var, i: Expr) -> Body:
-            first = comes_first(read(keys, (j,)), read(keys, (i,)), index.compare("lt", j, i))
-            return (Accumulate((rank,), (i,), named_combiner("add", U32),
-                               (apply("convert", first, dtype=U32),)),)
-
-        count = loop("other", n, LoopKind.SERIAL, lambda j: across(
-            "counted", n, sorting.width, functools.partial(counted, j)))
+        count = counted(sorting, keys, rank, n)
         move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
             given, (i,), ordered, alone, load(rank, (i,)), n))
         return allocated((*given, *ordered, *keys, rank), (
@@ -53,3 +48,16 @@ def by_ranks(sorting: Sorting) -> Body:
 
     total = sorting.rows * n * (n // sorting.width + MOVED)
     return shared_out(sorting.stage.name, sorting.rows, total, row)
+
+
+def counted(sorting: Sorting, keys: Records, rank: Buffer, length: Expr | int) -> Stmt:
+    """Adds to the rank of each key how many of the first `length` come before it."""
+    (most,) = rank.shape
+
+    def compared(j: Expr, i: Expr) -> Body:
+        first = comes_first(read(keys, (j,)), read(keys, (i,)), index.compare("lt", j, i))
+        return (Accumulate((rank,), (i,), named_combiner("add", U32),
+                           (apply("convert", first, dtype=U32),)),)
+
+    return loop("other", length, LoopKind.SERIAL, lambda j: across(
+        "counted", most, sorting.width, functools.partial(compared, j)))

@@ -20,7 +20,12 @@ from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
-from hlo_mlc.templates.sorting.candidates import CANDIDATES, by_candidates, group_count
+from hlo_mlc.templates.sorting.candidates import (
+    CANDIDATES,
+    GROUPS,
+    by_candidates,
+    group_count,
+)
 from hlo_mlc.templates.sorting.digits import by_digits
 from hlo_mlc.templates.sorting.ranks import by_ranks
 from hlo_mlc.templates.sorting.records import Sorting
@@ -37,11 +42,14 @@ DIGIT = 8
 # Elements that are sorted for each that is wanted, from which on candidates are collected.
 SCARCE = 4
 # Nanoseconds on one thread that an element takes: with ranks, and for each vector that it is
-# compared with (rows of 8 to 64: 3 to 7); for each digit, besides counters (8 to 14 in all); to be
-# merged once; to be no candidate (four million of which 100 are kept: 0.06 to 0.09), and to be one
-# (60 to 250, with what lies beside it).  Measured on Zen 4.
-RANKED_NS, COUNTED_NS = 3.0, 1.0
+# compared with (rows of 32 to 128: 3.4 to 8); for each digit, besides counters (8 to 14 in all); to
+# be merged once; to be no candidate (four million of which 100 are kept: 0.06 to 0.09), and to be
+# one (60 to 250, with what lies beside it).  Measured on Zen 4, ranks on Zen 5.
+RANKED_NS, COUNTED_NS = 3.0, 0.5
 MOVED_NS, MERGED_NS, LOOKED_AT_NS, CANDIDATE_NS = 1.8, 2.0, 0.08, 120.0
+# Where a limit is looked for: those of a row, and of each of the groups that are meant to have one
+# of the first (2 of 200: 130, 7 of them: 310, 8 of 100: 290, 50 of 10,000: 3,400), on Zen 5.
+LIMIT_NS, UP_TO_IT_NS = 80.0, 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,7 @@ class SortTemplate:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
-                "runs": _runs(stage, target), "candidates": int(_is_scarce(stage, target))}
+                "runs": _runs(stage, target), "candidates": int(_collects(stage, target))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -87,9 +95,14 @@ class SortTemplate:
 def _is_scarce(stage: Stage, target: CpuTarget) -> bool:
     """Whether so few of the first elements are wanted that they are collected."""
     n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
-    return len(stage.sort.keys) == 1 and (
-        n >= SCARCE * max(kept, CANDIDATES)
-        or group_count(kept, n, lanes((stage,), target)) > 0)
+    return _groups(stage, target) > 0 or (
+        len(stage.sort.keys) == 1 and n >= SCARCE * max(kept, CANDIDATES))
+
+
+def _groups(stage: Stage, target: CpuTarget) -> int:
+    """The groups of a row in which a limit is looked for."""
+    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    return group_count(kept, n, lanes((stage,), target)) if len(stage.sort.keys) == 1 else 0
 
 
 def _rows(stage: Stage) -> int:
@@ -112,21 +125,39 @@ def sorting_tasks(stage: Stage, target: CpuTarget) -> int:
 
 def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
-    n, kept, rows = stage.reduce_axes[0].extent, stage.sort.place.extent, _rows(stage)
-    width = lanes((stage,), target)
-    groups = group_count(kept, n, width) if len(stage.sort.keys) == 1 else 0
-    if groups:  # of which half have one of the first
-        row = 2 * n * LOOKED_AT_NS + groups * (COUNTED_NS * groups / width + CANDIDATE_NS)
-    elif n <= RANKED * width:
-        row = n * (RANKED_NS + COUNTED_NS * n / width)
-    elif kept * SCARCE <= n and len(stage.sort.keys) == 1 and n >= SCARCE * CANDIDATES:
+    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    if not _collects(stage, target):
+        row = _ranked_ns(stage, target) if n <= RANKED * lanes((stage,), target) \
+            else _digits_ns(stage, n) + n * MERGED_NS * math.log2(_runs(stage, target))
+    elif _groups(stage, target):
+        row = _limited_ns(stage, target)
+    else:
         at_once = 2 * kept + CANDIDATES
         found = kept * math.log(max(1, n / at_once))  # the k first of m are among them by k / m
         cuts = 2 + found / (kept + CANDIDATES)
         row = n * LOOKED_AT_NS + found * CANDIDATE_NS + cuts * _digits_ns(stage, at_once)
-    else:
-        row = _digits_ns(stage, n) + n * MERGED_NS * math.log2(_runs(stage, target))
-    return rows * row / 1e3
+    return _rows(stage) * row / 1e3
+
+
+def _collects(stage: Stage, target: CpuTarget) -> bool:
+    """Whether candidates are collected where nothing was tuned."""
+    is_long = stage.reduce_axes[0].extent > RANKED * lanes((stage,), target)
+    return _is_scarce(stage, target) and (
+        is_long or _limited_ns(stage, target) < _ranked_ns(stage, target))
+
+
+def _ranked_ns(stage: Stage, target: CpuTarget) -> float:
+    """Counting the ranks of a row."""
+    n = stage.reduce_axes[0].extent
+    return n * (RANKED_NS + COUNTED_NS * n / lanes((stage,), target))
+
+
+def _limited_ns(stage: Stage, target: CpuTarget) -> float:
+    """Looking at a row for a limit, and for what is up to it."""
+    groups = _groups(stage, target)
+    return LIMIT_NS + 2 * LOOKED_AT_NS * stage.reduce_axes[0].extent \
+        + COUNTED_NS * groups**2 / lanes((stage,), target) \
+        + UP_TO_IT_NS * GROUPS * stage.sort.place.extent
 
 
 def _digits_ns(stage: Stage, n: int) -> float:
