@@ -226,13 +226,17 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
     def placed(others: tuple[T, ...], one: T) -> tuple[T, ...]:
         return (one, *others) if place == "first" else (*others, one)
 
-    def grow(stmt: For) -> Body:
+    found = False
+
+    def grow(stmt: For) -> Body | None:
+        nonlocal found
         if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
             raise refuse("expand", stmt, "must be serial or unrolled")
         size = -(-require_constant("expand", stmt) // multiple) * multiple
         private, body = _taken_out(stmt.body)
         if not private:
-            raise refuse("expand", stmt, "has no private buffers in its body")
+            return None
+        found = True
         if len({buffer.name for buffer in private}) < len(private):
             raise refuse("expand", stmt, "has several private buffers of one name")
         larger = {b: replace(b, shape=placed(b.shape, size), scope=scope) for b in private}
@@ -241,7 +245,11 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
         return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
 
-    return rewrite_loops(program, "expand", name, grow)
+    result = rewrite_loops(program, "expand", name, grow)
+    if not found:
+        raise refuse("expand", require_loops(program, "expand", name)[0],
+                     "has no private buffers in its body")
+    return result
 
 
 def _taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:

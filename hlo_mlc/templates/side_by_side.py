@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.loops.core import Allocate, walk
+from hlo_mlc.loops.core import Allocate
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -168,8 +168,14 @@ def _transposed_out(schedule: Schedule, buffer: str, rows: str) -> Schedule:
 
 def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:
     """The loop over some rows inside of all others, as vectors."""
-    if any(isinstance(s, Allocate) for loop in schedule.loops(rows) for s in walk(loop.body)):
-        schedule = schedule.expand(rows, "register", width, "last")
+    schedule = _kept(schedule, rows, width)
     for axis in along:
-        schedule = schedule.distribute(rows, axis).reorder(axis, rows)
+        schedule = _kept(schedule.distribute(rows, axis).reorder(axis, rows), rows, width)
     return schedule.vectorize(rows)
+
+
+def _kept(schedule: Schedule, rows: str, width: int) -> Schedule:
+    """What is private to a row, for all rows at once."""
+    if any(isinstance(s, Allocate) for loop in schedule.loops(rows) for s in loop.body):
+        return schedule.expand(rows, "register", width, "last")
+    return schedule

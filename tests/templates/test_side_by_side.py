@@ -56,3 +56,19 @@ def test_a_state_of_a_few_numbers(check, arrays) -> None:
 
     report = check(function, x, push)
     assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_folds_of_which_a_row_keeps_several(check, arrays, dtype) -> None:
+    """What is private to a row, and what is private to a place of it, is there for each lane."""
+    x, kernel = arrays(dtype, (37, 1), (1, 3, 2))
+
+    def pulled(x, kernel):
+        def function(x):
+            return lax.conv_general_dilated(
+                jnp.broadcast_to(x[:, :, None], (37, 1, 3)), kernel, (1,), "SAME",
+                dimension_numbers=("NHC", "HIO", "NHC"))
+        return jax.vjp(function, x)[1](jnp.ones((37, 1, 2), x.dtype))
+
+    report = check(pulled, x, kernel)
+    assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
