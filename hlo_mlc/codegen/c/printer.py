@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.c.prelude import CONTEXT, HEAD, needed_by
-from hlo_mlc.codegen.c.scalar import C
 from hlo_mlc.codegen.c.statements import Functions, FunctionWriter, touched_by
 from hlo_mlc.codegen.clike.values import Memory
 from hlo_mlc.loops import dependence

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.codegen.c import types
+from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.expr.core import Const
 from hlo_mlc.expr.dtypes import BOOL, DType, from_numpy
@@ -94,7 +94,7 @@ def _constant(name: str, array: np.ndarray) -> str:
         if len(rows[-1]) + len(text) + 3 > _COLUMNS:
             rows.append("")
         rows[-1] += f" {text},"
-    return (f"static const {types.element_type(dtype)} {name}[{max(1, array.size)}] = {{\n"
+    return (f"static const {C.element_type(dtype)} {name}[{max(1, array.size)}] = {{\n"
             + "\n".join(f" {row}" for row in rows) + "\n};\n")
 
 
@@ -103,5 +103,5 @@ def _literals(values: np.ndarray, dtype: DType) -> Sequence[str]:
         bits = values.view(f"u{dtype.bytes}")
         return [f"0x{b:0{2 * dtype.bytes}x}" for b in bits.tolist()]
     if dtype.is_float or dtype is BOOL or dtype.bits == 64:
-        return [types.literal(Const(v, dtype)) for v in values.tolist()]
+        return [C.literal(Const(v, dtype)) for v in values.tolist()]
     return list(map(str, values.tolist()))

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from hlo_mlc.codegen.c import types
+from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.clike.dialect import Dialect, index_type
 from hlo_mlc.codegen.clike.spelling import Binding, operand
 from hlo_mlc.codegen.clike.values import Lines, Memory, Place, identifier
@@ -114,7 +114,7 @@ class FunctionWriter(Writer):
         buffer = stmt.buffer
         size = math.prod(buffer.shape)
         name = self.lines.fresh(identifier(buffer.name))
-        kind = types.element_type(buffer.dtype)
+        kind = C.element_type(buffer.dtype)
         if self._vector is not None:
             self._own.add(buffer)
             self._array(f"{kind} {name}[{constant_extent(self._vector)}][{size}]")
@@ -158,7 +158,7 @@ class FunctionWriter(Writer):
             names = [self.lines.temporary() for _ in kept]
             for name, e in zip(names, kept, strict=True):
                 width = constant_extent(self._vector)
-                self._array(f"{types.element_type(e.dtype)} {name}[{width}]")
+                self._array(f"{C.element_type(e.dtype)} {name}[{width}]")
             with self._each_lane(), self.guarded(stmt.guard):
                 for name, text in zip(names, self.values().write(*kept), strict=True):
                     self.lines.emit(f"{name}[{_LANE}] = {text};")
@@ -205,7 +205,7 @@ class FunctionWriter(Writer):
         width = constant_extent(self._vector)
         terms = [self.lines.temporary() for _ in stmt.terms]
         for name, term in zip(terms, stmt.terms, strict=True):
-            self._array(f"{types.element_type(term.dtype)} {name}[{width}]")
+            self._array(f"{C.element_type(term.dtype)} {name}[{width}]")
         live = None
         if stmt.guard is not None:
             live = self.lines.temporary()
@@ -304,7 +304,7 @@ class FunctionWriter(Writer):
             self.memory.places[buffer] = Place(name)
             alone = not any(self.overlaps.may_overlap(buffer, b) for b in buffers if b != buffer)
             constant = "const " if buffer.scope == "operand" else ""
-            yield buffer, (f"{constant}{types.element_type(buffer.dtype)}* "
+            yield buffer, (f"{constant}{C.element_type(buffer.dtype)}* "
                            f"{'restrict ' if alone else ''}{name}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from hlo_mlc.codegen.clike.dialect import INT_LIMIT
 from hlo_mlc.expr.dtypes import I32, I64, INDEX, U32, U64, DType
+
+INT_LIMIT = 1 << 31
 
 
 def decimal(value: np.floating) -> str:

@@ -6,7 +6,7 @@ them, until nobody was in between.  Sums of f32 flush subnormals to zero, as tha
 
 from __future__ import annotations
 
-from hlo_mlc.codegen.cuda import types
+from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr.dtypes import BF16, F16, F32, F64, I16, I32, I64, U16, U32, U64, DType
 from hlo_mlc.loops.core import Accumulate
@@ -21,10 +21,10 @@ _EXCHANGED: dict[DType, tuple[str, str, str]] = {
     F32: ("unsigned", "__float_as_uint(@)", "__uint_as_float(@)"),
     F64: ("unsigned long long", "(unsigned long long)__double_as_longlong(@)",
           "__longlong_as_double((long long)@)"),
-    **{d: ("unsigned short", "(unsigned short)(@)", f"({types.element_type(d)})@")
+    **{d: ("unsigned short", "(unsigned short)(@)", f"({CUDA.element_type(d)})@")
        for d in (F16, BF16, I16, U16)},
-    **{d: ("unsigned", "(unsigned)(@)", f"({types.element_type(d)})@") for d in (I32, U32)},
-    **{d: ("unsigned long long", "(unsigned long long)(@)", f"({types.element_type(d)})@")
+    **{d: ("unsigned", "(unsigned)(@)", f"({CUDA.element_type(d)})@") for d in (I32, U32)},
+    **{d: ("unsigned long long", "(unsigned long long)(@)", f"({CUDA.element_type(d)})@")
        for d in (I64, U64)},
 }
 DTYPES = frozenset(_EXCHANGED)
@@ -56,7 +56,7 @@ def _update(writer: Writer, stmt: Accumulate) -> None:
         else:
             lines.emit(f"{_FUNCTIONS[op]}(&{element}, {term});")
         return
-    kind = types.element_type(dtype)
+    kind = CUDA.element_type(dtype)
     given, place, bits, seen, old = (lines.temporary() for _ in range(5))
     lines.emit(f"const {kind} {given} = {term};")
     lines.emit(f"{unsigned}* {place} = reinterpret_cast<{unsigned}*>(&{element});")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hlo_mlc.codegen.clike.values import Memory, Place, identifier
-from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.barriers import Barriers
 from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
@@ -96,7 +95,7 @@ class _Printer:
         writer.bind(stmt.var, block)
         writer.header.emit(f"const int {block} = blockIdx.x;")
         for buffer in scratch:
-            kind = types.element_type(buffer.dtype)
+            kind = CUDA.element_type(buffer.dtype)
             writer.header.emit(f"{kind}* {places[buffer].name} = reinterpret_cast<{kind}*>"
                                f"({_SCRATCH} + {self._offsets[buffer]});")
         if is_dynamic:
@@ -150,7 +149,7 @@ class _Printer:
                          for other in written)
             # What threads write and others read after a barrier is not restricted to one name.
             free = not shared and not (buffer in written and buffer in read)
-            kind = types.element_type(buffer.dtype)
+            kind = CUDA.element_type(buffer.dtype)
             parameters.append(f"{'' if buffer in written else 'const '}{kind}* "
                               f"{'__restrict__ ' if free else ''}{buffer.name}")
             positions.append(self._arguments[buffer])

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from hlo_mlc.codegen.clike.dialect import index_type
 from hlo_mlc.codegen.clike.spelling import Binding, infix, operand
 from hlo_mlc.codegen.clike.values import Memory, Place, identifier
-from hlo_mlc.codegen.cuda import types
 from hlo_mlc.codegen.cuda.atomics import write_atomic
 from hlo_mlc.codegen.cuda.barriers import Barriers, Wait
+from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.matrices import write_products
 from hlo_mlc.codegen.cuda.vectors import write_vector
 from hlo_mlc.codegen.cuda.writer import Writer
@@ -168,8 +168,8 @@ class BlockWriter(Writer):
         names = []
         for neutral in combiner.identity:
             names.append(self.lines.temporary())
-            self.lines.emit(f"{types.element_type(neutral.dtype)} {names[-1]} = "
-                            f"{types.literal(neutral)};")
+            self.lines.emit(f"{CUDA.element_type(neutral.dtype)} {names[-1]} = "
+                            f"{CUDA.literal(neutral)};")
         with self._where(conditions):
             for name, text in zip(names, self.values().write(*update.terms), strict=True):
                 self.lines.emit(f"{name} = {text};")
@@ -179,7 +179,7 @@ class BlockWriter(Writer):
             others = []
             for name, dtype in zip(names, dtypes, strict=True):
                 others.append(self.lines.temporary())
-                self.lines.emit(f"const {types.element_type(dtype)} {others[-1]} = "
+                self.lines.emit(f"const {CUDA.element_type(dtype)} {others[-1]} = "
                                 f"{_shuffled(name, dtype, distance, width)};")
             self.combine(update, names, others, names)
             distance //= 2
@@ -252,7 +252,7 @@ class BlockWriter(Writer):
         owned = _thread_axes(stmt) if buffer.scope == "thread" else 0
         size = math.prod(buffer.shape[owned:])
         name = self.lines.fresh(identifier(buffer.name))
-        kind = types.element_type(buffer.dtype)
+        kind = CUDA.element_type(buffer.dtype)
         is_scalar = size == 1 and buffer.scope != "shared"
         declared = f"{kind} {name}" if is_scalar else f"{kind} {name}[{size}]"
         if buffer.scope == "shared" and self._shared is not None:
@@ -297,7 +297,7 @@ def _thread_axes(stmt: Allocate) -> int:
 
 def _shuffled(name: str, dtype: DType, distance: int, width: int) -> str:
     """The value of the thread that many places further on."""
-    kind = types.element_type(dtype)
+    kind = CUDA.element_type(dtype)
     if dtype.bits < 32:
         return f"({kind})__shfl_down_sync({_FULL_WARP}, (int){name}, {distance}, {width})"
     return f"__shfl_down_sync({_FULL_WARP}, {name}, {distance}, {width})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from hlo_mlc.codegen.clike.spelling import choice, infix
 from hlo_mlc.codegen.clike.values import Values, identifier, offset
-from hlo_mlc.codegen.cuda import types
+from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
@@ -39,7 +39,7 @@ def write_vector(writer: Writer, stmt: For) -> None:
                  and s.guard is None
                  and _is_vector(writer, s.buffer, s.indices, stmt.var, width)}
         for inner, result in whole.items():
-            kind = types.element_type(inner.buffer.dtype)
+            kind = CUDA.element_type(inner.buffer.dtype)
             writer.lines.emit(f"Vector<{kind}, {width}> {result};")
         name = writer.lines.fresh(identifier(stmt.var.name))
         writer.bind(stmt.var, name)
@@ -123,11 +123,11 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
         elif var not in load.guard.free and isinstance(load.default, Const):
             condition, = writer.values().write(load.guard)
             inside, name = writer.lines.temporary(), writer.lines.temporary()
-            kind = types.element_type(load.dtype)
+            kind = CUDA.element_type(load.dtype)
             writer.lines.emit(f"const bool {inside} = {condition};")
             writer.lines.emit(f"Vector<{kind}, {width}> {name};")
             writer.lines.emit(f"if ({inside}) {name} = mlc_load<{width}>({place});")
-            found[load] = choice(inside, f"{name}.at[@]", types.literal(load.default))
+            found[load] = choice(inside, f"{name}.at[@]", CUDA.literal(load.default))
     return found
 
 

@@ -209,7 +209,7 @@ def test_the_unlikely_side_is_computed_where_it_is_needed(run) -> None:
 
 def test_complex_values_are_refused() -> None:
     program = elementwise("copy", [operand("x", t.C64)], [lambda v: v])
-    with pytest.raises(CodegenError, match="Expected a type that GPU"):
+    with pytest.raises(CodegenError, match="Expected a type that a GPU"):
         print_program(program, SM90)
 
 
