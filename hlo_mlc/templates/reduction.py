@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.loops.core import LoopKind
+from hlo_mlc.loops.core import For, LoopKind, walk
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -160,10 +160,13 @@ def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTar
     """
     rows = nest.stages[0].axes[:nest.shared]
     chosen: dict[Buffer, tuple[int, str, int]] = {}
+    vectors = {f"{s.var.name}." for s in walk(schedule.program.body)
+               if isinstance(s, For) and s.kind is LoopKind.VECTORIZE}
     for stage in passes:
         for buffer, axis, apart in _rows_read(stage, rows[-1]):
             heavier = stage_cost(stage) >= chosen.get(buffer, (0,))[0]
-            if heavier and buffer not in nest.private and _has_vectors(schedule, axis):
+            if heavier and buffer not in nest.private \
+                    and any(name.startswith(f"{axis}.") for name in vectors):
                 chosen[buffer] = stage_cost(stage), axis, apart
     for buffer, (heavy, axis, apart) in chosen.items():
         row = abs(apart) * buffer.dtype.bytes
@@ -189,11 +192,6 @@ def _rows_read(stage: Stage, row: Var) -> list[tuple[Buffer, str, int]]:
     return [(buffer, axis.name, stride(read, row)) for buffer in stage.inputs
             for read in reads(stage, buffer)
             if read.guard is None and stride(read, axis) == 1 and stride(read, row)]
-
-
-def _has_vectors(schedule: Schedule, axis: str) -> bool:
-    return any(loop.kind is LoopKind.VECTORIZE for name in schedule.loop_names
-               if f"{name}.".startswith(f"{axis}.") for loop in schedule.loops(name))
 
 
 def _partial_results(stage: Stage, count: int) -> int:
