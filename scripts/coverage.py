@@ -129,9 +129,11 @@ _LOOPS = """\
 `stablehlo.while`, with whatever in it is compiled, becomes part of a kernel, and so does
 `chlo.scan`; `stablehlo.if` and `stablehlo.case` do inside of such loops, and elsewhere where all
 branches are cheap.  Functions that a program calls are written out, `stablehlo.composite` as its
-decomposition.  Ops on symbolic dimensions are compiled for the sizes that a program is called with;
-those whose operands say a shape are what they are with an attribute, where the operands are
-constants.  Bitcasts between types of different widths are shifts.
+decomposition, and a call of `ApproxTopK` as the sort that XLA makes of it on CPUs and GPUs.  What
+picks a few places out of sorted rows (medians, the last few) is found without sorting them.  Ops on
+symbolic dimensions are compiled for the sizes that a program is called with; those whose operands
+say a shape are what they are with an attribute, where the operands are constants.  Bitcasts between
+types of different widths are shifts.
 
 ## What is left to XLA, and why
 """

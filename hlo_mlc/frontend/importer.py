@@ -13,7 +13,7 @@ from hlo_mlc.frontend.captures import captured_uses
 from hlo_mlc.frontend.locations import LocationReader
 from hlo_mlc.frontend.types import read_literal, read_type
 from hlo_mlc.graph.core import Attribute, Graph, Node, Origin, Value
-from hlo_mlc.ops.library_calls import DIALECT, library_op
+from hlo_mlc.ops.library_calls import DIALECT, approximate_top_k, library_op
 from hlo_mlc.support.errors import FrontendError
 
 _DIALECTS = ("stablehlo", "chlo", DIALECT)
@@ -111,6 +111,9 @@ class _Importer:
         for operation in operations:
             if operation.name in _CALLEE and (callee := self._inlinable(operation)):
                 nodes += self._inline(operation, callee)
+            elif operation.name == "stablehlo.custom_call" and (
+                    sort := self._approximate_top_k(operation)):
+                nodes += sort
             else:
                 nodes.append(self._operation(operation))
         return nodes
@@ -146,6 +149,33 @@ class _Importer:
         self._values.update(zip(call.results, results, strict=True))
         self._inlined += 1
         return nodes
+
+    def _approximate_top_k(self, call: ir.Operation) -> list[Node] | None:
+        """The sort and the slices that XLA makes of a call of `ApproxTopK` where it has no better;
+        None for any other call."""
+        if call.attributes["call_target_name"].value != "ApproxTopK":
+            return None
+        found = approximate_top_k(read_attributes(call, self._attributes))
+        operands = self._read(call.operands)[:len(call.results)]
+        if found is None or any(value.type is None or not value.type.is_static
+                                for value in operands):
+            return None
+        comparator, dimension = found
+        before = self._region(self._functions[comparator].regions[0])
+        location = self._locations.read(call.location, self._callers)
+        ordered = tuple(Value(value.type) for value in operands)
+        sort = Node("stablehlo.sort", operands, ordered,
+                    {"dimension": dimension, "is_stable": False}, (before,), location=location)
+        return [sort, *(self._first(whole, self._define(result), location)
+                        for whole, result in zip(ordered, call.results, strict=True))]
+
+    @staticmethod
+    def _first(whole: Value, part: Value, location: str) -> Node:
+        """`part` is where all of `whole` begins."""
+        zeros, ones = ((number,) * len(part.type.shape) for number in (0, 1))
+        return Node("stablehlo.slice", (whole,), (part,), {
+            "start_indices": zeros, "limit_indices": part.type.shape, "strides": ones},
+            location=location)
 
     def _read(self, operands: Iterable[ir.Value]) -> tuple[Value, ...]:
         values = self._values

@@ -37,7 +37,8 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
         others = tuple(v for v in stage.axes if v is not stage.scan.axis)
         return _nest(stage, others, _scan(stage))
     if stage.sort is not None:
-        others = tuple(v for v in stage.axes if v is not stage.sort.place)
+        others = tuple(v for v in stage.axes
+                       if v is not stage.sort.place or stage.sort.at is not v)
         return _nest(stage, others, _sort(stage))
     body = _stores(stage.assigns, {})
     if stage.combiner is not None:
@@ -79,6 +80,8 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
             rank[] = rank[] + (key(j) < key(k) or key(j) == key(k) and j < k)
           if rank[] < places:
             y[rank[]] = term(k)
+
+    or, at every place, `if rank[] == at: y[place] = term(k)` where these are not the first.
     """
     (element,), place = stage.reduce_axes, stage.sort.place
     other = build.variable(f"{element.name}_before", _extent(stage, element))
@@ -93,8 +96,12 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
     count = Accumulate((rank,), (), named_combiner("add", U32),
                        (build.apply("convert", before, dtype=U32),))
     taken = build.as_index(Load(rank, ()))
-    stores = _stores(stage.assigns, {**here, place: taken})
-    fits = build.apply("lt", taken, index.constant(_extent(stage, place)))
+    if stage.sort.at is place:
+        stores = _stores(stage.assigns, {**here, place: taken})
+        fits = build.apply("lt", taken, index.constant(_extent(stage, place)))
+    else:
+        stores = _stores(stage.assigns, here)
+        fits = build.apply("eq", taken, stage.sort.at)
     body = (Store(rank, (), build.const(0, U32)), *_nest(stage, (other,), (count,)),
             *(rewrite.guarded(s, fits) for s in stores))
     return _nest(stage, (element,), (Allocate(rank, body),))

@@ -1,4 +1,5 @@
-"""Custom calls whose meaning is known: functions of LAPACK and BLAS, by the names of their targets.
+"""Custom calls whose meaning is known: functions of LAPACK and BLAS, by the names of their targets,
+and XLA's own for the first few of rows.
 
 A call becomes a node of an op of ours, `lapack.potrf` for instance, that is written back as the
 call it came from.  The layouts that a call asks for are XLA's business: values are what they are,
@@ -33,6 +34,20 @@ def library_op(attributes: Mapping[str, Attribute]) -> str:
             or attributes.get("backend_config") or attributes.get("called_computations"):
         return ""
     return _TARGETS.get(attributes.get("call_target_name", ""), "")
+
+
+def approximate_top_k(attributes: Mapping[str, Attribute]) -> tuple[str, int] | None:
+    """The comparator that a call of `ApproxTopK` sorts by and the dimension that it sorts along,
+    where XLA does sort; None where it may leave some elements out.
+
+    Source: ApproxTopKFallback in xla/hlo/builder/lib/approx_topk.cc.
+    """
+    config = attributes.get("mhlo.backend_config", "")
+    dimension = re.search(r"reduction_dim = (\d+) : i64", config)
+    if dimension is None or "is_fallback = true" not in config:
+        return None
+    (comparator,) = attributes["called_computations"]
+    return comparator.removeprefix("@"), int(dimension[1])
 
 
 def options(node: Node) -> dict[str, str]:

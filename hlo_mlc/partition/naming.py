@@ -170,8 +170,10 @@ def _known(nest: Nest) -> str:
 
 def _fold(stage: Stage) -> str:
     if stage.sort is not None:
-        (axis,) = stage.reduce_axes
-        return "top_k" if stage.sort.place.extent < axis.extent else "sort"
+        (axis,), place, at = stage.reduce_axes, stage.sort.place, stage.sort.at
+        if loads(at) or place not in at.free:
+            return "order_statistics"
+        return "top_k" if place.extent < axis.extent else "sort"
     combiner = stage.combiner
     if stage.scan is not None:
         return _SCANS.get(combiner.name, "scan")

@@ -7,11 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.graph.rewrite import EVERY_OP, Rewriter, Rule
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.splat import splat
+from hlo_mlc.passes.splat import is_splat_of, splat
+
+# Operations on sorted rows that are done anew on unsorted ones.
+_MOST_STEPS = 8
 
 
 def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -213,6 +217,50 @@ def sort_single(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     return node.operands if shape and shape[axis] == 1 else None
 
 
+def fold_of_sorted(node: Node, context: Rewriter) -> Value | None:
+    """`sum of rows of int(sort(x) < 0)` -> `sum of rows of int(x < 0)`, for what is exact"""
+    operands, dtype = node.operands, node.results[0].type.dtype
+    if len(operands) != 2 or not (dtype.is_integer or dtype is BOOL or _counts(node, context)):
+        return None
+    given: dict[Value, Value] = {}  # what stands for what is computed of sorted rows
+    waiting, pointwise = [operands[0]], []
+    for value in waiting:
+        maker = context.definition(value)
+        if splat(value, context) is not None:
+            given[value] = value
+        elif maker is not None and maker.op == "stablehlo.sort" and not maker.opaque \
+                and maker.attributes.get("dimension", -1) % len(value.type.shape) \
+                in node.attributes["dimensions"]:
+            given[value] = maker.operands[maker.results.index(value)]
+        elif maker is None or maker.op not in ELEMENTWISE or maker.opaque \
+                or len(pointwise) == _MOST_STEPS:
+            return None
+        else:
+            pointwise.append(maker)
+            waiting += maker.operands
+    sorts = {context.definition(v) for v, unsorted in given.items() if v is not unsorted}
+    if len(sorts) != 1:  # of several, elements in the same place need not come from one place
+        return None
+    for maker in reversed(pointwise):
+        (result,) = maker.results
+        given[result] = context.add(maker.op, [given[v] for v in maker.operands], result.type,
+                                    maker.attributes, maker.regions)
+    return context.add(node.op, (given[operands[0]], operands[1]), node.results[0].type,
+                       node.attributes, node.regions)
+
+
+def _counts(fold: Node, context: Rewriter) -> bool:
+    """Whether it adds up truths, to no more than floats can count to."""
+    maker = context.definition(fold.operands[0])
+    (body,) = fold.regions
+    terms = fold.operands[0].type.size // max(1, fold.results[0].type.size)
+    kind = np.dtype(fold.results[0].type.dtype.numpy)
+    return [n.op for n in body.nodes] == ["stablehlo.add"] and maker is not None \
+        and maker.op == "stablehlo.convert" and maker.operands[0].type.dtype is BOOL \
+        and is_splat_of(fold.operands[1], 0, context) and kind.itemsize >= 4 \
+        and terms <= 1 << np.finfo(kind).nmant
+
+
 MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {
     EVERY_OP: (zero_size,),
     "stablehlo.reshape": (same_type, reshape_of_reshape, reshape_of_broadcast_scalar),
@@ -226,6 +274,7 @@ MOVEMENT_RULES: Mapping[str, Sequence[Rule]] = {
     "stablehlo.dynamic_update_slice": (update_of_all,),
     "stablehlo.scatter": (scatter_of_all,),
     "stablehlo.sort": (sort_single,),
+    "stablehlo.reduce": (fold_of_sorted,),
 }
 
 

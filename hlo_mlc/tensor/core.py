@@ -58,11 +58,13 @@ class Sort:
     """Terms put in order: results lie along `place`, which may be shorter than what is sorted.
 
     `keys` are unsigned integers over the accumulators; the first that differ decide, and what has
-    the same keys stays as it comes.
+    the same keys stays as it comes.  `at` is the place among all that a result shows, over the
+    axes: `place` itself where the first are wanted.
     """
 
     place: Var
     keys: tuple[Expr, ...]
+    at: Expr
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,7 +79,7 @@ class Stage:
     k holds the fold of term k over the points before it along that axis, and its own.
 
     With `sort`, whose place is one of `axes`, there is one reduce axis and no combiner: at each
-    point accumulator k is term k of the element that takes this place among those along it.
+    point accumulator k is term k of the element that takes the place `at` among those along it.
 
     `overwrites` are operands whose memory its outputs take over: each point reads of them what it
     is about to replace, so that no point may be computed twice.
@@ -109,8 +111,8 @@ class Stage:
         stores = (*self.along, *self.assigns)
         guards = [a.guard for a in stores if a.guard is not None]
         indices = [i for a in stores for i in a.indices]
-        keys = self.sort.keys if self.sort is not None else ()
-        return (*self.terms, *self.initial, *keys, *(a.value for a in stores), *indices, *guards)
+        order = (*self.sort.keys, self.sort.at) if self.sort is not None else ()
+        return (*self.terms, *self.initial, *order, *(a.value for a in stores), *indices, *guards)
 
     @property
     @derived

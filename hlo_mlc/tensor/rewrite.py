@@ -20,7 +20,8 @@ def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
         return Assign(a.buffer, tuple(rewrite(i) for i in a.indices), rewrite(a.value),
                       None if a.guard is None else rewrite(a.guard))
 
-    sort = stage.sort and replace(stage.sort, keys=tuple(map(rewrite, stage.sort.keys)))
+    sort = stage.sort and replace(stage.sort, keys=tuple(map(rewrite, stage.sort.keys)),
+                                  at=rewrite(stage.sort.at))
     return replace(stage, assigns=tuple(assign(a) for a in stage.assigns),
                    along=tuple(assign(a) for a in stage.along), sort=sort,
                    terms=tuple(rewrite(t) for t in stage.terms),

@@ -113,7 +113,8 @@ def _tie(stage: Stage, classes: _Classes) -> None:
         own = axes if store in stage.along else stage.axes
         fix(set(own).difference(store.indices))
     values = (store.value for store in (*stage.along, *stage.assigns))
-    fix(axes.intersection((*stage.terms, *stage.initial, *values)))
+    places = () if stage.sort is None else (stage.sort.at,)
+    fix(axes.intersection((*stage.terms, *stage.initial, *places, *values)))
     for node in walk(*stage.expressions):
         if isinstance(node, Load):
             walks(node.source, node.indices)

@@ -64,7 +64,7 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
         over = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         for accumulator, term in zip(stage.accumulators, stage.terms, strict=True):
             lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = sorted over {over} "
-                         f"at {stage.sort.place.name} by {keys} of {text(term)}")
+                         f"at {text(stage.sort.at)} by {keys} of {text(term)}")
     if len(stage.assigns) < MANY_ASSIGNS:
         return lines + [f"{indent}  {_assign_text(a)}" for a in stage.assigns]
     lets, values = spell_shared(tuple(a.value for a in stage.assigns), LONG, LONG)

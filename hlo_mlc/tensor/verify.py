@@ -23,7 +23,16 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import of_condition, within
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
-from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import (
+    Assign,
+    Branch,
+    Loop,
+    Nest,
+    Sort,
+    Stage,
+    Step,
+    TensorProgram,
+)
 from hlo_mlc.tensor.covering import Box, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
 
@@ -153,7 +162,9 @@ class _Checker:
                                  "loops that are built as a whole know of none", stage)
             self._handed_over(stage, nest, writers)
             self._own_elements(stage)
-            for e in stage.initial:
+            if stage.sort is not None:
+                self._places(stage, stage.sort)
+            for e in stage.initial if stage.sort is None else (stage.sort.at,):
                 self._loads(e, None, stage)
             if all(v.extent for v in stage.reduce_axes):
                 for e in stage.terms:
@@ -174,7 +185,8 @@ class _Checker:
                              (_parts(stage.along), everywhere),
                              (_parts(stage.assigns), axes.union(stage.accumulators)),
                              (stage.sort.keys if stage.sort else (),
-                              frozenset(stage.accumulators))):
+                              frozenset(stage.accumulators)),
+                             ((stage.sort.at,) if stage.sort else (), axes)):
             for e in group:
                 self._known(e, known, stage)
         folded = zip(stage.accumulators, stage.terms, stage.initial or stage.terms, strict=True)
@@ -221,6 +233,13 @@ class _Checker:
                         and not all(is_apart(load, a, stage) for a in stores) \
                         and not _is_folded(stage, buffer):
                     raise self.error(f"it reads {load}, which another of its points writes", stage)
+
+    def _places(self, stage: Stage, sort: Sort) -> None:
+        """Every place is one that some element takes."""
+        low, high = index.bounds(sort.at)
+        if low < 0 or high >= stage.reduce_axes[0].extent:
+            raise self.error(f"place {sort.at}, from {low} to {high}, is not known to be one of "
+                             f"{stage.reduce_axes[0].extent}", stage)
 
     def _stores(self, stage: Stage, assigns: Sequence[Assign], axes: Sequence[Var]) -> None:
         for assign in assigns:

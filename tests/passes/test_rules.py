@@ -98,6 +98,27 @@ CASES = [
     ),
     Case("xor_zero", f"%a: {I}", _splat("0", "xor", I), SAME_I),
     Case(
+        "fold_of_sorted",
+        f"%a: {F}",
+        f"""%0 = "stablehlo.sort"(%a) <{{dimension = 1 : i64, is_stable = true}}> ({{
+           ^bb0(%x: tensor<f32>, %y: tensor<f32>):
+             %1 = stablehlo.compare LT, %x, %y : (tensor<f32>, tensor<f32>) -> tensor<i1>
+             stablehlo.return %1 : tensor<i1>
+           }}) : ({F}) -> {F}
+           %2 = stablehlo.compare EQ, %0, %0 : ({F}, {F}) -> {F.replace("f32", "i1")}
+           %3 = stablehlo.convert %2 : ({F.replace("f32", "i1")}) -> {F}
+           %4 = stablehlo.constant dense<0.0> : tensor<f32>
+           %5 = stablehlo.reduce(%3 init: %4) applies stablehlo.add across dimensions = [1]
+             : ({F}, tensor<f32>) -> tensor<2xf32>
+           return %5 : tensor<2xf32>""",
+        f"""%4 = stablehlo.constant dense<0.0> : tensor<f32>
+           %2 = stablehlo.compare EQ, %a, %a : ({F}, {F}) -> {F.replace("f32", "i1")}
+           %3 = stablehlo.convert %2 : ({F.replace("f32", "i1")}) -> {F}
+           %5 = stablehlo.reduce(%3 init: %4) applies stablehlo.add across dimensions = [1]
+             : ({F}, tensor<f32>) -> tensor<2xf32>
+           return %5 : tensor<2xf32>""",
+    ),
+    Case(
         "involution",
         f"%a: {F}",
         f"""%0 = stablehlo.negate %a : {F}

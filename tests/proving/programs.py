@@ -18,6 +18,7 @@ from proving.written import (
     convolved,
     counted,
     in_order,
+    of_sorted,
     products,
     scans,
     scattered,
@@ -54,7 +55,7 @@ def of_every_op(op: str) -> Iterator[Program]:
 PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
     EVERY_OP: of_every_op, "chlo.scan": scans, "stablehlo.while": counted,
     "stablehlo.if": branching, "stablehlo.case": branching, "stablehlo.scatter": scattered,
-    "stablehlo.sort": in_order, "stablehlo.dot_general": products,
+    "stablehlo.sort": in_order, "stablehlo.reduce": of_sorted, "stablehlo.dot_general": products,
     "stablehlo.convolution": convolved, "stablehlo.bitcast_convert": split_and_joined,
     "stablehlo.concatenate": joined, **dict.fromkeys(DYNAMIC, dynamic)}
 

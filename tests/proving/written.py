@@ -131,6 +131,32 @@ def in_order(op: str) -> Iterator[Program]:
             func.return %r#1, %r#0 : {t}, {t}"""), every)
 
 
+def of_sorted(op: str) -> Iterator[Program]:
+    """Exact folds of what is computed of sorted rows, along these and across."""
+    for axis, folded, fold, kind in itertools.product(
+            (0, 1), (0, 1), ("add", "or", "and"), ("f32", "i32", "i1")):
+        if (fold == "add") == (kind == "i1"):
+            continue
+        t, u, r = f"tensor<2x3x{kind}>", "tensor<2x3xi1>", f"tensor<{(3, 2)[folded]}x{kind}>"
+        s = f"tensor<{kind}>"
+        number = "dense<true>" if kind == "i1" else "dense<4>" if kind == "i32" else "dense<4.0>"
+        zero = "dense<false>" if kind == "i1" else "dense<0>" if kind == "i32" else "dense<0.0>"
+        yield Program(written(f"%a: {t}, %b: {t}", r, f"""
+            %s:2 = "stablehlo.sort"(%a, %b) <{{dimension = {axis} : i64, is_stable = true}}> ({{
+            ^bb0(%x: {s}, %y: {s}, %p: {s}, %q: {s}):
+              %1 = stablehlo.compare GT, %x, %y : ({s}, {s}) -> tensor<i1>
+              stablehlo.return %1 : tensor<i1>
+            }}) : ({t}, {t}) -> ({t}, {t})
+            %n = stablehlo.constant {number} : {t}
+            %l = stablehlo.compare LT, %s#0, %n : ({t}, {t}) -> {u}
+            %m = stablehlo.compare NE, %s#0, %s#1 : ({t}, {t}) -> {u}
+            %c = stablehlo.or %l, %m : {u}
+            %k = stablehlo.convert %c : ({u}) -> {t}
+            %z = stablehlo.constant {zero} : {s}
+            %r = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across
+              dimensions = [{folded}] : ({t}, {s}) -> {r}"""), every)
+
+
 def products(op: str) -> Iterator[Program]:
     """Products of bools."""
     for m, k, n in ((1, 0, 2), (1, 3, 2), (2, 2, 2), (2, 3, 1)):

@@ -17,14 +17,15 @@ from hlo_mlc.loops.prove import prove
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.program import schedule_program
-from hlo_mlc.templates.sorting.template import SortTemplate
+from hlo_mlc.templates.sorting.template import RUN, SortTemplate
 
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int16", "int32", "int64", "uint8",
           "uint16", "uint32", "uint64", "bool")
-WAYS = tuple({"ranked": ranked, "digit": digit, "runs": runs, "candidates": candidates}
-             for ranked, (digit, runs), candidates in itertools.product(
-                 (0, 1024), ((8, 1), (8, 4), (11, 2)), (0, 1)))
+WAYS = tuple({"ranked": ranked, "digit": digit, "runs": runs, "candidates": candidates,
+              "bits": bits}
+             for ranked, (digit, runs), candidates, bits in itertools.product(
+                 (0, 1024), ((8, 1), (8, 4), (11, 2)), (0, 1), (0, 1)))
 
 
 def values(dtype: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -100,7 +101,8 @@ def test_every_way_is_the_same(take_apart, machine_code, way):
 
     def function(x, y):
         return (jnp.sort(x), lax.sort((y, x), num_keys=1), lax.sort((y, x), num_keys=2),
-                lax.top_k(y, 3), lax.top_k(x, 90))
+                lax.top_k(y, 3), lax.top_k(x, 90), jnp.sort(x)[:, 300:302], jnp.argsort(y)[:, -2:],
+                lax.sort((y, x), num_keys=2)[1][:, 5])
 
     parts = take_apart(function, x, y)
     expected = jax.tree.leaves(jax.jit(function)(x, y))
@@ -116,7 +118,7 @@ def test_runs_that_are_merged(take_apart, machine_code, runs, count):
     """Shares that end in the middle of a part, and runs that are shorter than others."""
     x = values("int32", (count,), 7)
     parts = take_apart(jnp.argsort, x)
-    tuned = {0: ("sort", {"ranked": 0, "digit": 8, "runs": runs, "candidates": 0})}
+    tuned = {0: ("sort", {"ranked": 0, "digit": 8, "runs": runs, "candidates": 0, "bits": 0})}
     positions, = parts.run([x], machine_code.executing(tuned=tuned, threads=2))
     np.testing.assert_array_equal(positions, in_order(x))
 
@@ -149,6 +151,102 @@ def test_the_first_few(count, kept, dtype):
     where = np.asarray(mlc_jit(lambda x: lax.top_k(x, kept)[1], choose="ours")(np.abs(x)))
     flipped = -np.abs(x).astype(np.float64)
     np.testing.assert_array_equal(where, in_order(flipped)[:, :kept])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [5, 40, 130, 9000])
+def test_a_few_places(dtype, count):
+    """The middle, the ends and places that data say, of values with many ties and their places."""
+    with jax.enable_x64(True):
+        x = values(dtype, (3, count), 6)
+        if x.dtype == jnp.bfloat16:
+            x = np.where(np.isnan(x.astype(np.float32)), np.nan, x).astype(x.dtype)
+        places = np.array([count - 1, 0, count // 3], np.int32)
+
+        def function(x, places):
+            rows = jnp.arange(3)
+            return (jnp.sort(x)[:, count // 2], jnp.argsort(x)[:, -1:], jnp.argsort(x)[:, 0],
+                    jnp.sort(x)[rows, places], jnp.argsort(x, axis=1)[:, places[0]],
+                    jnp.argsort(x)[::-1, ::-1][:, :1], jnp.argsort(x)[:, places[:1]])
+
+        agrees(function, x, places)
+
+
+@pytest.mark.parametrize("left", [3, 511, 512, 513, 4000])
+def test_keys_that_are_alike_are_as_many_as_they_are(left):
+    """Whether they fit into what is collected or not, and where among them the place is."""
+    x = np.random.default_rng(left).integers(-1 << 30, 1 << 30, 9000).astype(np.int32)
+    x[np.random.default_rng(1).permutation(9000)[:left]] = 77
+    below = int((x < 77).sum())
+    for place in (below, below + left // 2, below + left - 1):
+        agrees(lambda x, place=place: (jnp.sort(x)[place], jnp.argsort(x)[place]), x)
+
+
+@pytest.mark.parametrize("axis,shape", [(None, (70, 90)), (0, (33, 7)), (1, (4, 257)),
+                                        (1, (3, 5000)), (-1, (2, 3, 100))])
+def test_medians_and_quantiles(axis, shape):
+    """Rows with and without NaNs; of the sorts nothing is left but what takes a few places."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    with_nans = np.where(np.random.default_rng(1).random(shape) < 0.1, np.nan, x)
+    for y in (x, with_nans.astype(np.float32)):
+        for function in (jnp.median, jnp.nanmedian):
+            agrees(lambda y, function=function: function(y, axis), y)
+    two = np.array([0.2, 0.7], np.float32)
+    ours = mlc_jit(lambda x, q: (jnp.quantile(x, q, axis), jnp.percentile(x, 30, axis),
+                                 jnp.nanquantile(x, 0.9, axis)), choose="ours")
+    expected = (np.quantile(x, two, axis), np.percentile(x, 30, axis), np.quantile(x, 0.9, axis))
+    for mine, other in zip(ours(x, two), expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-6)
+    assert ours.report().coverage == 1
+
+
+def test_what_is_not_read_is_not_put_in_order(take_apart, arrays):
+    """One stage for all that is picked at the same places, and none with the whole row."""
+    x, y = arrays("float32", (8, 300), (8, 300))
+
+    def places(function, *args):
+        return [stage.sort.place.extent for program in take_apart(function, *args).programs
+                for step in program.steps for stage in step.stages if stage.sort is not None]
+
+    assert places(lambda x: jnp.median(x, 1), x) == [1, 1]
+    assert places(lambda x: jnp.nanmedian(x, 1), x) == [1, 1]
+    assert places(lambda x, y: [v[:, :3] for v in lax.sort((x, y), num_keys=1)], x, y) == [3]
+    assert places(lambda x: jnp.argsort(x)[:, ::-1][:, :5], x) == [5]
+    assert places(lambda x: (jnp.sort(x)[:, 4], jnp.sort(x).sum(1)), x) == [300]
+    assert places(lambda x: jnp.sort(x)[:, ::2], x) == [300]
+    assert places(lambda x: jnp.sort(x)[:, 100:120], x) == [300]
+    assert places(lambda x: [jnp.sort(x)[:, k] for k in (9, 99, 199, 209, 290)], x) == [300]
+    assert places(lambda x: [jnp.sort(x)[:, :k] for k in (1, 2, 3, 4, 5)], x) == [300]
+    assert places(lambda x, y: lax.sort((x, y), num_keys=2)[0][:, 9], x, y) == [300]
+
+
+def test_rows_that_are_read_backwards():
+    """Whole rows, but not in their order: of as many as are read, in runs or not."""
+    x = values("int32", (8, 2 * RUN), 9)
+    agrees(lambda x: (jnp.sort(x)[:, ::-1][:1], jnp.argsort(x)[:, ::-1][:1]), x)
+
+
+@pytest.mark.parametrize("shape,k,axis,recall,aggregate", [
+    ((4000, 3), 5, 0, 0.95, False), ((4000, 3), 5, 0, 0.5, True), ((3, 4000), 50, -1, 0.9, True),
+    ((2, 300, 5), 7, 1, 0.8, False), ((1000,), 10, 0, 0.99, True), ((2, 5000), 10, 1, 0.95, False)])
+@pytest.mark.parametrize("function", [lax.approx_max_k, lax.approx_min_k])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_approximate_top_k_is_exact(function, dtype, shape, k, axis, recall, aggregate):
+    x = jnp.asarray(np.random.default_rng(0).permutation(np.prod(shape)).reshape(shape) % 251,
+                    dtype)
+
+    def first(x):
+        return function(x, k, reduction_dimension=axis, recall_target=recall,
+                        aggregate_to_topk=aggregate)
+
+    ours = mlc_jit(first, choose="ours")
+    elements, where = map(np.asarray, ours(x))
+    assert ours.report().coverage == 1
+    np.testing.assert_array_equal(elements, jax.jit(first)(x)[0])
+    np.testing.assert_array_equal(elements, np.take_along_axis(np.asarray(x), where, axis))
+    keys = np.asarray(x, np.float64) * (-1 if function is lax.approx_max_k else 1)
+    ordered = np.argsort(keys, axis, kind="stable")  # of equal ones the first
+    np.testing.assert_array_equal(where, np.take(ordered, range(where.shape[axis]), axis))
 
 
 def test_what_surrounds_a_sort_is_computed_in_it(take_apart, arrays):
@@ -204,8 +302,9 @@ def test_the_loops_are_proved_and_mean_the_same(take_apart, machine_code, seed):
     rng = np.random.default_rng(seed)
     x = values("int8", (2, int(rng.integers(2, 40))), seed)
     way = {key: int(rng.choice(kept)) for key, kept in {
-        "ranked": (0, 64), "digit": (8, 11), "runs": (1,), "candidates": (0, 1)}.items()}
-    parts = take_apart(lambda x: (jnp.argsort(x), lax.top_k(x, 2)), x)
+        "ranked": (0, 64), "digit": (8, 11), "runs": (1,), "candidates": (0, 1),
+        "bits": (0, 1)}.items()}
+    parts = take_apart(lambda x: (jnp.argsort(x), lax.top_k(x, 2), jnp.argsort(x)[:, 1]), x)
 
     def interpreted(program, operands):
         loops, _ = schedule_program(program, machine_code.target, {0: ("sort", way)})

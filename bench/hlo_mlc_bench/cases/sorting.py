@@ -1,4 +1,4 @@
-"""Putting in order: whole arrays, rows, positions, several keys, the largest few."""
+"""Putting in order: whole arrays, rows, positions, several keys, the largest few, medians."""
 
 from __future__ import annotations
 
@@ -41,4 +41,8 @@ CASES = (
     _case("top_k", of_normals(functools.partial(jax.lax.top_k, k=32)),
           {"rows": 256, "columns": 50_000}, tiny={"rows": 2, "columns": 70}, figure=2.0)
     .with_neighbours(odd={"rows": 251, "columns": 49_999}, dtype="bfloat16", view="strided"),
+    _case("median_rows", of_normals(functools.partial(jnp.median, axis=-1)),
+          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19})
+    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float64", view="transposed"),
+    _case("last_few", of_normals(lambda x: jnp.argsort(x)[-10:]), _MILLION, tiny=_TINY),
 )

@@ -194,7 +194,11 @@ def _absolute(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
 
 
 def _not(dialect: Dialect, node: Apply, args: Sequence[str]) -> str:
-    return cast(dialect.element_type(node.dtype), f"~{operand(args[0])}")
+    dtype = node.dtype
+    if not dtype.is_signed and dtype.bits < 32:  # ~ has more bits, of which compilers warn
+        return cast(dialect.element_type(dtype),
+                    infix(args[0], "^", f"0x{(1 << dtype.bits) - 1:x}"))
+    return cast(dialect.element_type(dtype), f"~{operand(args[0])}")
 
 
 def _larger(_: Dialect, node: Apply, args: Sequence[str]) -> str:

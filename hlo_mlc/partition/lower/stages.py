@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.definition import (
@@ -31,6 +31,7 @@ from hlo_mlc.ops.definition import (
 )
 from hlo_mlc.ops.reduction import scanned_axis
 from hlo_mlc.ops.registry import ELEMENTWISE, lookup, moves, operation_cost
+from hlo_mlc.partition.lower.picks import Pick, picks
 from hlo_mlc.partition.lower.uses import (
     DEPTH_LIMIT,
     times_read,
@@ -115,6 +116,11 @@ class StageLowering:
     _depths: dict[Value, int] = field(default_factory=dict)
     _parts: dict[Value, int] = field(default_factory=dict)
     _counted: set[Value] = field(default_factory=set)
+    # Results of sorts that are never put in order as a whole, as if they were in buffers, and what
+    # picks elements of them, with the sort and what picks the same.
+    _unordered: dict[Value, Buffer] = field(default_factory=dict)
+    _picks: dict[Node, tuple[Node, tuple[Pick, ...]]] = field(default_factory=dict)
+    _passed: set[Node] = field(default_factory=set)  # nodes on the way there
     _positions: dict[Node, int] = field(init=False)
     _short: frozenset[Node] = field(init=False)
 
@@ -124,7 +130,7 @@ class StageLowering:
 
     def read(self, value: Value, indices: Indices) -> Expr:
         """The element of `value` at `indices`: a load, or the expression that computes it."""
-        buffer = self.buffers.get(value)
+        buffer = self.buffers.get(value) or self._unordered.get(value)
         if buffer is not None:
             return load(buffer, indices)
         if value not in self._producers:
@@ -182,6 +188,10 @@ class StageLowering:
         """Lower one supported node that is not control flow."""
         for position, value in enumerate(node.results):
             self._producers[value] = (node, position)
+        if node in self._picks:
+            self._pick(node)
+        if node in self._picks or node in self._passed:
+            return
         if node.op == "stablehlo.reduce":
             self._store_crossed(node)
         lowered = self.lowered(node)
@@ -216,7 +226,8 @@ class StageLowering:
         elif isinstance(lowered, Scan):
             self._scan(node, lowered)
         elif isinstance(lowered, Sorted):
-            self._sorted(node, lowered)
+            if not self._is_picked_of(node, lowered, uses):
+                self._sorted(node, lowered)
         elif isinstance(lowered, Staged):
             self._staged(node, lowered)
         elif isinstance(lowered, Unrolled):
@@ -418,7 +429,49 @@ class StageLowering:
                         for value, e in zip(node.results, accumulators, strict=True))
         self._emit(node, Stage(
             self.fresh("s"), axes, assigns, (element,), None, terms, (), accumulators,
-            sort=tensor.Sort(place, order.keys(accumulators))))
+            sort=tensor.Sort(place, order.keys(accumulators), place)))
+
+    def _is_picked_of(self, sort: Node, order: Sorted, uses: Mapping[Value, tuple[Node, ...]]
+                      ) -> bool:
+        """Whether only a few of its elements are read, which are found when they are."""
+        keys = order.keys(tuple(Var(self.fresh("acc"), v.type.dtype) for v in sort.results))
+        if len(keys) > 1:  # by which nothing is searched for: its rows are put in order anyway
+            return False
+        found, between = picks(sort, uses, self.wanted)
+        if not found:
+            return False
+        self._unordered.update((v, Buffer(self.fresh("b"), v.type.dtype, v.type.shape))
+                               for v in sort.results)
+        self._passed.update(between)
+        for pick in found:
+            same = tuple(p for p in found if p.places == pick.places)
+            self._picks[pick.node] = (sort, same)
+        return True
+
+    def _pick(self, node: Node) -> None:
+        """One stage for what is picked at the same places of all results of a sort."""
+        sort, same = self._picks[node]
+        if node.results[0] in self.buffers:
+            return
+        axes, indices = self._axes(node.results[0].type.shape)
+        element = lookup(node.op).lower(node, [self.reader(v) for v in node.operands])
+        assert isinstance(element, Pointwise)
+        picked, order = element.elements[0](indices), self.lowered(sort)
+        assert isinstance(picked, Load) and isinstance(order, Sorted)
+        at, row = picked.indices[order.axis], list(picked.indices)
+        row[order.axis] = variable(self.fresh("i"), order.extent)
+        terms = order.terms(tuple(row))
+        accumulators = tuple(Var(self.fresh("acc"), e.dtype) for e in terms)
+        needed = frozenset[Expr]().union(*(e.free for e in terms))
+        place = next((v for v in reversed(axes) if v in at.free and v not in needed), None)
+        if place is None:  # an axis of one place
+            place = variable(self.fresh("i"), 1)
+            axes = (*axes, place)
+        assigns = tuple(Assign(self.define(p.node.results[0]), indices, accumulators[p.position])
+                        for p in same)
+        self._emit(node, Stage(
+            self.fresh("s"), axes, assigns, (row[order.axis],), None, terms, (), accumulators,
+            sort=tensor.Sort(place, order.keys(accumulators), at)))
 
     def _update(self, node: Node, update: Update) -> None:
         value = node.results[0]

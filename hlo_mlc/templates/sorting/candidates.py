@@ -26,6 +26,7 @@ from hlo_mlc.templates.sorting.records import (
     Body,
     Sorting,
     alone,
+    first_wanted,
     in_row,
     moved,
     read,
@@ -54,7 +55,7 @@ def group_count(kept: int, n: int, width: int) -> int:
 
 def by_candidates(sorting: Sorting) -> Body:
     """What comes before the last of those that are kept is collected, and cut now and then."""
-    n, kept = sorting.element.extent, sorting.stage.sort.place.extent
+    n, kept = sorting.element.extent, first_wanted(sorting.stage)
     most = 2 * kept + CANDIDATES + BLOCK
     private = 2 * most * sorting.bytes <= STACK
     shape, scope = ((most,), "stack") if private else ((sorting.rows, most), "scratch")
@@ -119,7 +120,7 @@ class _Candidates:
 
     def _limit(self) -> Body:
         """A key that no wanted element's comes behind."""
-        s, n, kept = self.sorting, self.sorting.element.extent, self.sorting.stage.sort.place.extent
+        s, n, kept = self.sorting, self.sorting.element.extent, first_wanted(self.sorting.stage)
         groups = group_count(kept, n, s.width)
         if not groups:
             return (Store(self.last, (), self.least.identity[0]),)
@@ -227,7 +228,7 @@ class _Candidates:
         return (loop("taken", count, LoopKind.SERIAL, take), If(full, self._cut()))
 
     def _cut(self) -> Body:
-        d, kept = self.digits, self.sorting.stage.sort.place.extent
+        d, kept = self.digits, first_wanted(self.sorting.stage)
         steps = d.sorted(self._length())
         if d.ordered is not d.front:
             steps += across("kept", kept, self.sorting.width, lambda i: tuple(

@@ -27,7 +27,8 @@ from hlo_mlc.tensor.combine import named_combiner
 def by_ranks(sorting: Sorting) -> Body:
     """Each element goes to the place that tells how many come before it."""
     n = sorting.element.extent
-    given, ordered = sorting.records("given", (n,)), sorting.records("ordered", (n,))
+    asked = len(sorting.kept)  # parts of a record: keys besides were compared before it is moved
+    given, ordered = sorting.records("given", (n,)), sorting.records("ordered", (n,))[:asked]
     keys = tuple(Buffer(f"{sorting.stage.name}_key{k}", key.dtype, (n,), "stack")
                  for k, key in enumerate(sorting.stage.sort.keys))
     rank = Buffer(f"{sorting.stage.name}_rank", U32, (n,), "stack")
@@ -41,7 +42,7 @@ def by_ranks(sorting: Sorting) -> Body:
 
         count = counted(sorting, keys, rank, n)
         move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
-            given, (i,), ordered, alone, load(rank, (i,)), n))
+            given[:asked], (i,), ordered, alone, load(rank, (i,)), n))
         return allocated((*given, *ordered, *keys, rank), (
             *sorting.fill(given, alone, at, index.constant(0), n), *start, count, move,
             *sorting.hand_out(ordered, alone, at)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, apply, as_index, load, substitute
@@ -38,7 +38,8 @@ class Sorting:
 
     @staticmethod
     def of(stage: Stage, target: CpuTarget, digit: int) -> Sorting:
-        """How a stage is sorted."""
+        """How a stage is sorted: from its nearer end."""
+        stage = from_nearer_end(stage)
         wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
         kept = tuple(v for v in stage.accumulators if v in wanted)
         extra = tuple(k for k, key in enumerate(stage.sort.keys) if not key.free <= set(kept))
@@ -107,9 +108,31 @@ class Sorting:
             zip(into, self.given(at, index.add(first, i)), strict=True)), LoopKind.SERIAL)
 
     def hand_out(self, records: Records, place: Place, at: dict[Var, Expr]) -> Body:
-        """The results of a row, from its first records."""
+        """The results of a row, from its records in order."""
         return across("out", self.stage.sort.place.extent, self.width, lambda i: self.results(
-            at, i, read(records, place(i))), LoopKind.SERIAL)
+            at, i, read(records, place(self.rank(at, i)))), LoopKind.SERIAL)
+
+    def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
+        """How many records come before the one that takes a place of the results."""
+        return substitute(self.stage.sort.at, {**at, self.stage.sort.place: place})
+
+
+def from_nearer_end(stage: Stage) -> Stage:
+    """The same results, of rows and orders that begin at their ends where the last are wanted."""
+    (element,), sort = stage.reduce_axes, stage.sort
+    last = index.constant(element.extent - 1)
+    low, high = index.bounds(sort.at)
+    if high < element.extent - low:
+        return stage
+    turned = {element: index.subtract(last, element)}
+    return replace(stage, terms=tuple(substitute(e, turned) for e in stage.terms), sort=replace(
+        sort, keys=tuple(apply("not", key) for key in sort.keys),
+        at=index.subtract(last, sort.at)))
+
+
+def first_wanted(stage: Stage) -> int:
+    """How many of the first records of a row its results show some of."""
+    return int(index.bounds(stage.sort.at)[1]) + 1
 
 
 def read(records: Records, at: tuple[Expr, ...]) -> tuple[Expr, ...]:

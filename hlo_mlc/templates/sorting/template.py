@@ -9,6 +9,9 @@
     the first few  a buffer of candidates, into which goes what comes before the last of those that
                    are kept; when it is full, it is sorted and cut; where very few are wanted, first
                    a look for a limit that they are up to
+    other few      the key at each place, found bit by bit
+
+The last few are the first of rows that begin at their ends.
 
 All of these are stable, so that results do not depend on which one is taken.
 """
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
+from hlo_mlc.templates.sorting.bits import by_bits
 from hlo_mlc.templates.sorting.candidates import (
     CANDIDATES,
     GROUPS,
@@ -28,7 +32,7 @@ from hlo_mlc.templates.sorting.candidates import (
 )
 from hlo_mlc.templates.sorting.digits import by_digits
 from hlo_mlc.templates.sorting.ranks import by_ranks
-from hlo_mlc.templates.sorting.records import Sorting
+from hlo_mlc.templates.sorting.records import Sorting, first_wanted, from_nearer_end
 from hlo_mlc.templates.sorting.runs import by_runs
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -50,6 +54,11 @@ MOVED_NS, MERGED_NS, LOOKED_AT_NS, CANDIDATE_NS = 1.8, 2.0, 0.08, 120.0
 # Where a limit is looked for: those of a row, and of each of the groups that are meant to have one
 # of the first (2 of 200: 130, 7 of them: 310, 8 of 100: 290, 50 of 10,000: 3,400), on Zen 5.
 LIMIT_NS, UP_TO_IT_NS = 80.0, 16.0
+# And that a bit of a key takes: for each vector that is compared, and besides (a place among 256
+# and among a million f32: 0.4 and 1,100 us, on Zen 5).
+COMPARED_NS, BIT_NS = 1.0, 8.0
+# How many times the time of the other ways that may be, to be tried where kernels are tuned.
+UNSURE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +73,33 @@ class SortTemplate:
             else "not a single sort"
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Elements of a row whose ranks are counted, bits of a digit, runs of a row, and whether
-        candidates are collected."""
+        """Elements of a row whose ranks are counted, bits of a digit, runs of a row, whether
+        candidates are collected, and whether keys are found bit by bit."""
+        (stage,) = nest.stages
+        may_pay = _bits_ns(stage, target) < UNSURE * _in_order_ns(stage, target)
         return {"ranked": (16, 32, 64, 128), "digit": (8, 11), "runs": (1, 2, 4, 8, 16),
-                "candidates": (0, 1)}
+                "candidates": (0, 1), "bits": (0, 1) if may_pay else (0,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
-                "runs": _runs(stage, target), "candidates": int(_collects(stage, target))}
+                "runs": _runs(stage, target), "candidates": int(_collects(stage, target)),
+                "bits": int(_bits_ns(stage, target) < _in_order_ns(stage, target))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         (stage,) = nest.stages
-        (element,), place = stage.reduce_axes, stage.sort.place
+        (element,) = stage.reduce_axes
         sorting = Sorting.of(stage, target, parameters["digit"])
         runs = parameters["runs"]
-        if parameters["candidates"] and _is_scarce(stage, target):
+        if parameters["bits"] and len(stage.sort.keys) == 1:
+            body = by_bits(sorting)
+        elif parameters["candidates"] and _is_scarce(stage, target):
             body = by_candidates(sorting)
         elif element.extent <= parameters["ranked"]:
             body = by_ranks(sorting)
-        elif runs > 1 and place.extent == element.extent >= runs * RUN // 2:
+        elif runs > 1 and _is_whole(stage) and element.extent >= runs * RUN // 2:
             body = by_runs(sorting, runs)
         else:
             body = by_digits(sorting)
@@ -94,15 +108,25 @@ class SortTemplate:
 
 def _is_scarce(stage: Stage, target: CpuTarget) -> bool:
     """Whether so few of the first elements are wanted that they are collected."""
-    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    n, kept = stage.reduce_axes[0].extent, _kept(stage)
     return _groups(stage, target) > 0 or (
         len(stage.sort.keys) == 1 and n >= SCARCE * max(kept, CANDIDATES))
 
 
 def _groups(stage: Stage, target: CpuTarget) -> int:
     """The groups of a row in which a limit is looked for."""
-    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
-    return group_count(kept, n, lanes((stage,), target)) if len(stage.sort.keys) == 1 else 0
+    n, width = stage.reduce_axes[0].extent, lanes((stage,), target)
+    return group_count(_kept(stage), n, width) if len(stage.sort.keys) == 1 else 0
+
+
+def _kept(stage: Stage) -> int:
+    return first_wanted(from_nearer_end(stage))
+
+
+def _is_whole(stage: Stage) -> bool:
+    """Whether all elements are wanted, in order."""
+    place = stage.sort.place
+    return stage.sort.at is place and place.extent == stage.reduce_axes[0].extent
 
 
 def _rows(stage: Stage) -> int:
@@ -111,7 +135,7 @@ def _rows(stage: Stage) -> int:
 
 def _runs(stage: Stage, target: CpuTarget) -> int:
     n, runs = stage.reduce_axes[0].extent, 1
-    if stage.sort.place.extent == n:
+    if _is_whole(stage):
         while runs * _rows(stage) < target.cores and n >= 2 * runs * RUN:
             runs *= 2
     return runs
@@ -125,18 +149,31 @@ def sorting_tasks(stage: Stage, target: CpuTarget) -> int:
 
 def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
-    n, kept = stage.reduce_axes[0].extent, stage.sort.place.extent
+    return _rows(stage) * min(_bits_ns(stage, target), _in_order_ns(stage, target)) / 1e3
+
+
+def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
+    """A row, or the first of it that are wanted, in order."""
+    n = stage.reduce_axes[0].extent
     if not _collects(stage, target):
-        row = _ranked_ns(stage, target) if n <= RANKED * lanes((stage,), target) \
+        return _ranked_ns(stage, target) if n <= RANKED * lanes((stage,), target) \
             else _digits_ns(stage, n) + n * MERGED_NS * math.log2(_runs(stage, target))
-    elif _groups(stage, target):
-        row = _limited_ns(stage, target)
-    else:
-        at_once = 2 * kept + CANDIDATES
-        found = kept * math.log(max(1, n / at_once))  # the k first of m are among them by k / m
-        cuts = 2 + found / (kept + CANDIDATES)
-        row = n * LOOKED_AT_NS + found * CANDIDATE_NS + cuts * _digits_ns(stage, at_once)
-    return _rows(stage) * row / 1e3
+    if _groups(stage, target):
+        return _limited_ns(stage, target)
+    kept = _kept(stage)
+    at_once = 2 * kept + CANDIDATES
+    found = kept * math.log(max(1, n / at_once))  # the k first of m are among them by k / m
+    cuts = 2 + found / (kept + CANDIDATES)
+    return n * LOOKED_AT_NS + found * CANDIDATE_NS + cuts * _digits_ns(stage, at_once)
+
+
+def _bits_ns(stage: Stage, target: CpuTarget) -> float:
+    """The places of a row that are wanted, one after the other."""
+    if len(stage.sort.keys) > 1:
+        return math.inf
+    bits = stage.sort.keys[0].dtype.bits // 2  # that many leave one key, or few
+    vectors = stage.reduce_axes[0].extent / lanes((stage,), target)
+    return stage.sort.place.extent * bits * (COMPARED_NS * vectors + BIT_NS)
 
 
 def _collects(stage: Stage, target: CpuTarget) -> bool:
@@ -157,7 +194,7 @@ def _limited_ns(stage: Stage, target: CpuTarget) -> float:
     groups = _groups(stage, target)
     return LIMIT_NS + 2 * LOOKED_AT_NS * stage.reduce_axes[0].extent \
         + COUNTED_NS * groups**2 / lanes((stage,), target) \
-        + UP_TO_IT_NS * GROUPS * stage.sort.place.extent
+        + UP_TO_IT_NS * GROUPS * _kept(stage)
 
 
 def _digits_ns(stage: Stage, n: int) -> float:
