@@ -243,8 +243,8 @@ all exponents), half of magnitudes from 2⁻¹² to 2⁸, against f64.  f64: 4,0
 against mpmath.  Subnormal f32, f64 and bf16 count as 0, as they do in XLA.  Sums, differences,
 products, quotients, square roots, remainders and roundings are not in the table: they are exact or
 rounded once.  With AVX-512, exp and erf in f32 pick from tables and are off by at most 1.0 instead;
-without fused multiply-adds (x86-64-v2) all may be off by 0.5 more
-(tests/codegen/test_legalize_accuracy.py).
+outside of vectors, pow in f32 is computed in f64 and off by at most 0.7 instead; without fused
+multiply-adds (x86-64-v2) all may be off by 0.5 more (tests/codegen/test_legalize_accuracy.py).
 
 ¹ in units of the result, or of 1 where that is larger: between the negative integers the function
 has zeros, near which nothing is known of the result's own digits.

@@ -225,7 +225,8 @@ def maximum(x: Expr, y: Expr) -> Expr:
 
 @_remembered
 def compare(op: str, x: Expr, y: Expr) -> Expr:
-    """x op y for index values, decided where the bounds decide it."""
+    """x op y for index values, decided where the bounds decide it; without the position in a vector
+    or tile where it cannot matter: 16 * i + j < 64 is i < 4 for j < 16."""
     difference = subtract(x, y)
     low, high = bounds(difference)
     verdict = {
@@ -236,6 +237,11 @@ def compare(op: str, x: Expr, y: Expr) -> Expr:
     }[op]
     if verdict[0] or verdict[1]:
         return Const(verdict[0], BOOL)
+    if op in ("lt", "ge"):
+        _, coarse, fine = _coarse(*affine(difference), 0)
+        if fine.free:
+            terms, offset = affine(coarse)
+            return Apply(op, (from_affine(terms, 0), constant(-offset)), BOOL)
     return Apply(op, (x, y), BOOL)
 
 

@@ -12,15 +12,7 @@ from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.fuse.donation import in_place
-from hlo_mlc.partition.fuse.groups import (
-    Fuser,
-    Unit,
-    finished,
-    in_order,
-    merge_runs,
-    readers,
-    step_writes,
-)
+from hlo_mlc.partition.fuse.groups import Fuser, Unit, finished, in_order, merge_runs, readers
 from hlo_mlc.partition.fuse.loops import lower_while, refusal
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
@@ -31,6 +23,7 @@ from hlo_mlc.partition.naming import kernel_name, told_apart
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
+from hlo_mlc.tensor.liveness import step_writes, without_dead
 from hlo_mlc.tensor.merging import merge_copies
 
 LIMITS = FusionLimits()  # those of CPUs
@@ -323,7 +316,8 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     wanted += [(r, o) for r in outputs for o in spent
                if r.dtype is o.dtype and r.shape == o.shape]
     steps, aliases = in_place(steps, wanted)
-    steps = merge_copies(steps, outputs, (b for pair in aliases for b in pair))
+    steps = without_dead(merge_copies(steps, outputs, (b for pair in aliases for b in pair)),
+                         outputs)
     tables = {b: makers[values[b]].literal for b in operands
               if values[b] in makers and _is_table(makers[values[b]])}
     steps, panels = pack(steps, tables) if limits.packs_constants else (steps, {})

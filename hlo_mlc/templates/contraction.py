@@ -21,7 +21,11 @@ from dataclasses import dataclass
 from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.contraction_loops import ContractionLoops, outer_points
+from hlo_mlc.templates.contraction_loops import (
+    ContractionLoops,
+    outer_points,
+    register_roles,
+)
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     RUN,
@@ -29,9 +33,9 @@ from hlo_mlc.templates.product import (
     is_plain,
     is_widened,
     product_refusal,
+    reads_vectors_along,
 )
 from hlo_mlc.templates.register_tile import register_tile
-from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -74,8 +78,8 @@ class ContractionTemplate:
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The register tile that wastes least, packing where panels are reused."""
         stage = coalesce(nest.stages[0])
-        roles = contraction(stage)
         lanes = _lanes(stage, target)
+        roles = register_roles(stage, lanes)
         m, n = roles.rows[-1].extent, roles.columns[-1].extent
         depth = math.prod(v.extent for v in roles.summed)
         rows, vectors = register_tile(m, n, lanes, target)
@@ -85,7 +89,8 @@ class ContractionTemplate:
         row_blocks = 1
         if work > PARALLEL_WORK and panels < 2 * target.cores:
             row_blocks = min(tiles, -(-2 * target.cores // panels))
-        irregular = not is_direct(roles.rhs, roles.columns[-1])
+        irregular = not is_direct(roles.rhs, roles.columns[-1]) \
+            and (tiles > 1 or not reads_vectors_along(roles.rhs, roles.columns[-1]))
         size = stage.accumulators[0].dtype.bytes
         big = n * depth * size > target.l2_bytes / PACKED_SHARE
         pack = irregular or (tiles // row_blocks >= 3 and big)
@@ -103,7 +108,7 @@ class ContractionTemplate:
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
         return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
                 "depth": step, "pack_rows": int(computed),
-                "ahead": AHEAD if big and not pack else 0,
+                "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
                 "next_panel": 1 << apart.bit_length() >> 1}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:

@@ -46,10 +46,17 @@ class Tile:
         return Tile(Buffer(f"{name}{height}x{width}", dtype, (height, padded), "register"),
                     width, lanes)
 
-    def each(self, prefix: str, body: Statements) -> Body:
-        """`body(row, column)` for every element, written out."""
-        return (loop(f"{prefix}i", self.buffer.shape[0], LoopKind.UNROLL, lambda r: across(
-            f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
+    def each(self, prefix: str, body: Statements, by_rows: bool = True) -> Body:
+        """`body(row, column)` for every element, written out; vectors of a row, or of the same
+        columns, one after the other."""
+        height = self.buffer.shape[0]
+        if by_rows:
+            return (loop(f"{prefix}i", height, LoopKind.UNROLL, lambda r: across(
+                f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
+        return panels(f"{prefix}j", self.width, self.lanes, lambda start, count: (
+            loop(f"{prefix}i", height, LoopKind.UNROLL, lambda r: (
+                loop(f"{prefix}l", count, LoopKind.VECTORIZE, lambda lane: body(
+                    r, index.add(start, lane))),)),), LoopKind.UNROLL)
 
     def fill(self, prefix: str, value: Element) -> Body:
         """tile[r, c] = value(r, c)"""
@@ -212,12 +219,13 @@ def over(name: str, axes: Sequence[Var],
     return nest(0, index.constant(0), {})
 
 
-def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) -> Body:
+def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body],
+           kind: LoopKind = LoopKind.SERIAL) -> Body:
     """`body(start, width)` for panels of `most` elements, and one for the rest."""
     whole, rest = divmod(width, most)
     result: Body = ()
     if whole:
-        result = (loop(name, whole, LoopKind.SERIAL, lambda p: body(
+        result = (loop(name, whole, kind, lambda p: body(
             index.multiply(p, index.constant(most)), most)),)
     return result + (body(index.constant(whole * most), rest) if rest else ())
 

@@ -5,10 +5,10 @@ are read by rows and transposed in registers, panels of squares stay within few 
 
     parallel task -> outer axes, panel of rows, run of panels of columns
       for each square: result[16 rows, 16 columns] = f(source[16 columns, 16 rows])
-    the last columns, the last rows: squares moved back to the edge
 
-Results in the memory of what is read are computed once only: there, those at the edges are no
-squares, but what is left.
+Squares of the last panels are moved back to the edge.  A pass of its own over the edges would meet
+a page for every square: 2047 x 2045 took 1.15 times as long.  Results in the memory of what is read
+are computed once only: there, what is left at the edges comes after all panels, and is no squares.
 
 Where elements along the row lie apart, they are put side by side first, square by square.
 
@@ -52,16 +52,17 @@ WRITTEN_OUT = 1500
 # are in a cache already: the system has just filled them with zeros.
 # Source: mallopt(3), M_MMAP_THRESHOLD.
 LARGEST_REUSED = 32 << 20
-# Elements along a side of a panel.  On Zen 4, 2048 x 2048 f32 from memory to memory took half of
-# the time with panels along the source, and 0.8 of that with squares along it, too, in larger ones
-# (of every other element half); 512 x 512 in the caches would take twice the time with such an
-# order.  Where a line of memory takes two vectors of 256 bits or four of 128, squares of whole
-# lines took 0.55 and 0.2 of the time of those of one vector, in panels of 64 another fifth less
-# than in larger ones (Zen 5, one thread).
-PANEL, STREAMED_PANEL = 64, 256
+# Elements along a side of a panel; the second is for results that do not stay in the caches, but
+# are not stored past them.  On Zen 4, 2048 x 2048 f32 from memory to memory took half of the time
+# with panels along the source, 0.8 of that with squares along it, too; 512 x 512 in the caches
+# would take twice the time with such an order.  On Zen 5, panels of 64 that are stored past the
+# caches took 0.6 of the time of larger ones, whose rows are in more pages than the first level of
+# translations holds; others took 1.2 to 1.6 times as long in panels of 64.
+PANEL, LARGE_PANEL = 64, 256
 # Smaller squares gain nothing over element by element.
 SMALLEST = 4
-LARGEST = 16
+# Rows of a square: more are more registers than there are.
+HIGHEST = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +87,19 @@ class TransposeTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements along a side of a square and of a panel; stores past the caches."""
-        return {"square": (4, 8, 16), "panel": (16, PANEL, STREAMED_PANEL), "streaming": (0, 1)}
+        return {"square": (4, 8, 16, 32, 64), "panel": (16, PANEL, LARGE_PANEL),
+                "streaming": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Squares that fill vectors, or lines of memory where results do not stay in the caches, as
         far as the axes are long enough."""
         stage = coalesce(nest.stages[0])
         widest = max(b.dtype.bytes for b in stage.outputs)
-        largest = max(b.bytes for b in stage.outputs)
-        side = lanes((stage,), target)
-        if largest > target.cores * target.l2_bytes:
-            side = max(side, CACHE_LINE_BYTES // widest)
-        side = min(LARGEST, side)
+        side, panel = lanes((stage,), target), PANEL
+        if _largest(stage) > target.cores * target.l2_bytes:
+            side, panel = max(side, CACHE_LINE_BYTES // widest), LARGE_PANEL
         streams = _streams(stage, side, target)
-        whole = side * widest <= target.vector_bytes
-        return {"square": side, "panel": STREAMED_PANEL if streams and whole else PANEL,
-                "streaming": int(streams)}
+        return {"square": side, "panel": PANEL if streams else panel, "streaming": int(streams)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -110,21 +108,30 @@ class TransposeTemplate:
         side = min(parameters["square"], 1 << column.extent.bit_length() - 1)
         high = row.extent
         if high >= SMALLEST:
-            side = high = min(side, 1 << high.bit_length() - 1)
+            high = min(side, HIGHEST, 1 << high.bit_length() - 1)
+            side = side if high == HIGHEST else high
         squares = _Squares(stage, row, column, high, side, parameters["streaming"] > 0)
-        return Scheduled(squares.loops(max(1, parameters["panel"] // side), work(nest)), ())
+        return Scheduled(squares.loops(parameters["panel"], work(nest)), ())
+
+
+def _largest(stage: Stage) -> int:
+    """Bytes of the largest result."""
+    return max(b.bytes for b in stage.outputs)
 
 
 def _streams(stage: Stage, side: int, target: CpuTarget) -> bool:
     """Whether results are so large that storing them past the caches pays, by whole lines.
 
     Source: results of 8 to 32 MB took 1.5 to 2.7 times less, and the op that read them next up to
-    1.5 times more; smaller ones came out even, larger ones, on fresh pages, took 1.4 times more.
+    1.5 times more; smaller ones came out even, or took up to twice as long where another level
+    holds them and their source; larger ones, on fresh pages, took 1.4 times more.
     """
-    if any(side * b.dtype.bytes < CACHE_LINE_BYTES for b in stage.outputs):
+    if any(side * a.buffer.dtype.bytes % CACHE_LINE_BYTES or any(
+            (stride(a, v) or 1) * a.buffer.dtype.bytes % CACHE_LINE_BYTES
+            for v in stage.axes if stride(a, v) != 1) for a in stage.assigns):
         return False
-    largest = max(b.bytes for b in stage.outputs)
-    return target.cores * target.l2_bytes < largest <= LARGEST_REUSED
+    least = max(target.cores * target.l2_bytes, target.l3_bytes // 4)
+    return least <= _largest(stage) <= LARGEST_REUSED
 
 
 def _axes(stage: Stage) -> tuple[Var, Var] | None:
@@ -150,6 +157,43 @@ def _stays_in_line(node: Load, row: Var, most: int | None) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Side:
+    """An axis cut into `squares` of `size` elements, `each` of which are a panel; the last panel
+    may have one more, which ends with the axis."""
+
+    extent: int
+    size: int
+    squares: int
+    each: int
+    panels: int
+
+    @staticmethod
+    def of(extent: int, size: int, panel: int, repeats: bool) -> _Side:
+        whole, each = extent // size, max(1, panel // size)
+        return _Side(extent, size, -(-extent // size) if repeats else whole, each,
+                     -(-whole // each))
+
+    def within(self, panel: Expr) -> Expr:
+        """How many squares a panel has."""
+        is_last = index.floordiv(index.add(panel, index.constant(1)), self.panels)
+        most = index.constant(self.each)
+        if self.squares > self.panels * self.each:
+            most = index.add(most, is_last)
+        return index.minimum(most, index.subtract(
+            index.constant(self.squares), index.multiply(panel, index.constant(self.each))))
+
+    def number(self, panel: Expr, square: Expr) -> Expr:
+        """Which of all squares one of a panel is."""
+        return bounded(index.add(index.multiply(panel, index.constant(self.each)), square),
+                       self.squares)
+
+    def start(self, square: Expr) -> Expr:
+        """The first element of a square."""
+        return bounded(index.multiply(square, index.constant(self.size)),
+                       self.extent - self.size + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class _Squares:
     """The loops of one stage."""
 
@@ -161,50 +205,45 @@ class _Squares:
     streaming: bool
 
     def loops(self, panel: int, total: int) -> tuple[Stmt, ...]:
-        """Panels of whole squares, then those at the edges, which overlap the ones before or are
-        smaller."""
-        rows, columns = self.row.extent // self.high, self.column.extent // self.side
+        """Panels of squares with so many elements along a side, and what is left where nothing may
+        be computed twice."""
+        repeats = may_repeat(self.stage)
+        down = _Side.of(self.row.extent, self.high, panel, repeats)
+        along = _Side.of(self.column.extent, self.side, panel, repeats)
         outer = [v for v in self.stage.axes if v not in (self.row, self.column)]
         others = math.prod(v.extent for v in outer)
-        tall, wide = -(-rows // panel), -(-columns // panel)
-        tasks = others * tall * wide
 
         def run(t: Expr) -> tuple[Stmt, ...]:
-            at = decoded(outer, index.floordiv(t, tall * wide))
-            down, along = (t, index.floordiv(t, tall)) if self.streaming \
-                else (index.floordiv(t, wide), t)
-            down = bounded(index.floormod(down, tall), tall)
-            along = bounded(index.floormod(along, wide), wide)
-            return self._panel(at, down, along, panel, rows, columns)
+            at = decoded(outer, index.floordiv(t, down.panels * along.panels))
+            first, second = (t, index.floordiv(t, down.panels)) if self.streaming \
+                else (index.floordiv(t, along.panels), t)
+            return self._panel(at, down, bounded(index.floormod(first, down.panels), down.panels),
+                               along, bounded(index.floormod(second, along.panels), along.panels))
 
-        body = self._shared(f"{self.row.name}_panel", tasks, total, run)
+        body = self._shared(f"{self.row.name}_panel", others * down.panels * along.panels, total,
+                            run)
+        if repeats:
+            return body
         few_rows, few_columns = self.row.extent % self.high, self.column.extent % self.side
-        if may_repeat(self.stage):
-            few_rows, few_columns = few_rows and self.high, few_columns and self.side
         last_row = index.constant(self.row.extent - few_rows)
         last_column = index.constant(self.column.extent - few_columns)
+        rows, columns = down.squares, along.squares
         if few_columns:
             body += self._shared(
                 f"{self.column.name}_end", others * rows, total // columns, lambda t: self._square(
                     decoded(outer, index.floordiv(t, rows)),
-                    self._top(bounded(index.floormod(t, rows), rows)), last_column,
+                    down.start(bounded(index.floormod(t, rows), rows)), last_column,
                     wide=few_columns))
         if few_rows:
             body += self._shared(
                 f"{self.row.name}_end", others * columns, total // rows, lambda t: self._square(
                     decoded(outer, index.floordiv(t, columns)), last_row,
-                    self._left(bounded(index.floormod(t, columns), columns)), high=few_rows))
+                    along.start(bounded(index.floormod(t, columns), columns)), high=few_rows))
         if few_rows and few_columns:
             body += self._shared(
                 "corner", others, total // (rows * columns), lambda t: self._square(
                     decoded(outer, t), last_row, last_column, few_rows, few_columns))
         return body
-
-    def _top(self, square: Expr) -> Expr:
-        return index.multiply(square, index.constant(self.high))
-
-    def _left(self, square: Expr) -> Expr:
-        return index.multiply(square, index.constant(self.side))
 
     def _shared(self, name: str, tasks: int, total: int,
                 body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
@@ -212,19 +251,13 @@ class _Squares:
         group = max(1, min(tasks // 2, TASK_WORK * tasks // total)) if total > SERIAL_WORK else 0
         return parallel_tasks(name, tasks, group, body)
 
-    def _panel(self, at: dict[Var, Expr], down: Expr, along: Expr, panel: int, rows: int,
-               columns: int) -> tuple[Stmt, ...]:
-        def within(start: Expr, count: int) -> Expr:
-            return index.minimum(index.constant(panel),
-                                 index.subtract(index.constant(count), start))
-
-        top, left = (index.multiply(e, index.constant(panel)) for e in (down, along))
-        high, wide = within(top, rows), within(left, columns)
-
+    def _panel(self, at: dict[Var, Expr], down: _Side, upper: Expr, along: _Side, left: Expr
+               ) -> tuple[Stmt, ...]:
         def square(r: Expr, c: Expr) -> tuple[Stmt, ...]:
-            return self._square(at, self._top(bounded(index.add(top, r), rows)),
-                                self._left(bounded(index.add(left, c), columns)))
+            return self._square(at, down.start(down.number(upper, r)),
+                                along.start(along.number(left, c)))
 
+        high, wide = down.within(upper), along.within(left)
         down_square, along_square = f"{self.row.name}_square", f"{self.column.name}_square"
         if self.streaming:
             return (loop(along_square, wide, LoopKind.SERIAL, lambda c: (

@@ -235,7 +235,7 @@ class _Blocks:
         def one(t: _Tile) -> tuple[Stmt, ...]:
             name, side = t.tile.name, min(_side(t.elements), self.width)
             if side < _SMALLEST or self.width % side:
-                return (loop(f"{name}_e", t.elements, LoopKind.SERIAL, lambda e: (
+                return (loop(f"{name}_e", t.elements, LoopKind.UNROLL, lambda e: (
                     loop(f"{name}_l", self.width, LoopKind.VECTORIZE, lambda lane: (
                         self._stored(t, e, lane, index.add(first, lane)),)),)),)
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Const, Expr, Var
-from hlo_mlc.tensor.core import Assign
+from hlo_mlc.tensor.core import Assign, Loop, Nest
 
 Box = tuple[tuple[int, int], ...]
 """First and last index of every axis, the last one included."""
@@ -38,6 +38,21 @@ def stored_box(assign: Assign, axes: Sequence[Var]) -> Box | None:
             reach *= v.extent
         box.append((offset, offset + reach - 1))
     return tuple(box)
+
+
+def always_stored(loop: Loop) -> Iterator[tuple[Assign, tuple[Var, ...]]]:
+    """What a loop of known trips stores whatever the data, and the axes of all points of all trips
+    that store it."""
+    if loop.counter.extent != loop.trip_count:
+        return
+    for step in loop.body:
+        if isinstance(step, Nest):
+            for stage in step.stages:
+                axes = (loop.counter, *stage.axes)
+                yield from ((a, axes) for a in stage.assigns)
+                yield from ((a, (*axes, *stage.reduce_axes)) for a in stage.along)
+        elif isinstance(step, Loop) and step.trip_count:
+            yield from ((a, (loop.counter, *axes)) for a, axes in always_stored(step))
 
 
 def left_over(boxes: Iterable[Box], taken: Box) -> tuple[Box, ...]:

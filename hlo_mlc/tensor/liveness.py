@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr.core import Buffer, loads
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
-from hlo_mlc.tensor.covering import left_over, stored_box, whole
+from hlo_mlc.tensor.covering import always_stored, left_over, stored_box, whole
+from hlo_mlc.tensor.rewrite import with_parts
 
 Buffers = frozenset[Buffer]
 
@@ -21,6 +22,21 @@ class Effects:
     needs: Buffers
     writes: Buffers
     fills: Buffers
+
+
+def step_reads(step: Step) -> set[Buffer]:
+    """Every buffer that a step loads from."""
+    if isinstance(step, Nest):
+        return {b for stage in step.stages for b in stage.inputs}
+    chosen = [access.source for access in loads(step.condition)] if step.condition else ()
+    return set(chosen).union(*map(step_reads, step.inner))
+
+
+def step_writes(step: Step) -> set[Buffer]:
+    """Every buffer that a step stores to."""
+    if isinstance(step, Nest):
+        return {b for stage in step.stages for b in stage.outputs}
+    return set().union(*map(step_writes, step.inner))
 
 
 def effects(nest: Nest) -> Effects:
@@ -36,6 +52,24 @@ def effects(nest: Nest) -> Effects:
             if box is not None and not left_over(whole(assign.buffer.shape), box):
                 fills.add(assign.buffer)
     return Effects(frozenset(needs | (writes - fills)), frozenset(writes), frozenset(fills))
+
+
+def without_dead(steps: Sequence[Step], results: Iterable[Buffer]) -> list[Step]:
+    """The steps without nests that write nothing that is needed later.
+
+        y = 0; repeat n times: y[n] = …   ->   repeat n times: y[n] = …
+    """
+    after = live_after(steps, results)
+
+    def kept(steps: Iterable[Step]) -> Iterator[Step]:
+        for step in steps:
+            if isinstance(step, Nest):
+                if effects(step).writes & after[step]:
+                    yield step
+            elif (rest := with_parts(step, kept)).inner:
+                yield rest
+
+    return list(kept(steps))
 
 
 def live_after(steps: Sequence[Step], needed: Iterable[Buffer]) -> dict[Nest, Buffers]:
@@ -81,5 +115,16 @@ class _Liveness:
             tested = self.before(loop.test, live | known)
             begin = self.before(loop.body, tested)
             if begin <= known:
-                return begin if loop.trip_count else tested
+                return begin - _stored_by_all(loop) if loop.trip_count else tested
             self.entering[loop] = known | begin
+
+
+def _stored_by_all(loop: Loop) -> Buffers:
+    """What nothing in a loop reads, and all of its trips together store as a whole."""
+    missing = {}
+    for assign, axes in always_stored(loop):
+        box = stored_box(assign, axes)
+        if box is not None:
+            before = missing.get(assign.buffer, whole(assign.buffer.shape))
+            missing[assign.buffer] = left_over(before, box)
+    return frozenset(b for b, boxes in missing.items() if not boxes) - step_reads(loop)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -33,7 +33,7 @@ from hlo_mlc.tensor.core import (
     Step,
     TensorProgram,
 )
-from hlo_mlc.tensor.covering import Box, left_over, stored_box, whole
+from hlo_mlc.tensor.covering import Box, always_stored, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
 
 
@@ -137,7 +137,7 @@ class _Checker:
         if not loop.trip_count:
             self.missing = before  # there may be no iteration at all
             return
-        for assign, axes in _always_stored(loop):
+        for assign, axes in always_stored(loop):
             self._stored(assign, axes)
 
     def _stored(self, assign: Assign, axes: Sequence[Var]) -> None:
@@ -274,21 +274,6 @@ class _Checker:
             raise self.error(
                 f"index {i}, from {low} to {high}, is not known to stay inside of {buffer!r}"
                 + (f" where {under}" if under else ""), stage)
-
-
-def _always_stored(loop: Loop) -> Iterator[tuple[Assign, tuple[Var, ...]]]:
-    """What a loop of known trips stores whatever the data, and the axes of all points of all trips
-    that store it."""
-    if loop.counter.extent != loop.trip_count:
-        return
-    for step in loop.body:
-        if isinstance(step, Nest):
-            for stage in step.stages:
-                axes = (loop.counter, *stage.axes)
-                yield from ((a, axes) for a in stage.assigns)
-                yield from ((a, (*axes, *stage.reduce_axes)) for a in stage.along)
-        elif isinstance(step, Loop) and step.trip_count:
-            yield from ((a, (loop.counter, *axes)) for a, axes in _always_stored(step))
 
 
 def _parts(assigns: Iterable[Assign]) -> list[Expr]:

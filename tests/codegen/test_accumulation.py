@@ -203,7 +203,7 @@ def test_what_no_lane_adds_to_is_not_touched(target: CpuTarget, machine, samples
     row, place, lane = variable("row", 4), variable("place", 2), variable("lane", 4)
     number = index.add(index.multiply(row, index.constant(4)), lane)
     update = Accumulate((held,), (row,), _one_op("add", t.F32), (load(x, (row, lane)),),
-                        index.compare("lt", number, index.constant(8)))
+                        index.compare("lt", number, index.constant(7)))
 
     def each(var: Var, stmt) -> For:
         return For(var, index.constant(var.extent), LoopKind.UNROLL, (stmt,))

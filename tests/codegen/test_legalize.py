@@ -63,8 +63,8 @@ def any_float(count: int, seed: int, dtype: DType = F32) -> np.ndarray:
 @pytest.mark.parametrize("op", FLOAT_OPS)
 @pytest.mark.parametrize("dtype", [F32, F64, F16, BF16], ids=str)
 def test_every_float_op_becomes_legal(op, dtype):
-    for has_fma in (True, False):
-        expr = legalize(apply(op, *variables(dtype, OPS[op].arity)), has_fma=has_fma)
+    for has in (True, False):
+        expr = legalize(apply(op, *variables(dtype, OPS[op].arity)), has_fma=has, has_fast_f64=has)
         assert operations(expr) <= LEGAL
 
 

@@ -43,7 +43,8 @@ def test_machine_code_computes_what_the_expression_says(machine, target, monkeyp
     check(machine, target, monkeypatch, elementwise, op, dtype, lanes=16)
 
 
-@pytest.mark.parametrize(("op", "dtype"), [("exp", F32), ("exp", F64), ("erf", F32)], ids=str)
+@pytest.mark.parametrize(("op", "dtype"), [("exp", F32), ("exp", F64), ("erf", F32), ("pow", F32)],
+                         ids=str)
 @pytest.mark.parametrize("lanes", [1, 2, 4, 8, 32])
 def test_vectors_of_all_sizes(machine, target, monkeypatch, elementwise, lanes, op, dtype):
     check(machine, target, monkeypatch, elementwise, op, dtype, lanes)
@@ -59,7 +60,7 @@ def check(machine, target, monkeypatch, elementwise, op: str, dtype, lanes: int)
     variables = [Var(f"v{i}", dtype) for i in range(arity)]
     expr = legalize(apply(op, *variables), has_fma=target.has_fma,
                     has_ldexp=target.has_ldexp, has_fast_division=target.has_fast_division,
-                    has_pick=target.has_pick)
+                    has_pick=target.has_pick, has_fast_f64=lanes == 1)
     with np.errstate(all="ignore"):
         expected = evaluate(expr, dict(zip(variables, inputs, strict=True)))
 

@@ -95,7 +95,7 @@ def test_columns_that_may_not_exist(default: str, apart: int, dtype: DType, targ
 
 
 @pytest.mark.parametrize("dtype", SOME_ELEMENTS, ids=str)
-@pytest.mark.parametrize("apart", [3, 5])
+@pytest.mark.parametrize("apart", [2, 3, 5])
 @pytest.mark.parametrize("first", [0, 2])
 def test_lanes_that_may_not_exist(first: int, apart: int, dtype: DType, target: CpuTarget,
                                   machine, samples) -> None:
@@ -114,6 +114,39 @@ def test_lanes_that_may_not_exist(first: int, apart: int, dtype: DType, target: 
             lane, LoopKind.VECTORIZE, Store(y, (column, lane), value),
             Store(z, (row, column), value, inside))),))
         _check(machine, program, [samples(dtype, rows * apart, 4).reshape(rows, apart)], target)
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("apart", [2, 3, 4])
+def test_stores_between_each_other(apart: int, dtype: DType, target: CpuTarget, machine,
+                                   samples) -> None:
+    """Columns of a matrix, written out: together they are its rows, with nothing behind them."""
+    for live in LIVE:
+        lane, column = variable("lane", live), variable("column", apart)
+        x = Buffer("x", dtype, (apart, live), "operand")
+        y = Buffer("y", dtype, (live, apart), "result")
+        program = LoopProgram("between", (x,), (y,), (_loop(column, LoopKind.UNROLL, _loop(
+            lane, LoopKind.VECTORIZE, Store(y, (lane, column), load(x, (column, lane))))),))
+        _check(machine, program, [samples(dtype, live * apart, 7).reshape(apart, live)], target)
+        if live in (8, 16):
+            text = print_program(program, target)
+            assert text.count(f"store <{live} x ") == apart and "extractelement" not in text
+
+
+def test_what_is_stored_between_is_not_read_later(target: CpuTarget, machine, samples) -> None:
+    """Copies that read what others write store one after the other; so do those under a guard."""
+    lane, column = variable("lane", 8), variable("column", 2)
+    x, y = Buffer("x", t.I32, (8, 2), "operand"), Buffer("y", t.I32, (8, 2), "result")
+    before = index.subtract(index.constant(1), column)
+    value = apply("add", load(y, (lane, before)), load(x, (lane, column)))
+    guard = index.compare("lt", index.add(lane, column), index.constant(7))
+    row, across = variable("row", 8), variable("across", 2)
+    copied = _loop(row, LoopKind.SERIAL, _loop(across, LoopKind.SERIAL, Store(
+        y, (row, across), load(x, (row, across)))))
+    for last in (Store(y, (lane, column), value), Store(y, (lane, column), const(1, t.I32), guard)):
+        program = LoopProgram("after", (x,), (y,), (copied, _loop(
+            column, LoopKind.UNROLL, _loop(lane, LoopKind.VECTORIZE, last))))
+        _check(machine, program, [samples(t.I32, 16, 8).reshape(8, 2)], target)
 
 
 @pytest.mark.parametrize("guarded", [False, True])
@@ -186,6 +219,20 @@ def test_no_level_gathers_what_is_a_constant_apart(dtype: DType, level: str, gua
     text = print_program(_column(dtype, 37, guarded=guarded), named(level))
     assert "masked.gather" not in text
     assert "masked.scatter" not in text
+
+
+@pytest.mark.parametrize(("level", "loads"), [("x86-64-v2", 0), ("x86-64-v3", 0),
+                                              ("x86-64-v4", 2)])
+def test_lanes_that_are_off_are_left_out_of_vectors(level: str, loads: int) -> None:
+    """Where that takes half of the loads, or less, and a mask is a part of them."""
+    lane = variable("lane", 16)
+    x, y = Buffer("x", t.I16, (12, 2), "operand"), Buffer("y", t.I16, (16,), "result")
+    inside = index.compare("lt", lane, index.constant(12))
+    program = LoopProgram("half", (x,), (y,), (_loop(lane, LoopKind.VECTORIZE, Store(
+        y, (lane,), load(x, (lane, index.constant(0)), inside, const(1, t.I16)))),))
+    text = print_program(program, named(level))
+    assert text.count("call <16 x i16> @llvm.masked.load") == loads
+    assert ("insertelement <16 x i16>" in text) == (not loads)
 
 
 @pytest.mark.parametrize(("dtype", "gathers"), [(t.F32, True), (t.F64, True), (t.BF16, False),

@@ -11,7 +11,9 @@ import pytest
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.expr.ops import compute
 
 I, J, K = variable("i", 6), variable("j", 4), variable("k", 16)  # noqa: E741
 AXES = (I, J, K)
@@ -53,6 +55,25 @@ def test_random_expressions_keep_their_value_and_their_bounds(seed: int) -> None
         np.testing.assert_array_equal(evaluate(expression, POINTS), expected, repr(expression))
         low, high = index.bounds(expression)
         assert low <= expected.min() and expected.max() <= high, repr(expression)
+
+
+@pytest.mark.parametrize("op", ["lt", "le", "gt", "ge", "eq", "ne"])
+def test_random_comparisons_hold_where_they_should(op: str) -> None:
+    rng = random.Random(op)
+    for _ in range(200):
+        (x, x_value), (y, y_value) = random_index(rng, 3), random_index(rng, 2)
+        expected = compute(op, [np.asarray(x_value(POINTS)), np.asarray(y_value(POINTS))], INDEX)
+        np.testing.assert_array_equal(
+            evaluate(index.compare(op, x, y), POINTS), expected, f"{x!r} {op} {y!r}")
+
+
+def test_places_in_a_tile_do_not_matter_to_its_bounds() -> None:
+    """Where the bound is that of a tile."""
+    place = index.add(index.multiply(I, index.constant(16)), K)
+    for op in ("lt", "ge"):
+        assert index.compare(op, place, index.constant(64)) \
+            is index.compare(op, I, index.constant(4))
+        assert K in index.compare(op, place, index.constant(65)).free
 
 
 def _row_major(x: Expr, shape: tuple[int, ...]) -> Expr:

@@ -59,11 +59,11 @@ def test_remainders_are_quotients_too(divisor: int, extent: int) -> None:
     """Of whole blocks, those before a bound: i % c == 0 and c * (i // c) <= j."""
     i, j = variable("i", extent), variable("j", divisor)
     start = times(index.floordiv(i, divisor), divisor)
-    facts = (*of_condition(apply("eq", index.floormod(i, divisor), index.constant(0))),
-             *of_condition(apply("ge", index.subtract(j, start), index.constant(0))))
-    assert within(start, 1, facts) and within(i, 1, facts)
-    assert not within(start, 1, facts[:-1]) or extent <= divisor
-    assert not within(i, 1, facts[-1:])
+    whole = of_condition(apply("eq", index.floormod(i, divisor), index.constant(0)))
+    before = of_condition(apply("ge", index.subtract(j, start), index.constant(0)))
+    assert within(start, 1, (*whole, *before)) and within(i, 1, (*whole, *before))
+    assert not within(start, 1, whole) or extent <= divisor
+    assert not within(i, 1, before)
 
 
 @pytest.mark.parametrize("factor", [1, 2])

@@ -205,6 +205,22 @@ def test_prologues_and_epilogues(check, arrays):
     check(function, x, w, bias, y, ulps=64)
 
 
+@pytest.mark.parametrize(("depth", "columns"), [(3, 3), (3, 4), (2, 2), (64, 5), (3, 5), (17, 1)])
+def test_few_columns_of_rows_side_by_side(check, take_apart, arrays, depth, columns):
+    """Vectors along the rows, whose results are put in turns; else along the columns."""
+    for dtype in ("float32", "bfloat16", "float64", "int8"):
+        x, a, b = arrays(dtype, (depth, 77), (depth, columns), (columns,))
+        with jax.enable_x64(dtype == "float64"):
+            check(lambda x, a: x.T @ a, x, a)
+            check(lambda x, a, b: jnp.maximum(x.T @ a + b, 0), x, a, b)
+    x, a = arrays("float32", (depth, 77), (depth, columns))
+    (program,) = take_apart(lambda x, a: x.T @ a, x, a).programs
+    loops, (decision,) = schedule_program(program, named("x86-64-v4"))
+    vectors = [s for s in walk(loops.body) if isinstance(s, For) and s.kind is LoopKind.VECTORIZE]
+    if decision.template.name == "contraction":
+        assert (max(s.var.extent for s in vectors) == 16) == ((depth, columns) != (3, 5))
+
+
 def test_layouts(check, arrays):
     x, w = arrays("float32", (40, 30), (60, 40))
     check(lambda x, w: (w[:, ::-1] @ x, jnp.broadcast_to(x[:, :1], (40, 40)) @ x,

@@ -133,19 +133,22 @@ def test_large_results_go_past_the_caches(take_apart, arrays):
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize(("dtype", "square", "streams"), [("float32", 16, 1), ("float16", 16, 0)])
+@pytest.mark.parametrize(("dtype", "square", "streams"), [("float32", 16, 1), ("float16", 32, 1),
+                                                         ("int8", 64, 1)])
 def test_only_whole_lines_go_past_the_caches(take_apart, level, dtype, square, streams):
-    """However many vectors a line takes; squares in the caches are as wide as one."""
+    """However many vectors a line takes; squares in the caches are as wide as one.  Where rows of
+    the result are no whole lines, squares are, but their lines are not those of memory."""
     target = dataclasses.replace(named(level), l2_bytes=1 << 20, cores=2)
 
-    def parameters(side):
-        (program,) = take_apart(lambda x: x.T, np.zeros((side, side), dtype)).programs
+    def parameters(side, columns=0):
+        (program,) = take_apart(lambda x: x.T, np.zeros((side, columns or side), dtype)).programs
         _, (decision,) = schedule_program(program, target)
         return decision.parameters
 
-    large, small = parameters(2048), parameters(256)
+    large, odd, small = parameters(4096, 2048), parameters(4097, 2048), parameters(256)
     assert (large["square"], large["streaming"]) == (square, streams)
-    assert small["square"] == target.lanes(4)
+    assert (odd["square"], odd["streaming"]) == (square, 0)
+    assert small["square"] == target.lanes(1 if dtype == "int8" else 4)
     assert not small["streaming"]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import apply, const, load, substitute, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import BOOL, F32, INDEX
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage
-from hlo_mlc.tensor.liveness import effects, live_after
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage
+from hlo_mlc.tensor.liveness import effects, live_after, without_dead
+from hlo_mlc.tensor.rewrite import map_expressions
 
 A, B, C, D = (Buffer(name, F32, (4,)) for name in "abcd")
 GOES_ON = Buffer("goes_on", BOOL, ())
@@ -63,3 +66,40 @@ def test_no_iteration_at_all():
     after = live_after((before, loop), (A,))
     assert after == {before: {A, B}, test: {A, B, GOES_ON}, body: {A, B}}
     assert live_after((before, Loop((body,), Var("n", INDEX, 2), 2)), (A,))[before] == frozenset()
+
+
+def test_what_a_loop_stores_as_a_whole_needs_no_start():
+    """Each trip stores its element: what was there before is seen by nobody, unless a trip reads
+    it, trips are too few, or there may be none."""
+    trip = Var("n", INDEX, 4)
+    stored = Nest((Stage("s", (), (Assign(A, (trip,), const(1, F32)),)),), 0)
+
+    def left(*body: Nest, trips: int | None = 4) -> bool:
+        start, counter = filled(A), Var("n", INDEX, trips)
+        own = tuple(replace(n, stages=tuple(map_expressions(
+            s, lambda e: substitute(e, {trip: counter})) for s in n.stages)) for n in body)
+        loop = Loop(own, counter, trips)
+        return start in without_dead((start, loop), (A, D))
+
+    assert not left(stored)
+    assert not left(filled(D, B), stored)
+    assert left(filled(D, A), stored)
+    assert left(stored, trips=3)
+    assert left(stored, trips=None)
+
+
+def test_what_a_condition_reads_needs_its_start():
+    """Each trip asks for what the one before it stored, the first for what was there before."""
+    start, again = (Nest((Stage("s", (), (Assign(GOES_ON, (), const(value, BOOL)),)),), 0)
+                    for value in (True, False))
+    body, counter = filled(D, B), Var("n", INDEX, 4)
+    branch = Branch(load(GOES_ON, ()), (body,), ())
+    assert start in without_dead((start, Loop((branch, again), counter, 4)), (D, GOES_ON))
+    assert start not in without_dead((start, Loop((body, again), counter, 4)), (D, GOES_ON))
+
+
+def test_nothing_is_left_of_steps_whose_nests_are_dead():
+    last = filled(D)
+    loop = Loop((filled(A, B),), Var("n", INDEX, 4), 4)
+    branch = Branch(load(GOES_ON, ()), (filled(A, B),), ())
+    assert without_dead((loop, branch, last), (D,)) == [last]

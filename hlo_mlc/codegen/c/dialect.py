@@ -50,6 +50,7 @@ class _C(Dialect):
     }
     fused: ClassVar = {F32: "mlc_multiply_add_f32", F64: "mlc_multiply_add_f64"}
     has_fma = False
+    has_fast_f64 = True
 
     def endless(self, value: float, dtype: DType) -> str:
         text = "NAN" if math.isnan(value) else "INFINITY" if value > 0 else "-INFINITY"

@@ -32,12 +32,14 @@ class Dialect(ABC):
     """A language: it raises CodegenError for what it has no words for."""
 
     # The names of types; what f32 and f64 functions are called; those of x * y + z; whether such a
-    # function exists on all machines, so that expansions may be made of it.
+    # function exists on all machines, so that expansions may be made of it; whether it pays to
+    # compute in f64 what takes two numbers of f32.
     name: ClassVar[str]
     types: ClassVar[Mapping[DType, str]]
     functions: ClassVar[Mapping[str, tuple[str, str]]]
     fused: ClassVar[Mapping[DType, str]]
     has_fma: ClassVar[bool]
+    has_fast_f64: ClassVar[bool]
 
     @abstractmethod
     def endless(self, value: float, dtype: DType) -> str:

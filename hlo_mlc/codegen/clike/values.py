@@ -40,7 +40,8 @@ class Memory:
         """`node` in terms of ops that the language has."""
         if node.dtype is INDEX and not core.loads(node):
             return node
-        return legalize(node, has_fma=self.dialect.has_fma, memo=self._legal)
+        return legalize(node, has_fma=self.dialect.has_fma,
+                        has_fast_f64=self.dialect.has_fast_f64, memo=self._legal)
 
 
 def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:

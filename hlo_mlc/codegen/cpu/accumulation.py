@@ -46,7 +46,7 @@ def _lane_by_lane(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
 def _updated(writer: Writer, stmt: Accumulate, old: Sequence[Value]) -> list[Value]:
     """The combiner's results; a product added to a float sum is rounded together with the sum."""
     if stmt.combiner.name == "add" and writer.module.target.has_fma:
-        term = writer.module.legalized(stmt.terms[0])
+        term = writer.legalized(stmt.terms[0])
         if isinstance(term, Apply) and term.op == "mul" and term.dtype in (F32, F64):
             x, y = (writer.value(a) for a in term.args)
             return [writer.op("fma", term.dtype, (x, y, old[0]))]

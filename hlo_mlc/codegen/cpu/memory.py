@@ -7,12 +7,19 @@ table, to the buffer's first element, to bytes that nobody reads, or is not made
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Block, Element, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
-from hlo_mlc.codegen.cpu.strides import is_apart, read_apart, write_apart
+from hlo_mlc.codegen.cpu.strides import (
+    has_masks,
+    is_apart,
+    read_apart,
+    write_apart,
+    write_shuffled,
+)
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
@@ -99,7 +106,7 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
         lanes, text = 0, _read_one(writer, place, switch, mask, fill, depth)
     else:
         lanes = function.lane.width
-        if place.is_contiguous and (mask is None or _has_masks(writer, place)):
+        if place.is_contiguous and (mask is None or has_masks(writer, place)):
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         else:
             settle(writer, place)
@@ -138,11 +145,6 @@ def release(writer: Writer, place: Place) -> None:
     """Have in memory what is written there by other ways than as one of an array's registers."""
     if place.storage.own_bytes:
         writer.function.registers.release(place.storage.array, writer.function.block)
-
-
-def _has_masks(writer: Writer, place: Place) -> bool:
-    target = writer.module.target
-    return target.has_masked_access if place.dtype.bytes >= 4 else target.has_masked_bytes
 
 
 def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
@@ -314,6 +316,16 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
     if element is not None and lane is None and mask is None:
         function.remember(element, value._replace(
             depth=function.depth, reads=frozenset((storage.writable,))))
+
+
+def write_between(writer: Writer, places: Sequence[Place], values: Sequence[Value]) -> None:
+    """Store vectors whose lanes are as far apart as there are vectors, each an element behind the
+    one before, in all lanes; the places are checked."""
+    function, width = writer.function, writer.function.lane.width
+    write_shuffled(writer, places[0], [
+        _to_memory(function.block, place.dtype, function.widen(value, width), width)
+        for place, value in zip(places, values, strict=True)])
+    function.forget((places[0].storage.writable,))
 
 
 def _element(place: Place) -> Element | None:

@@ -99,20 +99,21 @@ class Module:
         self._class_count = max(self._classes.values(), default=0) + 1
         self.unrolled = _Unrolled(frozenset(
             s.var for s in walk(program.body) if isinstance(s, For) and is_unrolled(s)))
-        self._legal: dict[Expr, Expr] = {}
+        self._legal: tuple[dict[Expr, Expr], dict[Expr, Expr]] = ({}, {})
         self._linear: dict[tuple[Buffer, tuple[Expr, ...]], tuple[tuple[Term, ...], int]] = {}
         self._writes: dict[int, frozenset[int]] = {}
 
-    def legalized(self, node: Expr) -> Expr:
-        """`node` in terms of ops that the target has."""
+    def legalized(self, node: Expr, in_vector: bool = False) -> Expr:
+        """`node` in terms of ops that the target has; of f64, a vector holds half as many."""
         if node.dtype is INDEX and not core.loads(node):
             return node
-        known = self._legal.get(node)
+        memo = self._legal[in_vector]
+        known = memo.get(node)
         if known is None:
             target = self.target
             known = legalize(node, has_fma=target.has_fma, has_ldexp=target.has_ldexp,
                              has_fast_division=target.has_fast_division, has_pick=target.has_pick,
-                             memo=self._legal)
+                             has_fast_f64=not in_vector, memo=memo)
         return known
 
     def table(self, element: str, text: str, count: int) -> str:

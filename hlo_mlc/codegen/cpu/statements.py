@@ -12,8 +12,9 @@ from hlo_mlc.codegen.cpu.function import Block, Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
+from hlo_mlc.codegen.cpu.strides import WIDEST_STEP
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.core import Buffer, Expr, loads
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -91,17 +92,49 @@ def _write_for(writer: Writer, loop: For) -> None:
 
 def _write_unrolled(writer: Writer, loop: For) -> None:
     block, constants = writer.function.block, writer.function.constants
-    label, begin = block.label, len(block.lines)
-    copies = []
-    for number in range(_constant_extent(writer, loop)):
+    label, begin, count = block.label, len(block.lines), _constant_extent(writer, loop)
+    between = _stored_between(writer, loop, count)
+    places, values, copies = [], [], []
+    for number in range(count):
         constants[loop.var] = number
         first = len(block.lines)
-        write_all(writer, loop.body)
+        if between is None:
+            write_all(writer, loop.body)
+        else:
+            values.append(writer.evaluate(between.value))
+            places.append(resolve(writer, between.buffer, between.indices))
+            checking.check_place(writer, places[-1], "store", (), writer.function.depth)
         copies.append(block.lines[first:])
     constants.pop(loop.var, None)
     # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
     if block.label == label and _is_vector(loop.body) and not writer.module.checked:
         block.lines[begin:] = interleave(copies, writer.module.target.registers)
+    if between is not None:
+        memory.write_between(writer, places, values)
+        writer.function.lane = None
+
+
+def _stored_between(writer: Writer, loop: For, count: int) -> Store | None:
+    """What an unrolled loop stores, if its copies store vectors into each other's gaps, by which
+    nothing changes that they read; their lanes are then entered."""
+    if not _is_vector(loop.body) or not 1 < count <= WIDEST_STEP:
+        return None
+    (vector,), function, module = loop.body, writer.function, writer.module
+    store, live = vector.body[0], _constant_extent(writer, vector)
+    if len(vector.body) > 1 or not isinstance(store, Store) or store.guard is not None \
+            or store.buffer.scope == "register" or live < count or live & (live - 1) \
+            or function.mask is not None or writer.storage(store.buffer).private_lanes \
+            or writer.storage(store.buffer).writable is None:
+        return None
+    apart = dict(module.linear(store.buffer, store.indices)[0])
+    if apart.pop(loop.var, 0) != 1 or apart.pop(vector.var, 0) != count \
+            or any(not a.free.isdisjoint((loop.var, vector.var)) for a in apart) \
+            or any(module.alias_class(one.source) == module.alias_class(store.buffer)
+                   for e in (*store.indices, store.value) for one in loads(e)):
+        return None
+    _enter_vector(writer, vector, live)
+    writer.computed = store.buffer
+    return store
 
 
 def _is_vector(body: Statements) -> bool:
@@ -180,16 +213,20 @@ def _advanced(block: Block, kind: str, instruction: str) -> str:
 
 
 def _write_vector(writer: Writer, loop: For) -> None:
-    function, live = writer.function, _constant_extent(writer, loop)
-    if function.lane is not None:
-        raise CodegenError(
-            f"Expected one vector loop at a time, got the loop over {loop.var} inside that over "
-            f"{function.lane.var}")
+    live = _constant_extent(writer, loop)
     if live <= 0:
         return
-    writer.enter_lanes(Lane(loop.var, live, 1 << (live - 1).bit_length()))
+    _enter_vector(writer, loop, live)
     write_all(writer, loop.body)
-    function.lane = None
+    writer.function.lane = None
+
+
+def _enter_vector(writer: Writer, loop: For, live: int) -> None:
+    if writer.function.lane is not None:
+        raise CodegenError(
+            f"Expected one vector loop at a time, got the loop over {loop.var} inside that over "
+            f"{writer.function.lane.var}")
+    writer.enter_lanes(Lane(loop.var, live, 1 << (live - 1).bit_length()))
 
 
 def _write_while(writer: Writer, loop: While) -> None:

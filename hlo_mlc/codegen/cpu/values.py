@@ -48,7 +48,12 @@ class Writer:
 
     def evaluate(self, root: Expr) -> Value:
         """The value of a statement's expression, which may hold ops that this target lacks."""
-        return self.value(self.module.legalized(root))
+        return self.value(self.legalized(root))
+
+    def legalized(self, root: Expr) -> Expr:
+        """The expression in terms of ops that this target has."""
+        lane = self.function.lane
+        return self.module.legalized(root, in_vector=lane is not None and lane.width > 1)
 
     def value(self, root: Expr) -> Value:
         """The value of an expression."""

@@ -58,6 +58,7 @@ class _Cuda(Dialect):
     }
     fused: ClassVar = {F32: "__fmaf_rn", F64: "fma"}
     has_fma = True
+    has_fast_f64 = False
 
     def endless(self, value: float, dtype: DType) -> str:
         if dtype is F32:

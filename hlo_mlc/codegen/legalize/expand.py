@@ -43,6 +43,8 @@ _FLOAT: Mapping[str, Expansion] = {
 _FLOAT_BY_PICK: Mapping[str, Expansion] = {
     "exp": exponential.exp_by_pick, "erf": error_function.erf_by_pieces,
 }
+# These have another form in f32 where the target is fast in f64.
+_FLOAT_IN_F64: Mapping[str, Expansion] = {"pow": power.pow_in_f64}
 # These divide, or multiply with a refined reciprocal where that takes less.
 _FLOAT_BY_DIVISION: Mapping[str, Expansion] = {
     "tanh": exponential.tanh, "logistic": exponential.logistic,
@@ -63,16 +65,17 @@ class _Target(NamedTuple):
     has_ldexp: bool
     has_fast_division: bool
     has_pick: bool
+    has_fast_f64: bool
 
 
 def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
              has_fast_division: bool = False, has_pick: bool = False,
-             memo: dict[Expr, Expr] | None = None) -> Expr:
+             has_fast_f64: bool = False, memo: dict[Expr, Expr] | None = None) -> Expr:
     """`expr` without the ops that printers lack, the same on all targets that have as much.
 
     Pass one `memo` for all expressions of a kernel to share the work.
     """
-    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick)
+    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick, has_fast_f64)
 
     def rule(node: Expr) -> Expr | None:
         return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
@@ -109,6 +112,8 @@ def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Ex
             return _FLOAT_BY_PICK[op](*args)
         if op == "exp" and target.has_ldexp:
             return exponential.exp_by_ldexp(*args)
+        if op in _FLOAT_IN_F64 and target.has_fast_f64 and operand is F32:
+            return _FLOAT_IN_F64[op](*args)
         if op in _FLOAT_BY_DIVISION:
             divides = target.has_fast_division or not target.has_fma
             return _FLOAT_BY_DIVISION[op](*args, divides=divides)

@@ -1,4 +1,4 @@
-"""pow: 2**(y log2|x|), the logarithm and the product being sums of two floats."""
+"""pow: 2**(y log2|x|), the logarithm and the product being sums of two floats, or f64 for f32."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.codegen.legalize.arithmetic import (
     absolute,
     add,
+    balanced,
     bits,
     both,
     compare,
@@ -22,6 +23,8 @@ from hlo_mlc.codegen.legalize.arithmetic import (
     negation,
     outside_normal,
     polynomial,
+    power_of_two,
+    rounding_bias,
     select,
     shift_left,
     sign_of,
@@ -74,12 +77,54 @@ _CONSTANTS = {
 }
 
 
+# Of f32 in f64: log2(1 + f) / f for 1 + f in [sqrt 1/2, sqrt 2), error 1.0e-10, and 2**r on
+# [-0.5, 0.5], exactly 1 at 0, error 2.0e-9.
+_LOG2 = (1.4426950409393455, -0.7213475252132003, 0.48089832072960303, -0.3606728005489737,
+         0.28854064354149833, -0.24050417401547985, 0.20609625681918878, -0.17904695445217414,
+         0.15900149083814638, -0.1569822428822267, 0.15485755369047366, -0.08634605557536447)
+_EXP2 = (1.0, 0.6931472028550439, 0.24022647913631592, 0.05550332471161177, 0.009618437357506926,
+         0.0013398874403017559, 0.00015353361927443462)
+
+
 def pow(x: Expr, y: Expr, has_fma: bool) -> Expr:
-    if isinstance(y, Const) and y.value in (2.0, 3.0):
-        square = mul(x, x)
-        return square if y.value == 2.0 else mul(square, x)
-    magnitude = _magnitude(x, y, has_fma)
+    return _product(x, y) or _with_sign(_magnitude(x, y, has_fma), x, y)
+
+
+def pow_in_f64(x: Expr, y: Expr) -> Expr:
+    """x**y of f32, in two thirds of the steps that wait for each other: a single number takes 0.65
+    of the time, but vectors, of which f64 takes twice as many, 1.05 to 1.2 times as long (Zen 5).
+    """
+    return _product(x, y) or _with_sign(_magnitude_in_f64(x, y), x, y)
+
+
+def _product(x: Expr, y: Expr) -> Expr | None:
+    if not isinstance(y, Const) or y.value not in (2.0, 3.0):
+        return None
+    square = mul(x, x)
+    return square if y.value == 2.0 else mul(square, x)
+
+
+def _with_sign(magnitude: Expr, x: Expr, y: Expr) -> Expr:
     return unlikely(compare("lt", bits(x), 0), _for_negative_base(magnitude, x, y), magnitude)
+
+
+def _magnitude_in_f64(x: Expr, y: Expr) -> Expr:
+    """|x|**y, and those special cases of pow that do not depend on the sign of x."""
+    base = absolute(x)
+    n, shifted_n = split(base)
+    n, wide = convert(n, F64), convert(y, F64)
+    f = convert(sub(from_bits(sub(bits(base), shifted_n)), 1.0), F64)
+    log = balanced(f, _LOG2)
+    exponent = fma(mul(wide, f), log, mul(wide, n))
+    shifted = add(exponent, rounding_bias(exponent))
+    r = sub(exponent, sub(shifted, rounding_bias(exponent)))
+    result = convert(mul(balanced(r, _EXP2), power_of_two(shifted)), x.dtype)
+    # False for NaN; within these bounds the power of two is a normal number.
+    in_range = compare("lt", absolute(exponent), 1000.0)
+    ordinary = both(in_range, negation(either(outside_normal(bits(base)),
+                                              outside_normal(bits(result)))))
+    at_end = _at_ends(x, y, convert(fma(f, log, n), x.dtype))
+    return unlikely(negation(ordinary), at_end, result)
 
 
 def _magnitude(x: Expr, y: Expr, has_fma: bool) -> Expr:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.partition.fuse.groups import step_reads, step_writes
 from hlo_mlc.tensor.classify import is_map, is_plain, reads
 from hlo_mlc.tensor.core import Assign, Nest, Stage, Step
+from hlo_mlc.tensor.liveness import step_reads, step_writes
 
 Aliases = tuple[tuple[Buffer, Buffer], ...]
 """(result, operand) pairs that are to be the same memory."""

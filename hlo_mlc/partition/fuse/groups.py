@@ -10,13 +10,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from hlo_mlc.expr.core import Buffer, Expr, loads
+from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.fuse.both_ways import both_ways, matrices
 from hlo_mlc.partition.fuse.horizontal import factors, together_refusal
 from hlo_mlc.partition.fuse.nests import ROW_LIMIT, Joined, chained, finish, join
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.tensor.liveness import step_reads, step_writes
 from hlo_mlc.tensor.merging import copies
 
 # Candidate nests that a stage is tried against; more never changed a result on the demo models.
@@ -361,21 +362,6 @@ class Fuser:
                for part in (first, *parts) for b in part.writes):
             return "what is between the two products is needed elsewhere"
         return parts
-
-
-def step_reads(step: Step) -> set[Buffer]:
-    """Every buffer that a step loads from."""
-    if isinstance(step, Nest):
-        return {b for stage in step.stages for b in stage.inputs}
-    chosen = [access.source for access in loads(step.condition)] if step.condition else ()
-    return set(chosen).union(*map(step_reads, step.inner))
-
-
-def step_writes(step: Step) -> set[Buffer]:
-    """Every buffer that a step stores to."""
-    if isinstance(step, Nest):
-        return {b for stage in step.stages for b in stage.outputs}
-    return set().union(*map(step_writes, step.inner))
 
 
 def readers(units: Iterable[Unit]) -> dict[Buffer, set[int]]:

@@ -13,7 +13,7 @@ from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
-from hlo_mlc.partition.fuse.groups import Fuser, finished, in_order, readers, step_reads
+from hlo_mlc.partition.fuse.groups import Fuser, finished, in_order, readers
 from hlo_mlc.partition.lower.loop_carried import (
     Carried,
     Segment,
@@ -26,6 +26,7 @@ from hlo_mlc.partition.lower.stages import Item, StageLowering
 from hlo_mlc.partition.lower.unrolled_loops import write_out
 from hlo_mlc.partition.lower.uses import uses_among
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
+from hlo_mlc.tensor.liveness import step_reads
 
 BRANCHES = frozenset(("stablehlo.if", "stablehlo.case"))
 
