@@ -65,7 +65,27 @@ void mlc_code_release(void* pages) { mlc::CodeMemory::Get().Release(pages); }
 
 int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes) {
   return WithinMemory([&] {
-    VariantTable::Get().Set(id, {entry, scratch_bytes});
+    VariantTable::Get().Set(id, {entry, scratch_bytes, false});
+    return kDone;
+  });
+}
+
+void* mlc_variant_promise(const char* id, int64_t scratch_bytes) {
+  void* promise = nullptr;
+  WithinMemory([&] {
+    promise = VariantTable::Get().Promised(id, scratch_bytes).release();
+    return kDone;
+  });
+  return promise;
+}
+
+void mlc_variant_keep(void* promise, MlcEntry entry, int may_fail) {
+  std::unique_ptr<mlc::Promise>(static_cast<mlc::Promise*>(promise))->Keep(entry, may_fail != 0);
+}
+
+int mlc_failed_by(MlcContext* context, const char* text) {
+  return WithinMemory([&] {
+    static_cast<mlc::ThreadTeam*>(context)->FailBy(text);
     return kDone;
   });
 }

@@ -101,6 +101,18 @@ MLC_EXPORT void mlc_code_release(void* pages);
  * loaded. The code must stay mapped until mlc_variant_remove_unused says that nobody holds it: an
  * execution that began with it may still be running. */
 MLC_EXPORT int mlc_variant_set(const char* id, MlcEntry entry, int64_t scratch_bytes);
+
+/* The same for code that there is none of yet. mlc_variant_promise lets executables that call `id`
+ * be loaded, and their executions wait; mlc_variant_keep makes `entry` the code behind it, cannot
+ * fail, and is to be called once for every promise (which is NULL when memory ran out). What
+ * `may_fail` has failed, and with it the execution, unless it says otherwise: mlc_failed_by with an
+ * empty text. With NULL as `entry` every execution fails. */
+MLC_EXPORT void* mlc_variant_promise(const char* id, int64_t scratch_bytes);
+MLC_EXPORT void mlc_variant_keep(void* promise, MlcEntry entry, int may_fail);
+
+/* Says what the kernel that is being run failed by; from the thread that its entry is called on. */
+MLC_EXPORT int mlc_failed_by(MlcContext* context, const char* text);
+
 MLC_EXPORT int mlc_variant_exists(const char* id);
 
 /* Forgets `id`: executables loaded from now on do not find it; those already loaded keep it. */

@@ -3,6 +3,7 @@
 #define HLO_MLC_THREAD_TEAM_H_
 
 #include <cstdint>
+#include <string_view>
 
 #include "checked_run.h"
 #include "mlc_abi.h"
@@ -34,8 +35,9 @@ class ThreadTeam : public MlcContext {
  public:
   ThreadTeam(Executor& executor, int64_t thread_count, const Tracer& tracer = {});
 
-  // What the kernel failed by, if it has checks.
+  // What the kernel failed by, if it has checks or may fail.
   const Fault& fault() const { return fault_; }
+  void FailBy(std::string_view text) { fault_.text = text; }
 
  private:
   static void RunChecked(MlcContext* context, const MlcCheckedKernel* kernel, void** buffers,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "float_mode.h"
 
@@ -12,23 +13,46 @@ std::atomic<bool> profiling{false};
 
 }  // namespace
 
-void Slot::Set(Variant variant) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const Variant* known = Known(variant);
-  ScratchPool& pool = ScratchPool::Get();
-  pool.Expect(variant.scratch_bytes);
-  const Variant* replaced = current_.exchange(known, std::memory_order_acq_rel);
-  if (replaced != nullptr) pool.Forget(replaced->scratch_bytes);
+Slot::~Slot() {
+  const Variant* const last = current_.load(std::memory_order_acquire);
+  if (last != nullptr) ScratchPool::Get().Forget(last->scratch_bytes);
 }
 
-const Variant* Slot::Known(Variant variant) {
-  for (const auto& known : variants_) {
-    if (known->entry == variant.entry && known->scratch_bytes == variant.scratch_bytes) {
-      return known.get();
-    }
-  }
-  variants_.push_back(std::make_unique<const Variant>(variant));
-  return variants_.back().get();
+void Slot::Set(Variant variant) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto known = std::find_if(variants_.begin(), variants_.end(), [&](const Variant& one) {
+    return one.entry == variant.entry && one.scratch_bytes == variant.scratch_bytes;
+  });
+  if (known == variants_.end()) known = variants_.insert(known, variant);
+  ScratchPool::Get().Expect(variant.scratch_bytes);
+  SetTo(*known);
+}
+
+void Slot::SetTo(const Variant& known) {
+  const Variant* const replaced = current_.exchange(&known, std::memory_order_acq_rel);
+  if (replaced != nullptr) ScratchPool::Get().Forget(replaced->scratch_bytes);
+  is_set_.notify_all();
+}
+
+const Variant& Slot::Awaited() const {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const Variant* variant = nullptr;
+  is_set_.wait(lock, [&] { return (variant = current_.load(std::memory_order_acquire)); });
+  return *variant;
+}
+
+Promise::Promise(std::shared_ptr<Slot> slot, int64_t scratch_bytes)
+    : slot_(std::move(slot)), room_{{nullptr, scratch_bytes, true}} {
+  ScratchPool::Get().Expect(scratch_bytes);
+}
+
+void Promise::Keep(MlcEntry entry, bool may_fail) noexcept {
+  room_.front().entry = entry;
+  room_.front().may_fail = may_fail || entry == nullptr;
+  const Variant& kept = room_.front();
+  std::lock_guard<std::mutex> lock(slot_->mutex_);
+  slot_->variants_.splice(slot_->variants_.end(), room_);
+  slot_->SetTo(kept);
 }
 
 void Slot::Describe(std::string_view lines) {
@@ -76,12 +100,21 @@ VariantTable& VariantTable::Get() {
 
 void VariantTable::Set(std::string_view id, Variant variant) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Slot>& slot = slots_[std::string(id)];
-  if (slot == nullptr) {
-    slot = std::make_shared<Slot>(id, variant);
-  } else {
-    slot->Set(variant);
-  }
+  const auto found = slots_.find(std::string(id));
+  if (found != slots_.end()) return found->second->Set(variant);
+  const auto slot = std::make_shared<Slot>(id);
+  slot->Set(variant);
+  slots_.emplace(id, slot);
+}
+
+std::unique_ptr<Promise> VariantTable::Promised(std::string_view id, int64_t scratch_bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = slots_.find(std::string(id));
+  const auto slot = found != slots_.end() ? found->second : std::make_shared<Slot>(id);
+  auto promise = std::make_unique<Promise>(slot, scratch_bytes);
+  // Last: nobody is to find a slot that never gets any code.
+  if (found == slots_.end()) slots_.emplace(id, slot);
+  return promise;
 }
 
 bool VariantTable::Remove(std::string_view id) {
@@ -110,16 +143,21 @@ void VariantTable::ResetCalls() {
   for (const auto& [id, slot] : slots_) slot->ResetCalls();
 }
 
-bool RunVariant(Slot& slot, MlcContext& context, void** buffers, const int64_t* dims) {
+bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers, const int64_t* dims) {
   using Clock = std::chrono::steady_clock;
   const Variant& variant = slot.current();
   ScratchPool::Lease scratch(variant.scratch_bytes);
   if (scratch.failed()) return false;
+  if (variant.may_fail) {
+    team.FailBy("hlo_mlc: there is no machine code of kernel '" + slot.id() +
+                "', and interpreting it came to no end");
+  }
+  if (variant.entry == nullptr) return true;
   const bool timed = profiling.load(std::memory_order_relaxed);
   const Clock::time_point start = timed ? Clock::now() : Clock::time_point();
   {
     FloatMode mode;
-    variant.entry(&context, buffers, dims, scratch.data());
+    variant.entry(&team, buffers, dims, scratch.data());
   }
   if (timed) {
     slot.AddCall(

@@ -3,17 +3,19 @@
 #define HLO_MLC_VARIANT_TABLE_H_
 
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
-#include <vector>
 
 #include "checked_run.h"
 #include "mlc_abi.h"
 #include "scratch_pool.h"
+#include "thread_team.h"
 
 namespace mlc {
 
@@ -21,21 +23,25 @@ namespace mlc {
 struct Variant {
   MlcEntry entry;
   int64_t scratch_bytes;
+  bool may_fail;
 };
 
 // What an id leads to. Executables hold on to their slots, so the code behind an id can be
 // replaced under programs that are loaded or even running: each execution reads the current
-// variant once.
+// variant once. Where code is promised and there is none yet, executions wait for it.
 class Slot {
  public:
-  Slot(std::string_view id, Variant first) : id_(id) { Set(first); }
-  ~Slot() { ScratchPool::Get().Forget(current().scratch_bytes); }
+  explicit Slot(std::string_view id) : id_(id) {}
+  ~Slot();
   Slot(const Slot&) = delete;
   Slot& operator=(const Slot&) = delete;
 
   const std::string& id() const { return id_; }
   void Set(Variant variant);
-  const Variant& current() const { return *current_.load(std::memory_order_acquire); }
+  const Variant& current() const {
+    const Variant* const variant = current_.load(std::memory_order_acquire);
+    return variant != nullptr ? *variant : Awaited();
+  }
 
   // The lines of the user's program that the code stands for (mlc_variant_describe).
   void Describe(std::string_view lines);
@@ -47,16 +53,31 @@ class Slot {
   void ResetCalls();
 
  private:
-  const Variant* Known(Variant variant);
+  friend class Promise;
+
+  const Variant& Awaited() const;
+  void SetTo(const Variant& known);
 
   const std::string id_;
   std::atomic<const Variant*> current_{nullptr};
   mutable std::mutex mutex_;
+  mutable std::condition_variable is_set_;
   std::string lines_;
-  // Replaced variants stay: an execution may be about to read one. They are 16 bytes each.
-  std::vector<std::unique_ptr<const Variant>> variants_;
+  // Replaced variants stay: an execution may be about to read one. They are small.
+  std::list<Variant> variants_;
   std::atomic<int64_t> calls_{0};
   std::atomic<int64_t> nanoseconds_{0};
+};
+
+// Code that a slot will get, whatever happens: keeping a promise takes no memory.
+class Promise {
+ public:
+  Promise(std::shared_ptr<Slot> slot, int64_t scratch_bytes);
+  void Keep(MlcEntry entry, bool may_fail) noexcept;
+
+ private:
+  const std::shared_ptr<Slot> slot_;  // also when the table forgets it
+  std::list<Variant> room_;
 };
 
 class VariantTable {
@@ -65,6 +86,8 @@ class VariantTable {
   static VariantTable& Get();
 
   void Set(std::string_view id, Variant variant);
+  // For a kernel that programs may call before there is code.
+  std::unique_ptr<Promise> Promised(std::string_view id, int64_t scratch_bytes);
   bool Remove(std::string_view id);
   // Forgets `id` unless an executable holds on to its slot; says whether it is gone.
   bool RemoveUnused(std::string_view id);
@@ -78,7 +101,7 @@ class VariantTable {
 
 // Runs `slot`'s current code with scratch from the process's pool, in the kernels' floating-point
 // mode, counting the call while profiling is on. Returns false when there was no memory.
-bool RunVariant(Slot& slot, MlcContext& context, void** buffers, const int64_t* dims);
+bool RunVariant(Slot& slot, ThreadTeam& team, void** buffers, const int64_t* dims);
 
 void EnableProfiling(bool enabled);
 

@@ -2,7 +2,9 @@
 
 This is the path of a kernel, whatever it is for.  Scheduling and printing are Python's work,
 assembling is a compiler's: while some kernels are assembled on threads of their own, the next one
-is printed.
+is printed.  What is proved and printed can be promised (`choose="auto"`): XLA compiles the program
+meanwhile, whose executions wait for the kernels.  A promise is always kept: where a kernel cannot
+be assembled after all, its loops are interpreted, and it is not promised again.
 """
 
 from __future__ import annotations
@@ -12,14 +14,22 @@ import functools
 import hashlib
 import os
 import sys
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hlo_mlc.backends.base import Backend, BuiltKernel, KernelObject, Source
+from hlo_mlc.backends.base import (
+    Backend,
+    BuiltKernel,
+    KernelObject,
+    PromisedKernel,
+    Source,
+)
+from hlo_mlc.codegen.cpu.assemble import LATER
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof, prove
 from hlo_mlc.loops.text import program_text as loops_text
@@ -27,6 +37,7 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
+from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.dumps import Recorder, file_name
@@ -36,6 +47,7 @@ from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
 from hlo_mlc.support.versions import version
+from hlo_mlc.support.warning import users_line, warn
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.program import decisions_text
 from hlo_mlc.tensor.core import Nest
@@ -64,11 +76,27 @@ class Building:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A kernel's source, None if it is not needed, how long it is, and what is left to do."""
+    """A kernel as it was found under its key, or before it is assembled.
 
-    source: Source | None
-    lines: int
-    work: Callable[[], KernelObject]
+    `draft` is its object, without code until then; `source`, and the `loops` that it was printed
+    from, are None if they are not needed.
+    """
+
+    key: str
+    draft: KernelObject
+    source: Source | None = None
+    loops: LoopProgram | None = None
+
+    def assembled(self) -> KernelObject:
+        """The object with its code."""
+        if self.draft.code or self.source is None:
+            return self.draft
+        return replace(self.draft, code=self.source.assemble())
+
+    def store(self, made: KernelObject, cache: ObjectCache, backend: Backend) -> None:
+        """Keep what was assembled."""
+        if not self.draft.code:
+            cache.put(self.key, made.pack(backend.machines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +111,7 @@ class _Pending:
 _Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has checks
 _built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
 _building = process_lock()
+_broken: dict[_Key, str] = {}  # promised once and not assembled, and why
 _keepers: list[list[BuiltKernel]] = []
 
 
@@ -120,7 +149,7 @@ def rebuild_kernel(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     Raises: MlcError for a fault of the compiler.
     """
     with _building:
-        _built.pop((kernel.fingerprint, backend, options.check), None)
+        _forget((kernel.fingerprint, backend, options.check))
     wanted = options.replace(choose="ours")
     return build_kernels([kernel], wanted, backend, Recorder(None)).built[kernel.fingerprint]
 
@@ -129,12 +158,14 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     """The kernel as another process has recorded and assembled it, from now on in the place of that
     which programs have; None where its code is not in the cache. Nothing is compiled here."""
     checked = _checked(options, backend)
-    key = object_key(kernel, backend, backend.schedules(kernel, options), checked)
+    key = object_key(kernel, backend, backend.schedules(kernel, options), checked,
+                     _generators(options.cache_dir))
     packed = object_cache(options).get(key)
     if packed is None:
         return None
     fresh = backend.load(kernel, KernelObject.unpack(packed))
     with _building:  # behind whoever builds it as it was recorded before
+        _forget((kernel.fingerprint, backend, checked))
         fresh.publish()
         _built[kernel.fingerprint, backend, checked] = fresh
     return fresh
@@ -145,8 +176,12 @@ def kernel_object(kernel: Kernel, options: Options, backend: Backend) -> KernelO
 
     Raises: MlcError for a fault of the compiler, CodegenError where there is no assembler.
     """
+    cache = object_cache(options)
     with _counted(options) as tally:
-        return _begin(kernel, options, backend, object_cache(options), Recorder(None), tally).work()
+        begun = _begin(kernel, options, backend, cache, Recorder(None), tally)
+    made = begun.assembled()
+    begun.store(made, cache, backend)
+    return made
 
 
 def kernel_source(kernel: Kernel, options: Options, backend: Backend) -> Source:
@@ -188,8 +223,10 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
     refused: dict[str, str] = {}
     remaining, misfits = most_lines, 0
     variants.release_unused()
+    # Others want to see what fails, or what comes out, before the program is compiled.
+    may_promise = options.choose == "auto" and not checked and record.folder is None
     with _building, short_turns(_TURN_S), _counted(options) as tally, \
-            ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc") as assembler:
+            _assemblers(wait=not may_promise) as assembler:
         pending: list[_Pending] = []
         announce = functools.cache(lambda: assembler.submit(backend.warm_up))  # once
 
@@ -200,11 +237,13 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
 
         for kernel in wanted.values():
             fingerprint = kernel.fingerprint
-            known = _built.get((fingerprint, backend, checked))
+            key = fingerprint, backend, checked
+            known = _built.get(key)
             if misfits >= _MISFITS:
                 refused[fingerprint] = _too_long(most_lines)
                 continue
-            if known is not None and record.folder is None and known.lines <= remaining:
+            if known is not None and record.folder is None and known.lines <= remaining \
+                    and key not in _broken:
                 known.publish()  # others may have come since
                 built[fingerprint] = known
                 remaining -= known.lines
@@ -217,9 +256,16 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
                     misfits += isinstance(error, CodeLimitError)
                     refused[fingerprint] = _why_refused(error, most_lines)
                     continue
-                remaining -= begun.lines
+                remaining -= begun.draft.lines
+                promised = None
+                if may_promise and begun.loops is not None and key not in _broken:
+                    promised = backend.promise(kernel, begun.draft)
+                if promised is not None:
+                    _keep_later(promised, key, begun, cache, assembler)
+                    built[fingerprint] = _built[key] = promised
+                    continue
                 pending.append(_Pending(kernel, begun.source, assembler.submit(
-                    _loaded, backend, kernel, begun.work)))
+                    _loaded, backend, kernel, begun, cache)))
         for one in pending:
             kernel, name = one.kernel, one.kernel.name
             with contained(kernel):
@@ -238,10 +284,74 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
     return Building(built, failed, refused)
 
 
-def _loaded(backend: Backend, kernel: Kernel, work: Callable[[], KernelObject]
+@contextlib.contextmanager
+def _assemblers(wait: bool) -> Iterator[ThreadPoolExecutor]:
+    """Threads that assemble; they end when they are done, which is waited for or not."""
+    assembler = ThreadPoolExecutor(_ASSEMBLERS, "hlo_mlc")
+    try:
+        yield assembler
+    finally:
+        assembler.shutdown(wait)
+
+
+def _loaded(backend: Backend, kernel: Kernel, begun: _Begun, cache: ObjectCache
             ) -> tuple[KernelObject, BuiltKernel]:
-    made = work()
+    made = begun.assembled()
+    begun.store(made, cache, backend)
     return made, backend.load(kernel, made)
+
+
+def _keep_later(promised: PromisedKernel, key: _Key, begun: _Begun, cache: ObjectCache,
+                assembler: ThreadPoolExecutor) -> None:
+    """Has a kernel that was promised assembled; whatever fails, nobody waits for it for ever."""
+    loops, line = begun.loops, users_line()  # there is none on the other thread
+    _, backend, _ = key
+    first = threading.Lock()
+    assert loops is not None
+
+    def keep() -> None:
+        if not first.acquire(blocking=False):
+            return
+        try:
+            with short_turns(_TURN_S):
+                made = begun.assembled()
+                promised.keep(backend.load(promised.kernel, made))
+        except BaseException as error:
+            _broken[key] = ""
+            promised.give_up(loops)
+            fault = Fault(error if isinstance(error, Exception) else RuntimeError(repr(error)))
+            is_known = fault.reason in list(_broken.values())
+            _broken[key] = fault.reason
+            if not is_known:
+                warn(f"hlo_mlc interprets {promised.kernel.name}, which is very slow: "
+                     f"{fault.reason}. Where that lasts, what is compiled from now on leaves it to "
+                     "XLA, as the next call does; within other functions, jax.clear_caches() has "
+                     "them compiled anew", line)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            try:
+                begun.store(made, cache, backend)
+            except Exception as error:
+                warn(f"hlo_mlc will compile {promised.kernel.name} again in each process: "
+                     f"{Fault(error).reason}", line)
+        finally:
+            LATER.__exit__()
+
+    LATER.__enter__()
+    try:
+        assembler.submit(keep)
+    except BaseException as error:  # maybe a thread that there is does it all the same
+        keep()
+        if not isinstance(error, RuntimeError):  # which says that none can be started
+            raise
+
+
+def _forget(key: _Key) -> None:
+    """Has the kernel built anew: behind whoever is about to keep a promise of it."""
+    known = _built.pop(key, None)
+    if isinstance(known, PromisedKernel):
+        known.wait()
 
 
 def _why_refused(error: Exception, most_lines: int) -> str:
@@ -260,14 +370,14 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
-    key = object_key(kernel, backend, schedules, checked)
+    key = object_key(kernel, backend, schedules, checked, _generators(options.cache_dir))
     packed = cache.get(key)
     stored = None if packed is None else KernelObject.unpack(packed)
     name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)
     if stored is not None and record.folder is None:
-        return _Begun(None, stored.lines, lambda: stored)
+        return _Begun(key, stored)
     announce()
     record.stage(f"tensors {name}", f"40-{file}.tensors.txt", lambda: program_text(kernel.program))
     loops, decisions = backend.schedule(kernel.program, schedules)
@@ -277,15 +387,9 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     record.stage(f"prove {name}", f"70-{file}.proof.txt", lambda: f"{proof}\n{loops_text(loops)}")
     source = backend.print(loops, checked, most_lines)
     record.stage(f"print {name}", f"80-{file}.{backend.suffixes[0]}", lambda: source.text)
-    lines = source.text.count("\n")
-
-    def assembled() -> KernelObject:
-        fresh = KernelObject(name, source.symbol, source.scratch_bytes, lines,
-                             tuple(map(nest_report, decisions)), proof, source.assemble())
-        cache.put(key, fresh.pack(backend.machines))
-        return fresh
-
-    return _Begun(source, lines, assembled if stored is None else lambda: stored)
+    draft = KernelObject(name, source.symbol, source.scratch_bytes, source.text.count("\n"),
+                         tuple(map(nest_report, decisions)), proof, b"")
+    return _Begun(key, stored or draft, source, loops)
 
 
 def _checked(options: Options, backend: Backend) -> bool:
@@ -310,39 +414,55 @@ def _counted(options: Options) -> Iterator[Counter[str]]:
     try:
         yield tally
     finally:
-        add_proofs(options.cache_dir, _generators(), tally)
+        add_proofs(options.cache_dir, _generators(options.cache_dir), tally)
 
 
 def proofs_here(options: Options) -> Counter[str]:
     """How many kernels the present compiler proved, guarded and refused with this cache."""
-    return proof_counts(options.cache_dir, _generators())
+    return proof_counts(options.cache_dir, _generators(options.cache_dir))
 
 
-def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool) -> str:
+def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool,
+               generators: str) -> str:
     """Under which a kernel's object is kept: its meaning, the target, what tuning found, whether it
     has checks, and all that makes code."""
     tuned = sorted((n, name, how if isinstance(how, tuple) else sorted(how.items()))
                    for n, (name, how) in schedules.items())
     described = KernelObject.__match_args__
     identity = "\n".join((kernel.fingerprint, backend.identity, str(tuned), str(checked),
-                          str(described), _generators()))
+                          str(described), generators))
     return hashlib.sha256(identity.encode()).hexdigest()
 
 
 @functools.cache
-def _generators() -> str:
-    """The hash of the sources that make code."""
-    package = str(Path(__file__).parent)
-    digest = hashlib.sha256(version("llvmlite").encode())
+def _generators(cache_dir: Path) -> str:
+    """The hash of the sources that make code. Reading all of them takes a tenth of a small first
+    call, so it is noted for files that nobody has touched since."""
+    package, paths = os.path.dirname(__file__), []
     # Without Path, which takes twice as long for each of 160 files as reading them.
     for folder in _GENERATORS:
         for where, folders, names in os.walk(os.path.join(package, folder)):
             folders.sort()
-            for name in sorted(name for name in names if name.endswith(".py")):
-                path = os.path.join(where, name)
-                digest.update(f"\0{path[len(package):]}\0".encode())
-                with open(path, "rb", buffering=0) as source:
-                    digest.update(source.read())
+            paths += [os.path.join(where, name) for name in sorted(names) if name.endswith(".py")]
+    states = [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
+              for path, s in zip(paths, map(os.stat, paths), strict=True)]
+    state = hashlib.sha256(repr((version("llvmlite"), states)).encode()).hexdigest()
+    place = hashlib.sha256(package.encode()).hexdigest()[:16]
+    noted = read_note(path := cache_dir / f"sources-{place}.json") or {}
+    if noted.get("state") == state:
+        return str(noted.get("digest"))
+    digest = _digest_of(package, paths)
+    if os.access(cache_dir, os.W_OK):  # or else the cache of objects says it
+        write_note(path, {"state": state, "digest": digest})
+    return digest
+
+
+def _digest_of(package: str, paths: Iterable[str]) -> str:
+    digest = hashlib.sha256(version("llvmlite").encode())
+    for path in paths:
+        digest.update(f"\0{path[len(package):]}\0".encode())
+        with open(path, "rb", buffering=0) as source:
+            digest.update(source.read())
     return digest.hexdigest()
 
 

@@ -116,6 +116,25 @@ class BuiltKernel:
         """Make it what programs call from now on."""
 
 
+class PromisedKernel(BuiltKernel):
+    """One that programs may call while it is still assembled: what they run waits until then."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def keep(self, loaded: BuiltKernel) -> None:
+        """Run the same kernel loaded; either this or `give_up` has to be called, once."""
+
+    @abstractmethod
+    def wait(self) -> bool:
+        """Until that was done; whether there is machine code."""
+
+    @abstractmethod
+    def give_up(self, loops: LoopProgram) -> None:
+        """Run the loops without machine code, however slowly; where that cannot be done either,
+        executions fail."""
+
+
 class Backend(Protocol):
     """A kind of machine, and the very one of it that code is generated for.
 
@@ -200,6 +219,10 @@ class Backend(Protocol):
 
     def load(self, kernel: Kernel, made: KernelObject) -> BuiltKernel:
         """The kernel in memory; nobody calls it yet."""
+
+    def promise(self, kernel: Kernel, draft: KernelObject) -> PromisedKernel | None:
+        """The kernel before there is code of it, for programs to be loaded with; None where they
+        need the code. The `draft` is its object without."""
 
     # What is handed over.
 

@@ -13,6 +13,7 @@ from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.codegen.c import compile as cc
 from hlo_mlc.codegen.c.printer import print_file, print_program
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -56,6 +57,9 @@ class CBackend(CpuBackend):
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> CSource:
         return CSource(loops.name, loops.scratch_bytes, print_file(
             print_program(loops, loops.name, is_static=False)), self.target)
+
+    def promise(self, kernel: Kernel, draft: KernelObject) -> None:
+        """None: it is the compiler that says what C has no words for."""
 
     def listing(self, made: KernelObject, source: Source | None) -> str:
         return f"{cc.version()}: {len(made.code)} bytes\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from hlo_mlc.backends.base import BuiltKernel, KernelObject, Source
+from hlo_mlc.backends.base import BuiltKernel, KernelObject, PromisedKernel, Source
+from hlo_mlc.backends.interpreted import interpreted
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.graph.core import Graph, Node
@@ -35,7 +37,7 @@ from hlo_mlc.report import KernelReport, Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
 from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, pin_of, target_key
-from hlo_mlc.runtime.variants import KernelCode, Lease
+from hlo_mlc.runtime.variants import KernelCode, Lease, Promise
 from hlo_mlc.support.errors import CodeLimitError, ConfigurationError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
@@ -61,15 +63,42 @@ class LlvmSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CpuKernel(BuiltKernel):
-    """A kernel in this process."""
+class CpuKernel(PromisedKernel):
+    """A kernel in this process, or one that will be."""
 
-    code: KernelCode
     lease: Lease
+    loaded: Future[KernelCode]
+    promise: Promise | None = None
+
+    @property
+    def code(self) -> KernelCode:
+        """Where it lies, as soon as it does."""
+        return self.loaded.result()
 
     def publish(self) -> None:
         """Make it what programs call from now on."""
-        variants.publish(self.lease.kernel_id, self.code)
+        if self.loaded.done() and self.wait():  # programs that call it wait for it otherwise
+            variants.publish(self.lease.kernel_id, self.code)
+
+    def keep(self, loaded: BuiltKernel) -> None:
+        assert isinstance(loaded, CpuKernel)
+        self._keep(loaded.code)
+
+    def wait(self) -> bool:
+        return self.loaded.exception() is None and not self.code.is_interpreted
+
+    def give_up(self, loops: LoopProgram) -> None:
+        assert self.promise is not None
+        try:
+            self._keep(interpreted(loops))
+        except BaseException as error:
+            self.promise.break_()
+            self.loaded.set_exception(error)
+
+    def _keep(self, code: KernelCode) -> None:
+        assert self.promise is not None
+        self.promise.keep(code)
+        self.loaded.set_result(code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +172,17 @@ class CpuBackend:
         return "" if source is None else assembly(source.text, self.target)
 
     def load(self, kernel: Kernel, made: KernelObject) -> CpuKernel:
-        code = variants.load_object(made.code, made.symbol, made.scratch_bytes)
-        return CpuKernel(kernel, made.nests, made.lines, made.proof, code,
-                         variants.lease(kernel.fingerprint + self.variant))
+        code: Future[KernelCode] = Future()
+        code.set_result(variants.load_object(made.code, made.symbol, made.scratch_bytes))
+        return CpuKernel(kernel, made.nests, made.lines, made.proof, self._lease(kernel), code)
+
+    def promise(self, kernel: Kernel, draft: KernelObject) -> CpuKernel | None:
+        lease = self._lease(kernel)
+        return CpuKernel(kernel, draft.nests, draft.lines, draft.proof, lease, Future(),
+                         Promise(lease.kernel_id, draft.scratch_bytes))
+
+    def _lease(self, kernel: Kernel) -> Lease:
+        return variants.lease(kernel.fingerprint + self.variant)
 
     def completed(self, graph: Graph, built: Mapping[str, BuiltKernel]) -> Graph:
         return graph

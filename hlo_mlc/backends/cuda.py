@@ -215,6 +215,9 @@ class CudaBackend:
         return GpuKernel(kernel, made.nests, made.lines, made.proof, CudaCode.unpack(made.code),
                          self.target, self.is_here)
 
+    def promise(self, kernel: Kernel, draft: KernelObject) -> None:
+        """None: calls of it depend on how it was compiled."""
+
     def completed(self, graph: Graph, built: Mapping[str, BuiltKernel]) -> Graph:
         """Each kernel with the scratch that its call is to be given: memory that is taken during an
         execution could not be captured into a command buffer."""

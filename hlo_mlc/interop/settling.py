@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import jax
 
+from hlo_mlc.backends.base import PromisedKernel
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import Choice, recorded, remember
 from hlo_mlc.interop.function import TracedFunction
@@ -117,13 +118,27 @@ class Settling:
         """Begins to settle it when there were some calls, unless there is nothing to settle."""
         self._calls += 1
         self._report = self._present.function.ledger.latest
-        if not self._is_open():
+        if self._is_broken():
+            anew = self._alternative(self._report.settled_at, "auto")
+            anew.function.faults.are_told = True  # with what shows them again
+            described = jax.tree.map(compat.described, (args, dict(kwargs)))
+            anew.jit.lower(*described[0], **described[1])
+            self._replace(anew)
+            self._end()
+        elif not self._is_open():
             self._end()
         elif self._calls >= _FIRST_TIMED:
             self._kind = _Kind.of(args, kwargs)
             described = jax.tree.map(compat.described, (args, dict(kwargs)))
             self._stage = _Stage.COMPILING
             threading.Thread(target=self._compile, args=described, name="hlo_mlc settles").start()
+
+    def _is_broken(self) -> bool:
+        """Whether a kernel that was promised turned out not to be; the call itself waits for that.
+        """
+        report = self._report
+        return report is not None and report.settled_at is not None and any(
+            isinstance(k.kept, PromisedKernel) and not k.kept.wait() for k in report.kernels)
 
     def _is_open(self) -> bool:
         """Whether there are two sides to one program, of which either may be the faster."""
@@ -225,14 +240,18 @@ class Settling:
         kernels = {k.id for side in (self._present, self._other)
                    for k in side.function.ledger.latest.kernels}
         if is_other:
-            self._present.staged.traces.end()
-            self._present = self._other
-            self._present.function.faults.are_told = True
-            use_from_now_on(self._present.staged)
+            self._replace(self._other)
         self._present.function.ledger.settle(found)
         path, options = self._report.settled_at, self._present.function.options
         self._end()
         remember(path, Choice(winner, (found,)), recorded(kernels, options))
+
+    def _replace(self, side: Side) -> None:
+        """Calls go to another side from now on."""
+        self._present.staged.traces.end()
+        self._present = side
+        self._present.function.faults.are_told = True
+        use_from_now_on(self._present.staged)
 
     def _end(self) -> None:
         """No call is looked at any longer."""

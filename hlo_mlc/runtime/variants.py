@@ -26,11 +26,13 @@ class KernelCode:
     """A kernel in memory: the address of its entry and the scratch one execution of it needs.
 
     `keep_alive` is what holds the code mapped: code that was never published goes away with it.
+    `is_interpreted` where it only leads to an interpreter.
     """
 
     entry: int
     scratch_bytes: int = 0
     keep_alive: object = field(default=None, repr=False, compare=False)
+    is_interpreted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,40 @@ def publish(kernel_id: str, code: KernelCode) -> None:
         done = library.load().mlc_variant_set(_encode(kernel_id), code.entry, code.scratch_bytes)
     if done < 0:
         raise RuntimeLibraryError(f"No memory to publish kernel {kernel_id!r}")
+
+
+class Promise:
+    """Code that `kernel_id` will have: programs that call it can be loaded, and what they run
+    waits until the promise is kept, and fails if nobody is left to keep it.
+
+    Raises: RuntimeLibraryError when memory ran out.
+    """
+
+    __slots__ = ("_handle", "_kernel_id")
+
+    def __init__(self, kernel_id: str, scratch_bytes: int) -> None:
+        self._handle: int | None = None
+        self._kernel_id = kernel_id
+        self._handle = library.load().mlc_variant_promise(_encode(kernel_id), scratch_bytes)
+        if self._handle is None:
+            raise RuntimeLibraryError(f"No memory to promise kernel {kernel_id!r}")
+
+    def keep(self, code: KernelCode) -> None:
+        """Makes `code`, which takes as much scratch as was said, what runs; once."""
+        with _table_lock:
+            _published.setdefault(self._kernel_id, []).append(code)
+            self._end(code.entry, code.is_interpreted)
+
+    def break_(self) -> None:
+        """Has all that waits fail, and what is executed later; nothing if it was kept."""
+        if self._handle is not None:
+            self._end(None, True)
+
+    __del__ = break_
+
+    def _end(self, entry: int | None, may_fail: bool) -> None:
+        handle, self._handle = self._handle, None
+        library.load().mlc_variant_keep(handle, entry, may_fail)
 
 
 def describe(kernel_id: str, lines: Mapping[str, str]) -> None:

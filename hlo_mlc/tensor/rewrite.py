@@ -64,12 +64,16 @@ def rename_axes(stage: Stage, mapping: Mapping[Var, Var]) -> Stage:
     return _on_axes(map_expressions(stage, lambda e: substitute(e, mapping, memo)), mapping)
 
 
-def replace_loads(stage: Stage, source: Buffer, value: Callable[[Load], Expr]) -> Stage:
-    """The stage with every load of `source` replaced by an expression."""
+def replace_loads(stage: Stage, values: Mapping[Buffer, Callable[[Load], Expr | None]]) -> Stage:
+    """The stage with loads of these buffers replaced, all at once, where there is an expression for
+    them."""
     memo: dict[Expr, Expr] = {}
 
     def rule(node: Expr) -> Expr | None:
-        return value(node) if isinstance(node, Load) and node.source == source else None
+        if not isinstance(node, Load):
+            return None
+        value = values.get(node.source)
+        return None if value is None else value(node)
 
     return map_expressions(stage, lambda e: transform(e, rule, memo))
 

@@ -78,6 +78,13 @@ int main() {
   });
   Check("run with scratch", [] { return mlc_run(Kernel, nullptr, nullptr, 4096, 4); });
   Check("set", [&] { return mlc_variant_set(id, Kernel, 0); });
+  Check("promise", [&] {
+    void* const promise = mlc_variant_promise(id, 4096);
+    if (promise == nullptr) return -1;
+    allowed = 0;  // keeping it needs none
+    mlc_variant_keep(promise, Kernel, 0);
+    return 1;
+  });
   Check("exists", [&] { return mlc_variant_exists(id); });
   Check("describe", [&] { return mlc_variant_describe(id, "a long line of a program of the user's"); });
   Check("read", [&] { return mlc_profile_read(id, &calls, &nanoseconds); });

@@ -266,11 +266,11 @@ def stage_faults(stage: Stage) -> Iterator[tuple[str, Sequence[Stage]]]:
             yield f"{v}: {extent}", (moved_axis(stage, v, Var(v.name, v.dtype, extent)),)
     for buffer in stage.inputs:
         yield f"{buffer} without guard", (replace_loads(
-            stage, buffer, lambda one: load(one.source, one.indices)),)
+            stage, {buffer: lambda one: load(one.source, one.indices)}),)
         for name, other in other_indices(stage):
             if buffer.shape[1:] or (buffer.shape and name == "shifted"):
-                yield f"{buffer} {name}", (replace_loads(stage, buffer, lambda one, other=other: (
-                    load(one.source, other(one.indices), one.guard, one.default))),)
+                yield f"{buffer} {name}", (replace_loads(stage, {buffer: lambda one, other=other: (
+                    load(one.source, other(one.indices), one.guard, one.default))}),)
     for n, a in enumerate(stage.assigns):
         def changed(new: Sequence[Assign], n: int = n) -> tuple[Stage]:
             return (replace(stage, assigns=(*stage.assigns[:n], *new, *stage.assigns[n + 1:])),)

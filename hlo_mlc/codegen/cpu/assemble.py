@@ -22,6 +22,9 @@ let_forks_wait(llvm.ffi.lib._lock)  # which lets one thread at a time into LLVM
 # Source: llvmlite's change 318; "Threads and LLVM" in LLVM's Programmer's Manual.
 _select = llvm.ffi.lib.LLVMPY_TargetMachineEmitToMemory._cfn
 _selecting = AwaitedByForks()
+LATER = AwaitedByForks()
+"""Assembling that nobody waits for, which a forked child does not have. Made last, so that forks
+wait for it before they take what it needs."""
 _AS_OBJECT = 1
 
 # Vectors and loops are as we want them; LLVM only keeps arrays in registers, removes what that

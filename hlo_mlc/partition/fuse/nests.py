@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
@@ -263,17 +264,27 @@ def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage
     stage = _inline_cheap(stages, stage)
     last = stages[-1]
     if is_map(stage) and stage.axes == last.axes:
-        forwarded, wanted = stage, set(stage.inputs)
-        for assign in last.assigns:
-            if assign.buffer in wanted:
-                forwarded = replace_loads(forwarded, assign.buffer,
-                                          lambda load, a=assign: _forward(a, load))
+        forwarded = _forwarded(stage, last.assigns)
         return (*stages[:-1], replace(last, assigns=(*last.assigns, *forwarded.assigns)))
     if not is_map(stage) and is_map(last) and not stage.along:
         merged = _store_along(last, stage)
         if merged is not None:
             return (*stages[:-1], merged)
     return (*stages, stage)
+
+
+def _forwarded(stage: Stage, assigns: tuple[Assign, ...]) -> Stage:
+    """The stage reading what is stored at the same point before that is stored. At once: values are
+    large where many stages came before, and hold nothing more to replace."""
+    stored: dict[Buffer, list[Assign]] = {}
+    for assign in assigns:
+        stored.setdefault(assign.buffer, []).append(assign)
+
+    def value(load: Load) -> Expr | None:
+        found = (_forward(assign, load) for assign in stored[load.source])
+        return next((one for one in found if one is not None), None)
+
+    return replace_loads(stage, dict.fromkeys(stored.keys() & set(stage.inputs), value))
 
 
 def _forward(assign: Assign, load: Load) -> Expr | None:
@@ -296,8 +307,7 @@ def _inline_cheap(stages: Sequence[Stage], stage: Stage) -> Stage:
         for assign in writer.assigns:
             if assign.buffer in wanted and cost(assign.value) <= CHEAP \
                     and is_plain(assign, writer.axes):
-                stage = replace_loads(stage, assign.buffer,
-                                      lambda load, a=assign: _value_at(a, load))
+                stage = replace_loads(stage, {assign.buffer: partial(_value_at, assign)})
     return stage
 
 
@@ -327,10 +337,7 @@ def _store_along(writer: Stage, fold: Stage) -> Stage | None:
     if mapping is None:
         return None
     moved = rename_axes(writer, mapping)
-    for assign in moved.assigns:
-        fold = replace_loads(fold, assign.buffer,
-                             lambda load, a=assign: _forward(a, load))
-    return replace(fold, along=moved.assigns)
+    return replace(_forwarded(fold, moved.assigns), along=moved.assigns)
 
 
 def chained(first: Joined, between: Sequence[Joined], last: Joined) -> Joined | str:

@@ -282,7 +282,7 @@ def _read_from(stage: Stage, source: Buffer, target: Buffer) -> Stage:
     def moved(access: Load) -> Expr:
         return load(target, access.indices, access.guard, access.default)
 
-    return replace_loads(stage, source, moved)
+    return replace_loads(stage, {source: moved})
 
 
 def _is_separable(update: Stage, source: Buffer, target: Buffer) -> bool:

@@ -135,7 +135,7 @@ def _reading(nest: Nest, read: Load, panels: Panels, buffer: Buffer) -> Nest:
     piece = variable(f"{column.name}_panel", pieces) if pieces > 1 else None
     within = column if piece is None else variable(f"{column.name}_column", panels.width)
     new = load(buffer, panels.place(read.indices, piece, within))
-    stage = replace_loads(stage, read.source, lambda x: new if x is read else None)
+    stage = replace_loads(stage, {read.source: lambda x: new if x is read else None})
     if piece is None:
         return replace(nest, stages=(stage,))
     whole = index.add(index.multiply(piece, index.constant(panels.width)), within)
