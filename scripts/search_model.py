@@ -31,7 +31,7 @@ from hlo_mlc.support.errors import TuningError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
 from hlo_mlc.tuning import model
-from hlo_mlc.tuning.features import NAMES, Features
+from hlo_mlc.tuning.features import NAMES, Description, Features, features_of
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Build, Failed, Measure, Task
 from hlo_mlc.tuning.model import Forest
@@ -137,8 +137,9 @@ def collected(path: Path) -> list[Collected]:
         task = costliest(case)
         space = task.generator.space(task.program, task.target)
         right = [row for row in rows if row["ratio"] is not None]
-        features = [task.generator.features(
-            task.program, task.target, space.schedules(row["configuration"])) for row in right]
+        features = [features_of(task.generator.loops(
+            task.program, task.target, space.schedules(row["configuration"])), task.target)
+            for row in right]
         kernels.append(Collected(case, [row["configuration"] for row in right], features,
                                  np.log([row["ratio"] for row in right])))
     return kernels
@@ -194,13 +195,15 @@ def _searched(kernel: Collected, forest: Forest | None) -> list[float]:
     """The same in the order of the tuner's pool."""
     number = {key_of(c): n for n, c in enumerate(kernel.configurations)}
     pool = Pool(host(), kernel.configurations[0],
-                lambda configuration: kernel.features[number[key_of(configuration)]], forest)
+                lambda configuration: Description(
+                    kernel.features[number[key_of(configuration)]], str(configuration)), forest)
     candidates = iter(random.Random(0).sample(kernel.configurations, len(number)))
     logs = {key_of(kernel.configurations[0]): 0.0}
     while len(logs) < STEPS[-1]:
-        configuration = pool.choose(logs, candidates).configuration
-        if configuration is None:
+        choice = pool.choose(logs, candidates)
+        if choice is None or choice.configuration is None:
             break
+        configuration = choice.configuration
         logs[key_of(configuration)] = float(kernel.logs[number[key_of(configuration)]])
     return _fastest(kernel, [number[key] for key in logs])
 

@@ -17,9 +17,8 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
-from hlo_mlc.interop.synthetic_arguments import index_extents
+from hlo_mlc.interop.synthetic_arguments import invented_values
 from hlo_mlc.partition.plan import Cluster
-from hlo_mlc.runtime.measure import made_up
 
 
 class KernelAlone:
@@ -82,10 +81,8 @@ def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
     """What to run a cluster on: what its `operands_program` computes of the arguments that are
     given; made-up values where there is none."""
     if program is None:
-        rng = np.random.default_rng(0)
-        extents = index_extents(graph)
-        return [made_up(b.shape, b.dtype.numpy, rng, below=extents.get(value)) for b, value in
-                zip(cluster.kernel.program.operands, cluster.operands, strict=True)]
+        return invented_values(graph, cluster.operands, [
+            (b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands])
     run = compat.compile_for_cpu(program)
     return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in given])]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -14,6 +14,9 @@ from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.runtime.measure import made_up
 
+Shape = Sequence[int]
+DType = np.typing.DTypeLike
+
 # What hands indices on as they are, or nearly: jnp.take adds a size to negative ones and selects.
 _PASSING = frozenset(f"stablehlo.{name}" for name in (
     "add", "broadcast_in_dim", "clamp", "concatenate", "convert", "maximum", "minimum", "reshape",
@@ -21,17 +24,23 @@ _PASSING = frozenset(f"stablehlo.{name}" for name in (
 
 
 def invented_arguments(module: ir.Module) -> list[np.ndarray]:
-    """Arguments for the function @main: integers that index something stay within it and reach all
-    of it; matrices that loops multiply with are so small that states neither grow nor become
-    chaotic; for the rest see `made_up`."""
+    """Arguments for the function @main, see `invented_values`."""
     graph = import_function(module, MAIN)
+    return invented_values(graph, graph.parameters, [
+        (given.shape, given.dtype) for given in argument_types(module, MAIN, MAIN)])
+
+
+def invented_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
+                    ) -> list[np.ndarray]:
+    """Arrays of these types for values of a graph: integers that index something stay within it and
+    reach all of it; matrices that loops multiply with are so small that states neither grow nor
+    become chaotic; for the rest see `made_up`."""
     extents, terms = index_extents(graph), _terms_in_loops(graph)
     rng = np.random.default_rng(0)
-    made = [made_up(given.shape, given.dtype, rng, below=extents.get(value))
-            for given, value in zip(argument_types(module, MAIN, MAIN), graph.parameters,
-                                    strict=True)]
-    for array, value in zip(made, graph.parameters, strict=True):
-        if value in terms:
+    made = [made_up(shape, dtype, rng, below=extents.get(value))
+            for (shape, dtype), value in zip(types, values, strict=True)]
+    for array, value in zip(made, values, strict=True):
+        if value in terms and not np.issubdtype(array.dtype, np.integer):
             array *= np.asarray(terms[value] ** -0.5).astype(array.dtype)
     return made
 
@@ -42,9 +51,11 @@ def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
     for node in reversed(graph.nodes):
         known: list[tuple[Value, int]] = []
         if node.op == "stablehlo.while":
-            inside = _terms_in_loops(node.regions[1], True)
-            known = [(operand, inside[parameter]) for operand, parameter in zip(
-                node.operands, node.regions[1].parameters, strict=True) if parameter in inside]
+            body = node.regions[1]
+            inside = _terms_in_loops(body, True)
+            carried = zip(node.operands, body.parameters, strict=True)
+            known = [(given, inside[value]) for given, value in (
+                *carried, *((value, value) for value in body.captures)) if value in inside]
         elif node.op == "stablehlo.dot_general" and in_loop and not node.opaque:
             dimensions = node.attributes["lhs_contracting_dimensions"]
             count = math.prod(node.operands[0].type.shape[d] for d in dimensions)

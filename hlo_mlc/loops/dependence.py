@@ -25,7 +25,7 @@ from hlo_mlc.loops.facts import (
     never_positive,
     resolved,
 )
-from hlo_mlc.loops.regions import Points, Unknown, apart, enumerated, merged_axes
+from hlo_mlc.loops.regions import Points, Unknown, apart, enumerated, merged_axes, parted_axes
 from hlo_mlc.loops.rewrite import inlined
 
 __all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "lane_invariant", "pairs",
@@ -245,7 +245,7 @@ class _Question:
                 or any(v.extent is None for v in around):
             return False
         common = tuple(sorted(around, key=lambda v: v.name))
-        _, places = merged_axes(shape, (a.indices, b.indices))
+        places = parted_axes(merged_axes(shape, (a.indices, b.indices))[1])
         try:
             values = enumerated({v: v.extent for v in (*common, *inside)})
             parts = []

@@ -283,6 +283,35 @@ def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
     return extents, list(zip(*columns, strict=True))
 
 
+def parted_axes(places: Sequence[tuple[Expr, ...]]) -> list[tuple[Expr, ...]]:
+    """Indices that are equal where these are, with an axis for each part of one that counts in
+    steps of what the parts below it never reach: `[r * 128 + c]` with c < 128 is `[r, c]`."""
+    columns = list(zip(*places, strict=True))
+    axis = 0
+    while axis < len(columns):
+        parts = _parted(columns[axis])
+        columns[axis:axis + 1] = parts
+        axis += len(parts) == 1
+    return list(zip(*columns, strict=True)) if columns else list(places)
+
+
+def _parted(column: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
+    forms = [index.affine(i) for i in column]
+    for step in sorted({k for terms, _ in forms for k in terms.values() if k > 1}, reverse=True):
+        large, small = [], []
+        for terms, offset in forms:
+            steps, rest = divmod(offset, step)
+            large.append(index.from_affine(
+                {atom: k // step for atom, k in terms.items() if k % step == 0}, steps))
+            small.append(index.from_affine(
+                {atom: k for atom, k in terms.items() if k % step}, rest))
+        bounds = [index.bounds(e) for e in small]
+        if any(high for _, high in bounds) and all(low >= 0 and high < step
+                                                   for low, high in bounds):
+            return [tuple(large), tuple(small)]
+    return [column]
+
+
 def split_axes(boxes: Boxes, extents: Sequence[tuple[int, ...]]) -> Boxes:
     """Boxes of merged axes as boxes of the axes that these are made of."""
     axis = next((n for n, parts in enumerate(extents) if len(parts) > 1), None)

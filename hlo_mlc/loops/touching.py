@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Const, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.accesses import Access
 from hlo_mlc.loops.core import For, If, While
@@ -84,7 +85,7 @@ class _Nest:
         nest = cls(access.indices, facts, {s.var: s.extent for s in loops})
         for group, inner in itertools.pairwise(loops):
             nest = nest._numbered(group, inner)
-        return nest
+        return nest._taken_apart()
 
     def _numbered(self, group: For, inner: For) -> _Nest:
         """The same, `for t in 0..min(size, count - group * size)` and the loop around it being one
@@ -106,6 +107,42 @@ class _Nest:
                     [build.substitute(f, place) for f in self.facts], {**extents, number: count})
         left = (*one.indices, *one.facts, *extents.values())
         return self if any(group.var in e.free for e in left) else one
+
+    def _taken_apart(self) -> _Nest:
+        """The same with loops of their own for the digits of a loop's variable, if indices consist
+        of these in whatever order: `f // 8 % 4`, `f % 8` and `f // 32` of one that ends at 64 are
+        below 4, 8 and 2, each with all values of the others."""
+        forms = [index.affine(i) for i in self.indices]
+        atoms = {atom for terms, _ in forms for atom in terms}
+        digits: dict[Expr, Var] = {}
+        extents = dict(self.extents)
+        for v in {v for atom in atoms for v in atom.free}:
+            found = {atom: part for atom in atoms if (part := _digit(atom, v)) is not None}
+            steps, counts = zip(*sorted(found.values()), strict=True) if found else ((), ())
+            others = (*self.facts, *extents.values(), *(atoms - found.keys()))
+            if not found or any(v in e.free for e in others) \
+                    or index.constant(steps[-1] * counts[-1]) != extents.get(v) \
+                    or steps != (1, *map(operator.mul, steps[:-1], counts[:-1])):
+                continue
+            digits |= {atom: Var(f"{v.name}<{v.extent}/{step}", INDEX, count)
+                       for atom, (step, count) in found.items()}
+            del extents[v]
+        extents |= {v: index.constant(v.extent) for v in digits.values()}
+        return _Nest([index.from_affine({digits.get(atom, atom): k for atom, k in terms.items()},
+                                        offset) for terms, offset in forms], self.facts, extents)
+
+
+def _digit(atom: Expr, v: Var) -> tuple[int, int] | None:
+    """Of `v // step % count`, the step and how many values there are; None for what is no digit."""
+    low, high = index.bounds(atom)
+    step, inner = 1, atom
+    if isinstance(inner, Apply) and inner.op == "floormod":
+        if high + 1 != inner.args[1].value:
+            return None
+        inner = inner.args[0]
+    if isinstance(inner, Apply) and inner.op == "floordiv":
+        inner, step = inner.args[0], inner.args[1].value
+    return (step, int(high) + 1) if inner is v and atom is not v and low == 0 else None
 
 
 def touched(access: Access) -> Boxes | None:
@@ -178,16 +215,19 @@ class _Sides:
         elsewhere = frozenset().union(*(i.free for n, i in enumerate(self.indices) if n != axis),
                                       *(a.free for a in terms if not isinstance(a, Var)),
                                       *(extent.free for extent in self.extents.values()))
+        steps = {v: k for v, k in terms.items() if isinstance(v, Var)}
+        if not steps.keys() <= self.extents.keys():
+            raise Unknown
+        return self._run({v: k for v, k in steps.items() if v not in elsewhere})
+
+    def _run(self, steps: Mapping[Var, int]) -> dict[Var, int]:
+        """Of variables, by their steps, those that leave nothing out, all together."""
         reach, found = 1, {}
-        for v, step in sorted(((v, k) for v, k in terms.items() if isinstance(v, Var)),
-                              key=lambda term: abs(term[1])):
-            extent = self.extents.get(v)
-            if extent is None:
-                raise Unknown
-            if v in elsewhere or not isinstance(extent, Const) or abs(step) > reach:
-                continue
-            found[v] = step
-            reach += abs(step) * (extent.value - 1)
+        for v, step in sorted(steps.items(), key=lambda term: abs(term[1])):
+            extent = self.extents[v]
+            if isinstance(extent, Const) and abs(step) <= reach:
+                found[v] = step
+                reach += abs(step) * (extent.value - 1)
         return found
 
     def _cut(self, fact: Expr) -> None:
@@ -199,9 +239,8 @@ class _Sides:
                 if not fact.free.isdisjoint(side) and self._is_put_in(rest):
                     self.cuts.append((axis, sign, rest))
                     return
-        for side in self.sides:
-            for v in [v for v in side if v in fact.free]:
-                del side[v]
+        self.sides = [self._run({v: k for v, k in side.items() if v not in fact.free})
+                      for side in self.sides]
 
     def _is_put_in(self, e: Expr) -> bool:
         return all(e.free.isdisjoint(side) for side in self.sides)

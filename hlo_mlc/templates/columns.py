@@ -152,7 +152,9 @@ def _some_rows(schedule: Schedule, row: str, count: int, column: str) -> Schedul
     schedule = schedule.split(row, count)
     for part in (f"{row}.i", f"{row}.t"):
         if part in schedule.loop_names:
-            schedule = schedule.reorder(column, part).rfactor(part, 1).write_out(f"{part}.o")
+            schedule = schedule.reorder(column, part).rfactor(part, 1)
+            if f"{part}.o" in schedule.loop_names:  # else one row, which is where sums begin
+                schedule = schedule.write_out(f"{part}.o")
     return schedule
 
 

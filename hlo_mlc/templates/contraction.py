@@ -96,26 +96,42 @@ class ContractionTemplate:
         pack = irregular or (tiles // row_blocks >= 3 and big)
         computed = not is_plain(roles.lhs) \
             and not (target.shifts_beside and is_widened(roles.lhs))
-        aside = lanes * vectors * pack + rows * computed  # elements for each step of the depth
-        blocks = max(1, -(-depth * aside * size // STACK_PANEL))
-        if blocks > 1:  # unfinished sums of a block of rows stay on the stack between blocks
-            most_rows = STACK_PARTIAL // (lanes * vectors * size)
-            row_blocks = max(row_blocks, -(-m // most_rows))
-        step = -(-roles.summed[-1].extent // blocks) if blocks > 1 else 0
         # Of the next panel one line is asked for at a time: 24 by 768 x 3072 ran 1.6 times as fast,
         # 128 rows 1.15 times.
         wide = -(-lanes * vectors * size // CACHE_LINE_BYTES)
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
-        return {"rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
-                "depth": step, "pack_rows": int(computed),
-                "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
-                "next_panel": 1 << apart.bit_length() >> 1}
+        return _fitting(stage, lanes, {
+            "rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
+            "depth": 0, "pack_rows": int(computed),
+            "ahead": AHEAD if big and not pack and roles.summed[-1].extent > AHEAD else 0,
+            "next_panel": 1 << apart.bit_length() >> 1})
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        loops = ContractionLoops.of(stage, parameters, _lanes(stage, target), target.cores)
+        lanes = _lanes(stage, target)
+        loops = ContractionLoops.of(stage, _fitting(stage, lanes, parameters), lanes, target.cores)
         return Scheduled(in_runs(loops.build(), RUN), ())
+
+
+def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
+    """The parameters, with so little of the depth at a time, and then so few rows, that what is put
+    aside fits on the stack; nothing is where it never does."""
+    roles, size = register_roles(stage, lanes), stage.accumulators[0].dtype.bytes
+    *outer, last = (v.extent for v in roles.summed)
+    width = lanes * parameters["vectors"]
+    aside = width * parameters["pack"] + parameters["rows"] * parameters["pack_rows"]
+    least = math.prod(outer) * aside * size
+    if least > STACK_PANEL:
+        return _fitting(stage, lanes, {**parameters, "pack": 0, "pack_rows": 0})
+    spans = max(1, -(-least * last // STACK_PANEL))
+    step = min(parameters["depth"] or last, -(-last // spans))
+    if step >= last:
+        return {**parameters, "depth": 0}
+    # Unfinished sums of a block of rows stay on the stack between spans.
+    most_rows = STACK_PARTIAL // (width * size)
+    fewest = -(-roles.rows[-1].extent // most_rows)
+    return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
 
 
 def _lanes(stage: Stage, target: CpuTarget) -> int:

@@ -33,6 +33,7 @@ from hlo_mlc.loops.core import (
     bodies,
 )
 from hlo_mlc.loops.rewrite import expressions
+from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
 
@@ -78,7 +79,7 @@ class Features:
     parallel: float = 0.0  # how many times as fast tasks make the instructions, on average
     registers: float = 0.0  # vector registers that hold accumulators at a time
     spilled: float = 0.0  # of these, more than the target has
-    code: float = 0.0  # statements, those of loops that are written out as often
+    written: float = 0.0  # statements and operations, those of loops that are written out as often
     idle_lanes: float = 0.0  # share of the vectors' bytes that no lane is in
     unvectorized: float = 0.0  # share of the operations outside of vectors
     cycles: float = 0.0  # of all this on a machine that overlaps all it can
@@ -94,6 +95,20 @@ NAMES = tuple(f.name for f in fields(Features))
 
 VOCABULARY = hashlib.sha256(" ".join(NAMES).encode()).hexdigest()[:8]
 """Equal where vectors mean the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What is seen of a candidate before it is built: equal digests are equal loops."""
+
+    features: Features
+    digest: str
+
+
+def description_of(program: LoopProgram, target: CpuTarget) -> Description:
+    """The description of a kernel's loops."""
+    digest = hashlib.sha256(program_text(program).encode()).hexdigest()[:24]
+    return Description(features_of(program, target), digest)
 
 
 def features_of(program: LoopProgram, target: CpuTarget) -> Features:
@@ -348,13 +363,14 @@ class _Survey:
         found, roots = self.found, expressions(stmt)
         written_out = math.prod(level.trips for level in point.levels
                                 if level.kind is LoopKind.UNROLL)
-        found["code"] += written_out
+        found["written"] += written_out
         if isinstance(stmt, Prefetch):
             found["prefetches"] += point.times / point.speed
             return _Region(point.times, point.speed, 0.0, (), ())
         reaches = []
         for node in walk(*roots):
             if isinstance(node, Apply):
+                found["written"] += written_out * (node.dtype is not INDEX)
                 self._operation(node, point)
             elif isinstance(node, Load) and node.source.scope != "register":
                 reaches.append(reach := _Reach.at(node.source, node.indices))

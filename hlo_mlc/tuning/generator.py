@@ -7,12 +7,12 @@ from typing import Protocol
 
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
+from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.features import Features, features_of
 from hlo_mlc.tuning.space import Space, space_of
 
 
@@ -38,9 +38,9 @@ class Generator(Protocol):
         Raises: MlcError for schedules that cannot be followed.
         """
 
-    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-                 ) -> Features:
-        """What its loops are like, found out without making code.
+    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+              ) -> LoopProgram:
+        """Its loops, to be looked at before any code is made.
 
         Raises: MlcError for schedules that cannot be followed.
         """
@@ -64,15 +64,14 @@ class TemplateGenerator:
     def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
                ) -> CandidateSource:
         """LLVM IR of proved loops."""
-        loops, _ = schedule_program(program, target, schedules)
-        loops, _ = prove(loops)
+        loops, _ = prove(self.loops(program, target, schedules))
         return CandidateSource(print_program(loops, target), loops.name, loops.scratch_bytes)
 
-    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-                 ) -> Features:
-        """Those of loops that are yet to be proved."""
+    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+              ) -> LoopProgram:
+        """Loops that are yet to be proved."""
         loops, _ = schedule_program(program, target, schedules)
-        return features_of(loops, target)
+        return loops
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         """An object file, by LLVM."""

@@ -32,7 +32,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """Asks what the loops with these schedules are like; the answer is `Features` or `Failed`."""
+    """Asks what the loops with these schedules are like: for a `Description`, or `Failed`."""
 
     schedules: Schedules
 

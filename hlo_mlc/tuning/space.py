@@ -128,6 +128,14 @@ class Space:
         others = [v for v in changed.values if v != configuration[changed.name]]
         return {**configuration, changed.name: rng.choice(others)}
 
+    def crossing(self, one: Configuration, other: Configuration, rng: random.Random
+                 ) -> Configuration:
+        """A configuration with each nest as in one of two."""
+        chosen = {position: rng.choice((one, other)) for position in
+                  {int(name.partition(".")[0]) for name in (*one, *other)}}
+        return {name: value for position, source in sorted(chosen.items())
+                for name, value in source.items() if int(name.partition(".")[0]) == position}
+
     def anything(self, rng: random.Random) -> Configuration:
         """A configuration at random, templates being as likely as each other."""
         drawn: dict[str, int | str] = {c.name: rng.choice(c.templates) for c in self.choices}

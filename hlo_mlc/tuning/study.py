@@ -134,10 +134,10 @@ class KernelStudy:
                 logs = {key: _log(tried.outcome) for key, tried in self._tried.items()}
                 more = itertools.islice(self._candidates, _MOST_DRAWS)
                 choice = pool.choose(logs, filter(self._is_new, more))
-            if choice.gain < least_gain and len(self._tried) >= _FEWEST:
-                return None
-            if choice.configuration is not None:
-                return self._ask(choice.configuration)
+            if choice is not None:
+                done = choice.gain < least_gain and len(self._tried) >= _FEWEST
+                return None if done or choice.configuration is None else \
+                    self._ask(choice.configuration)
         anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
         drawn = itertools.chain(self._queue, self._sampled(), anything)
         new = next(filter(self._is_new, drawn), None)
@@ -202,7 +202,8 @@ class KernelStudy:
 
     def _endless(self) -> Iterator[Configuration]:
         """Candidates: all of a small space; of others what analysis says of each template, then in
-        turns what the sampler draws, neighbours of the fastest, and anything."""
+        turns what the sampler draws, which takes longest, neighbours of the fastest, one that is
+        like two of them, and anything."""
         if self._space.size <= EXHAUSTIVE:
             everything = list(self._space.all())
             self._random.shuffle(everything)
@@ -212,8 +213,11 @@ class KernelStudy:
         while True:
             yield self._drawn(self._drawing)[0]
             fastest = sorted(self._tried.values(), key=lambda t: _log(t.outcome))[:_FASTEST]
-            for tried in self._random.sample(fastest, min(2, len(fastest))):
+            for tried in fastest:
                 yield self._space.neighbour(tried.configuration, self._random)
+            if fastest:
+                one, other = (self._random.choice(fastest).configuration for _ in range(2))
+                yield self._space.crossing(one, other, self._random)
             yield self._space.anything(self._random)
 
     def _tell(self, handle: optuna.Trial, outcome: Outcome, digest: str) -> None:

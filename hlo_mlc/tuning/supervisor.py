@@ -10,7 +10,7 @@ from typing import Any
 
 from hlo_mlc.support.errors import TuningError
 from hlo_mlc.support.processes import end_of, start_process
-from hlo_mlc.tuning.features import Features
+from hlo_mlc.tuning.features import Description
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import pack
 
@@ -48,7 +48,7 @@ class Supervisor:
                  trace: TracebackType | None) -> None:
         self._end()
 
-    def describe(self, request: Describe) -> Features | Failed:
+    def describe(self, request: Describe) -> Description | Failed:
         """What a candidate is like that is not built yet."""
         return self._ask(request, BUILD_S * self._patience)
 

@@ -9,7 +9,7 @@ from functools import partial
 
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
-from hlo_mlc.tuning.features import Features
+from hlo_mlc.tuning.features import Description
 from hlo_mlc.tuning.messages import Build, Describe, Failed, Measure, Outcome, Task, Timed
 from hlo_mlc.tuning.model import Forest
 from hlo_mlc.tuning.pool import Pool
@@ -76,7 +76,7 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
     """
     with Supervisor(task, patience) as supervisor:
 
-        def describe(configuration: Configuration) -> Features | None:
+        def describe(configuration: Configuration) -> Description | None:
             answer = supervisor.describe(Describe(space.schedules(configuration)))
             return None if isinstance(answer, Failed) else answer
 

@@ -19,7 +19,7 @@ from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
 from hlo_mlc.support.processes import end_with_parent
 from hlo_mlc.tuning.agreement import baseline_fault, candidate_fault
-from hlo_mlc.tuning.features import Features
+from hlo_mlc.tuning.features import Description, description_of
 from hlo_mlc.tuning.generator import CandidateSource
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import unpack
@@ -65,12 +65,13 @@ class _Bench:
         self._run_default = run
         return Ready(time_in_turns(run, run, _BASELINE_S).a.median_us)
 
-    def answer(self, request: Describe | Build | Measure) -> Features | Built | Timed | Failed:
+    def answer(self, request: Describe | Build | Measure) -> Description | Built | Timed | Failed:
         """Does what is asked. A candidate's code fails in any way it likes, so all are caught."""
         task = self._task
         try:
             if isinstance(request, Describe):
-                return task.generator.features(task.program, task.target, request.schedules)
+                loops = task.generator.loops(task.program, task.target, request.schedules)
+                return description_of(loops, task.target)
             if isinstance(request, Build):
                 self._candidate = self._source(request.schedules)
                 return Built(hashlib.sha256(self._candidate.text.encode()).hexdigest()[:24])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.tuning import tune_module
+from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.agreement import baseline_fault
 
 
@@ -40,3 +44,19 @@ def test_states_of_loops_do_not_become_chaotic() -> None:
     assert not baseline_fault([actual], [expected])
     actual, expected = last(8.0)
     assert baseline_fault([actual], [expected])
+
+
+def test_recurrences_are_tuned_on_types_alone(tmp_path: Path) -> None:
+    """Their matrices are found where simplified loops use them, from outside."""
+    def scan(x, inner, outer):
+        def step(state, given):
+            state = jnp.tanh(given @ inner + state @ outer)
+            return state, state
+
+        return lax.scan(step, jnp.zeros((8, 96)), x)[1]
+
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((300, 8, 48), (48, 96), (96, 96))]
+    module = jax.jit(scan).lower(*types).compiler_ir()
+    report = tune_module(module, Options(cache_dir=tmp_path, choose="ours"), trials=1)
+    assert any("while" in op for kernel in report.kernels for op in kernel.ops)
+    assert not [kernel.reason for kernel in report.kernels if kernel.reason]

@@ -12,7 +12,7 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
 from hlo_mlc.expr.evaluate import evaluate
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.tensor.combine import named_combiner
@@ -164,6 +164,27 @@ def test_what_lies_below_a_common_multiple_is_told_apart(below: int, independent
         wide, (index.add(row, column),), ONE)))))
     assert (carried(nest, NONE) is None) is independent
     assert carried(nest.body[0], NONE) is not None  # tiles overlap
+
+
+@pytest.mark.parametrize(("step", "independent"), [(48, True), (47, False)])
+def test_rows_and_columns_along_one_axis(step: int, independent: bool) -> None:
+    """Tasks are blocks of 65 rows in tiles that overlap, by panels of 16 columns: boxes only where
+    rows and columns are told apart."""
+    task, tile, row, lane = (variable(n, e) for n, e in (("t", 24), ("u", 3), ("r", 6), ("l", 16)))
+    block, panel = times(index.floormod(task, 4), 65), index.floormod(index.floordiv(task, 4), 3)
+    first = index.minimum(index.add(index.floordiv(block, 4), times(tile, 6)),
+                          plus(index.floordiv(plus(block, 1), 4), 10))
+    flat = Buffer("f", F32, (2, 65 * 48), "result")
+
+    def panels(column: Expr) -> Stmt:
+        place = index.add(times(index.add(first, row), step), index.add(column, lane))
+        return loop(tile, loop(row, loop(lane, Store(
+            flat, (index.floordiv(task, 12), place), ONE))))
+
+    whole = apply("lt", panel, index.constant(2))
+    nest = loop(task, If(whole, (panels(times(index.minimum(panel, index.constant(1)), 16)),),
+                         (panels(index.constant(32)),)))
+    assert (carried(nest, NONE) is None) is independent
 
 
 @pytest.mark.parametrize(("last", "independent"), [(511, True), (342, True), (341, False)])

@@ -6,11 +6,11 @@ import os
 import time
 from dataclasses import dataclass
 
+from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.features import Features
 from hlo_mlc.tuning.generator import CandidateSource, TemplateGenerator
 from hlo_mlc.tuning.space import Parameter, Space
 
@@ -58,8 +58,8 @@ class FaultyGenerator:
                 f"  {_BODIES[kind]}\n}}\n")
         return CandidateSource(text, source.symbol, 0)
 
-    def features(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-                 ) -> Features:
+    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
+              ) -> LoopProgram:
         raise ScheduleError("nobody knows what these do")
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 
 from hlo_mlc.target.cpu import named
-from hlo_mlc.tuning.features import NAMES, Features
+from hlo_mlc.tuning.features import NAMES, Features, description_of
 from hlo_mlc.tuning.generator import TemplateGenerator
 
 TARGET = named("x86-64-v3")  # 8 lanes of f32, 16 registers
 VECTORS = dataclasses.replace(TARGET, cores=1)
 GENERATOR = TemplateGenerator()
+
+
+def seen(program, target, schedules) -> Features:
+    return description_of(GENERATOR.loops(program, target, schedules), target).features
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +28,7 @@ def features_of(take_apart):
 
     def find(function, *arrays, schedules=None, target=VECTORS) -> Features:
         (program,) = take_apart(function, *arrays).programs
-        return GENERATOR.features(program, target, schedules or {})
+        return seen(program, target, schedules or {})
 
     return find
 
@@ -114,16 +118,15 @@ def test_every_candidate_has_features(take_apart) -> None:
                      lambda x, y: jnp.cumsum(x, 1) + y, lambda x, y: jnp.sort(x, 1) + y):
         for program in take_apart(function, SQUARE, SQUARE).programs:
             space = GENERATOR.space(program, TARGET)
-            default = GENERATOR.features(program, TARGET, {})
+            default = seen(program, TARGET, {})
             for _ in range(10):
                 schedules = space.schedules(space.anything(rng))
-                found = GENERATOR.features(program, TARGET, schedules)
+                found = seen(program, TARGET, schedules)
                 assert np.isfinite(found.vector).all() and (found.vector >= 0).all()
                 assert default.footprint / 2 <= found.footprint
                 assert found.footprint <= 1.1 * (default.footprint + found.scratch_bytes)
-            assert np.array_equal(
-                default.vector,
-                GENERATOR.features(program, TARGET, space.schedules(space.default)).vector)
+            same = seen(program, TARGET, space.schedules(space.default))
+            assert np.array_equal(default.vector, same.vector)
 
 
 def test_names_are_those_of_the_vector() -> None:

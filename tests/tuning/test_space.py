@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 
 import jax
@@ -15,7 +16,7 @@ from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.replay import schedule_as_recorded
-from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space, TemplateChoice
+from hlo_mlc.tuning.space import MOST_NESTS, Parameter, Space, TemplateChoice, key_of
 
 # What is expected of choices does not depend on the machine that the tests run on.
 TARGET = named("x86-64-v4")
@@ -70,6 +71,15 @@ def test_templates_with_parameters_of_their_own() -> None:
     assert TEMPLATES.configuration({0: ("b", {})}) == {"0.template": "b", "0.b.x": 1, "3.b.y": 0}
     for strange in ({0: ("d", {})}, {0: ("c", {"x": 1})}, {0: ("b", {"x": 4})}, {1: ("a", {})}):
         assert TEMPLATES.configuration(strange) is None
+
+
+def test_a_crossing_has_each_nest_of_one_of_two() -> None:
+    rng = random.Random(0)
+    one = {"0.template": "a", "0.a.x": 4, "3.b.y": 0}
+    other = {"0.template": "b", "0.b.x": 2, "3.b.y": 1}
+    found = {key_of(TEMPLATES.crossing(one, other, rng)) for _ in range(50)}
+    assert found == {key_of(c) for c in (
+        one, other, {**one, "3.b.y": 1}, {**other, "3.b.y": 0})}
 
 
 FUNCTIONS = {

@@ -1,0 +1,62 @@
+"""What regions are made of, against all their points."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import variable
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops.regions import parted_axes
+
+VARIABLES = [variable("a", 5), variable("b", 4), variable("c", 3)]
+POINTS = np.array([*itertools.product(*(range(v.extent) for v in VARIABLES))]).T
+FACTORS = (1, 1, 2, 3, 4, 6, 8, 12, 24, 48, -1, -4, -12, -24)
+
+
+def random_place(rng: np.random.Generator) -> Expr:
+    """A sum of multiples of variables, of their quotients, remainders and limits."""
+    terms = [index.constant(int(rng.integers(-6, 50)))]
+    for v in rng.permutation(np.array(VARIABLES, object)):
+        limit = index.constant(int(rng.integers(1, 4)))
+        part = [v, v, index.floordiv(v, 2), index.floormod(v, 3), index.minimum(v, limit)]
+        factor = index.constant(int(rng.choice(FACTORS)))
+        terms.append(index.multiply(part[int(rng.integers(len(part)))], factor))
+    result = index.constant(0)
+    for term in terms:
+        result = index.add(result, term)
+    return result
+
+
+def values(place: tuple[Expr, ...]) -> np.ndarray:
+    env = dict(zip(VARIABLES, POINTS, strict=True))
+    return np.array([np.broadcast_to(evaluate(i, env), POINTS.shape[1]) for i in place])
+
+
+def meetings(first: tuple[Expr, ...], second: tuple[Expr, ...]) -> np.ndarray:
+    """Of all pairs of points, where the first is in the same place as the second."""
+    return (values(first)[:, :, None] == values(second)[:, None, :]).all(0)
+
+
+def test_parts_meet_where_the_whole_does() -> None:
+    rng = np.random.default_rng(0)
+    parted = 0
+    for _ in range(600):
+        places = [(random_place(rng),), (random_place(rng),)]
+        first, second = parted_axes(places)
+        parted += len(first) > 1
+        assert np.array_equal(meetings(*places), meetings(first, second)), places
+    assert parted > 100
+
+
+@pytest.mark.parametrize(("scale", "shift", "axes"), [
+    (8, 0, 2), (5, 0, 2), (4, 0, 1), (8, 3, 2), (8, 4, 1), (8, -1, 1), (-8, 0, 1)])
+def test_a_part_reaches_no_further_than_the_next_step(scale: int, shift: int, axes: int) -> None:
+    row, column = variable("r", 7), variable("c", 5)
+    place = index.add(index.multiply(row, index.constant(scale)),
+                      index.add(column, index.constant(shift)))
+    assert len(parted_axes([(place,)])[0]) == axes

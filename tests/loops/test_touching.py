@@ -1,0 +1,136 @@
+"""What is touched in all, by loops over numbers whose digits are indices, and under conditions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, variable
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import F32
+from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.loops.accesses import accesses
+from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
+from hlo_mlc.loops.coverage import gaps
+from hlo_mlc.loops.touching import reached, solid, touched
+
+ONE = const(1.0, F32)
+SIZES = (100, 16, 640)  # more points than are put in one by one
+
+
+def loop(var: Var, *body: For | Store) -> For:
+    return For(var, index.constant(var.extent), LoopKind.SERIAL, body)
+
+
+def program(loops: For, result: Buffer) -> LoopProgram:
+    return LoopProgram("p", (), (result,), (loops,))
+
+
+def digits_in(order: tuple[int, ...], count: int) -> LoopProgram:
+    """A loop of so many trips that stores at the digits of its number, in this order."""
+    number = variable("n", count)
+    digits = [index.floormod(index.floordiv(number, math.prod(SIZES[:n])), size)
+              for n, size in enumerate(SIZES)]
+    result = Buffer("r", F32, tuple(SIZES[n] for n in order), "result")
+    return program(loop(number, Store(result, tuple(digits[n] for n in order), ONE)), result)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_digits_in_any_order_fill_a_buffer(order: tuple[int, ...]) -> None:
+    whole = math.prod(SIZES)
+    assert not list(gaps(digits_in(order, whole)))
+    assert list(gaps(digits_in(order, whole - 1)))
+    assert list(gaps(digits_in(order, whole // 2)))
+
+
+def test_a_digit_that_is_used_twice_fills_nothing() -> None:
+    number, size = variable("n", 1 << 20), 1 << 10
+    digit = index.floormod(number, size)
+    result = Buffer("r", F32, (size, size), "result")
+    for other, full in ((digit, False), (index.floordiv(number, size), True)):
+        stores = loop(number, Store(result, (digit, other), ONE))
+        assert (not list(gaps(program(stores, result)))) is full
+
+
+@pytest.mark.parametrize(("below", "full"), [(1, False), (2, True)])
+def test_a_loop_that_a_condition_holds_back_fills_no_gaps(below: int, full: bool) -> None:
+    """Steps of 2 leave nothing out as long as there are two neighbours to begin from."""
+    near, far = variable("b", 6), variable("c", 3)
+    result = Buffer("r", F32, (4 + below,), "result")
+    place = index.add(near, index.multiply(far, index.constant(2)))
+    store = Store(result, (place,), ONE, apply("lt", near, index.constant(below)))
+    assert (not list(gaps(program(loop(near, loop(far, store)), result)))) is full
+
+
+def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
+    """The digits of a variable; or nearly, or itself."""
+    divisors = [d for d in (2, 3, 4, 6) if v.extent % d == 0]
+    if not divisors or rng.random() < 0.2:
+        return [v]
+    step = int(rng.choice(divisors))
+    low, high, kind = index.floormod(v, step), index.floordiv(v, step), rng.random()
+    if kind < 0.6:
+        return [low, high]
+    return [[low, high, low], [low], [low, index.floormod(high, 2)], [low, high, v],
+            [index.floormod(v, step + 1), high]][int(rng.integers(5))]
+
+
+def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
+    """A store at sums of parts, mostly by steps of what those before reach, often under a guard."""
+    parts = [p for v in variables for p in random_parts(rng, v)]
+    parts = [parts[n] for n in rng.permutation(len(parts))]
+    first, last = sorted(rng.integers(0, len(parts) + 1, 2))
+    place = []
+    for group in parts[:first], parts[first:last], parts[last:]:
+        sum_, step = index.constant(0), 1
+        for part in group:
+            factor = step * int(rng.choice([1, 1, 1, 1, 2, -1]))
+            sum_ = index.add(sum_, index.multiply(part, index.constant(factor)))
+            step *= 1 + int(index.bounds(part)[1])
+        place.append(index.subtract(sum_, index.constant(int(index.bounds(sum_)[0]))))
+    shape = tuple(int(index.bounds(i)[1]) + 1 for i in place)
+    limited = [*place, *variables][int(rng.integers(3 + len(variables)))]
+    guard = apply("lt", limited, index.constant(int(rng.integers(1, 9))))
+    return Store(Buffer("r", F32, shape, "result"), tuple(place), ONE,
+                 guard if rng.random() < 0.4 else None)
+
+
+def test_boxes_are_what_is_touched() -> None:
+    """Against brute force over all points."""
+    rng, exact = np.random.default_rng(0), 0
+    for _ in range(500):
+        variables = [variable(n, int(rng.choice([1, 2, 3, 4, 6, 8, 12]))) for n in "abc"]
+        store = random_store(rng, variables)
+        loops = loop(variables[0], loop(variables[1], loop(variables[2], store)))
+        points = np.array([*itertools.product(*(range(v.extent) for v in variables))]).T
+        env = dict(zip(variables, points, strict=True))
+        place, guard = ([np.broadcast_to(evaluate(e, env), points.shape[1]) for e in group]
+                        for group in (store.indices, [store.guard] if store.guard else []))
+        truth = np.zeros(store.buffer.shape, bool)
+        truth[tuple(i[np.logical_and.reduce(guard)] if guard else i for i in place)] = True
+        (access,) = (a for a in accesses((loops,)) if a.writes)
+        whole, boxes, most = solid(access), touched(access), reached(access)
+        if whole is not None:
+            assert np.array_equal(painted([whole], truth.shape), truth), loops
+        if boxes is not None:
+            exact += 1
+            assert np.array_equal(painted(sides(boxes), truth.shape), truth), loops
+        if most is not None:
+            assert not (truth & ~painted(sides(most), truth.shape)).any(), loops
+    assert exact > 400
+
+
+def sides(boxes):
+    return [tuple(zip(low, high, strict=True)) for low, high in zip(
+        zip(*boxes.low, strict=True), zip(*boxes.high, strict=True), strict=True)]
+
+
+def painted(boxes, shape: tuple[int, ...]) -> np.ndarray:
+    found = np.zeros(shape, bool)
+    for box in boxes:
+        found[tuple(slice(max(0, first), last + 1) for first, last in box)] = True
+    return found
