@@ -65,8 +65,12 @@ class Access:
     @property
     def is_reached(self) -> bool:
         """Whether the statement is executed for every point of the loops around it."""
-        return all(isinstance(s, Allocate) or (isinstance(s, For) and is_full(s))
-                   for s, _ in self.path)
+        return is_always_entered(self.path)
+
+
+def is_always_entered(path: Path) -> bool:
+    """Whether what is inside is executed, for every point of the loops."""
+    return all(isinstance(s, Allocate) or (isinstance(s, For) and is_full(s)) for s, _ in path)
 
 
 def is_full(loop: For) -> bool:

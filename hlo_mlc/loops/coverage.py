@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
-from hlo_mlc.loops.accesses import Access, Path, Survey, frame
-from hlo_mlc.loops.core import Allocate, Call, For, LoopProgram, Store, While
+from hlo_mlc.loops.accesses import Access, Path, Survey, frame, is_always_entered
+from hlo_mlc.loops.core import Allocate, Call, For, If, LoopProgram, Store, While
 from hlo_mlc.loops.regions import Boxes, box, covered
 from hlo_mlc.loops.rewrite import paths
 from hlo_mlc.loops.signature import surveyed
@@ -57,13 +57,9 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
     for result in program.results:
         if all(isinstance(d, int) for d in result.shape) and 0 not in result.shape:
             written = stores.get(result.name, _Stores(result.shape))
-            sides = tuple((0, d - 1) for d in result.shape)
-            if any(contains(written.solid(w), sides) for w in written.found):
-                continue
-            everything = [box(sides)]
-            if not written.cover(everything, certainly=True):
+            if not written.cover_all(certainly=True):
                 yield Gap(f"every element of {result!r} is written",
-                          not written.cover(everything, certainly=False))
+                          not written.cover_all(certainly=False))
     for name, places in reads.items():
         first = next(iter(places.values()))
         yield from _unwritten(list(places.values()),
@@ -152,6 +148,26 @@ class _Stores:
         if access not in self.solids:
             self.solids[access] = solid(access.within(access.home + 1))
         return self.solids[access]
+
+    def cover_all(self, certainly: bool) -> bool:
+        """Whether every element is certainly written, or else may be written."""
+        sides = tuple((0, d - 1) for d in self.shape)
+        return any(contains(self.solid(w), sides) for w in self.found) \
+            or self.cover([box(sides)], certainly) \
+            or (certainly and any(len(ways) == 2 and all(way.cover_all(certainly) for way in ways)
+                                  for ways in self._branches()))
+
+    def _branches(self) -> Iterator[Sequence[_Stores]]:
+        """Of each outermost branch that is always come to, what is stored on either side of it."""
+        found: dict[If, dict[int, _Stores]] = {}
+        for access in self.found:
+            depth = next((n for n, (s, _) in enumerate(access.path) if isinstance(s, If)), None)
+            if depth is None or not is_always_entered(access.path[:depth]):
+                continue
+            branch, side = access.path[depth]
+            found.setdefault(branch, {}).setdefault(side, _Stores(self.shape)).found.append(
+                access.within(depth + 1))
+        return ([*ways.values()] for ways in found.values())
 
     def cover(self, wanted: Sequence[Boxes], certainly: bool) -> bool:
         """Whether all that is wanted is certainly written, or else may be written."""

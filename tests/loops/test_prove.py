@@ -237,6 +237,22 @@ def test_a_branch_around_what_exists_in_it_leaves_nothing_open() -> None:
     assert [gap.certain for gap in gaps(branching(use, fill))] == [True]
 
 
+@pytest.mark.parametrize(("then", "otherwise", "trips", "is_whole"), [
+    ((8,), (8,), 1, True), ((8,), (8,), 3, True), ((8,), (7,), 1, False), ((8,), (), 1, False),
+    ((8,), (8,), 0, False), ((8,), ((8,), (4, 8)), 2, True), ((8,), ((8,), (4,)), 1, False)])
+def test_a_branch_writes_what_both_sides_of_it_write(then, otherwise, trips, is_whole) -> None:
+    asked = apply("lt", load(X, (at(0),)), ONE)
+
+    def side(extents) -> tuple[Stmt, ...]:
+        if any(isinstance(e, tuple) for e in extents):
+            return (If(asked, *map(side, extents)),)
+        return tuple(loop(Store(Y, (variable("k", e),), ONE), var=variable("k", e), extent=e)
+                     for e in extents)
+
+    body = loop(If(asked, side(then), side(otherwise)), var=variable("t", trips), extent=trips)
+    assert (not list(gaps(LoopProgram("sides", (X,), (Y,), (body,))))) == is_whole
+
+
 def test_what_a_private_buffer_holds_differs_between_tasks() -> None:
     """A place that is looked up in memory of the task's own tells nothing of other tasks."""
     held = Buffer("held", I32, (), "register")
