@@ -137,9 +137,10 @@ class Wide:
             ends = np.cumsum(equation.params["sizes"])[:-1]
             return np.split(operands[0], ends, equation.params["axis"])
         if name == "top_k":
-            order = np.argsort(~_total_order(operands[0]), -1, kind="stable")
-            order = order[..., :equation.params["k"]]
-            return [np.take_along_axis(operands[0], order, -1), order.astype(np.int32)]
+            axis = equation.params["axis"]
+            order = np.argsort(~_total_order(operands[0]), axis, kind="stable")
+            order = np.take(order, range(equation.params["k"]), axis)
+            return [np.take_along_axis(operands[0], order, axis), order.astype(np.int32)]
         if name == "sort" and equation.params["num_keys"] == 1:
             order = np.argsort(operands[0], equation.params["dimension"], kind="stable")
             return [np.take_along_axis(o, order, equation.params["dimension"]) for o in operands]

@@ -371,6 +371,14 @@ def test_groups_of_a_convolution_have_nothing_to_do_with_each_other() -> None:
     assert exact.tolist() == [[[0] * 4, [np.inf] * 4]]
 
 
+def test_the_first_few_are_those_along_the_axis() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(4, 3) % 5
+    oracle = Oracle(jax.vmap(lambda x: lax.top_k(x, 2), in_axes=1), [x], False, False)
+    values, places = oracle.run(0, 0).exact
+    assert values.tolist() == [[4, 3], [4, 2], [3, 2]]
+    assert places.tolist() == [[3, 1], [1, 2], [2, 0]]
+
+
 @pytest.mark.parametrize("dtype", ["uint64", "int64", "uint8", "int32"])
 def test_conversions_to_integers_saturate(dtype: str) -> None:
     x = np.array([-1e30, -2.5, 0, 3.7, 200, 1e30, np.nan])
