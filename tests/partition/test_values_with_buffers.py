@@ -44,6 +44,26 @@ def test_what_a_scatter_updates_is_computed_where_it_goes(take_apart, arrays):
     assert _stored(parts).count((30, 20)) == 2  # all of it, and the column again
 
 
+@pytest.mark.parametrize(("across", "is_stored"), [
+    (lambda x: x[:, None] + x, True),
+    (lambda x: jnp.abs(x[:, None] + 2 - x), True),
+    (lambda x: x[:, None] * jnp.arange(40.0), False),  # once for a row
+    (lambda x: x + jnp.ones((REUSED - 1, 1)), False),
+])
+def test_what_is_looked_up_and_read_many_times_is_stored(take_apart, check, arrays, across,
+                                                         is_stored):
+    x, = arrays("float32", (100,))
+    places = np.random.default_rng(0).integers(0, 100, 40)
+
+    def function(x, places):
+        return across(x[places])
+
+    found = [a.buffer for stage in _stages(take_apart(function, x, places)) for a in stage.assigns
+             if a.buffer.shape == (40,) and a.buffer.dtype.is_float]
+    assert len(found) == is_stored
+    check(function, x, places)
+
+
 @pytest.mark.parametrize("update", [
     lambda x, y: x.at[::2, 1::2].set(y),
     lambda x, y: x.at[::2, 1::2].add(y).at[1::2, ::2].add(y * 2),

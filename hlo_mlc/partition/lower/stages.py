@@ -116,6 +116,7 @@ class StageLowering:
     _depths: dict[Value, int] = field(default_factory=dict)
     _parts: dict[Value, int] = field(default_factory=dict)
     _counted: set[Value] = field(default_factory=set)
+    _looked_up: set[Value] = field(default_factory=set)  # where the data says, whenever it is read
     # Results of sorts that are never put in order as a whole, as if they were in buffers, and what
     # picks elements of them, with the sort and what picks the same.
     _unordered: dict[Value, Buffer] = field(default_factory=dict)
@@ -218,6 +219,9 @@ class StageLowering:
                 elif depth > DEPTH_LIMIT or too_many or self._needs_buffer(node, value, cost, uses):
                     self.store(node, value, lowered.elements[position])
                 else:
+                    if node.op == "stablehlo.gather" \
+                            or not self._looked_up.isdisjoint(node.operands):
+                        self._looked_up.add(value)
                     self._costs[value] = cost
                     self._depths[value] = depth
                     self._parts[value] = parts
@@ -266,6 +270,9 @@ class StageLowering:
             return self._is_multiplied(value, uses)
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
+        if (node.op == "stablehlo.gather" or not self._looked_up.isdisjoint(node.operands)) \
+                and self._is_spread(value, uses):
+            return True
         if cost == 0 or moves(node):
             return False  # what was costly in it has been stored before it was moved
         return self._is_reread(value, cost, uses)
@@ -310,6 +317,17 @@ class StageLowering:
         neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
         return any(user.op == "stablehlo.select_and_scatter" for user, _ in users_behind(
             value, uses, lambda user: user.op == "stablehlo.pad"))
+
+    def _is_spread(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+        """True where, looking through data movement, vectors of it are read many times: a lookup
+        takes many times as long as to load what it found."""
+        def is_along(user: Node, read: Value) -> bool:
+            shape, wide = read.type.shape, user.results[0].type
+            return wide.size >= REUSED * read.type.size and shape and shape[-1] > 1 \
+                and user.attributes["broadcast_dimensions"][-1] == len(wide.shape) - 1
+
+        return any(user.op == "stablehlo.broadcast_in_dim" and is_along(user, read)
+                   for user, read in users_behind(value, uses, moves))
 
     def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where some user, looking through data movement, reads elements several times."""
