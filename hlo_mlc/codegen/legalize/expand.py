@@ -37,7 +37,6 @@ _FLOAT: Mapping[str, Expansion] = {
     "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan, "atan2": inverse.atan2,
     "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
     "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
-    "cbrt": rounding.cbrt,
 }
 # These have another form in f32 where the target picks from tables.
 _FLOAT_BY_PICK: Mapping[str, Expansion] = {
@@ -54,6 +53,7 @@ _FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
     "div_common": division.div_common, "lgamma": gamma.lgamma, "digamma": gamma.digamma,
+    "cbrt": rounding.cbrt,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 

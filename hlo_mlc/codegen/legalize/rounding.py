@@ -64,7 +64,7 @@ def rsqrt(x: Expr) -> Expr:
     return div(1.0, sqrt(x))
 
 
-def cbrt(x: Expr) -> Expr:
+def cbrt(x: Expr, has_fma: bool) -> Expr:
     """a y**2 with y near a**(-1/3), corrected by the residual h = 1 - a y**3.
 
     Dividing the bits by -3 divides the exponent, so it gives y to 3.4 % (|h| <= 0.103).  A step of
@@ -74,19 +74,29 @@ def cbrt(x: Expr) -> Expr:
     guess = fma(convert(bits(a), x.dtype), -1 / 3, float(_CUBE_ROOT_BITS[x.dtype]))
     y = from_bits(apply("convert_in_range", guess, dtype=format_of(x).signed))
     for _ in range(_CUBE_ROOT_STEPS[x.dtype]):
-        h = _cube_residual(mul(a, y), y)
+        h = fma(neg(mul(a, y)), mul(y, y), 1.0)
         y = fma(mul(y, h), polynomial(h, (1 / 3, 2 / 9, 14 / 81)), y)
-    scaled = mul(a, y)
-    h = _cube_residual(scaled, y)
-    root = mul(scaled, y)
-    root = fma(mul(root, h), fma(h, 5 / 9, 2 / 3), root)
+    root = _cube_root_by_rests(a, y) if has_fma else _cube_root(a, y)
     # 0, infinity and NaN are their own roots; so are subnormals here, where they count as 0.
     return with_sign_of(select(outside_normal(bits(a)), a, root), x)
 
 
-def _cube_residual(scaled: Expr, y: Expr) -> Expr:
-    """1 - scaled * y**2."""
-    return fma(neg(scaled), mul(y, y), 1.0)
+def _cube_root(a: Expr, y: Expr) -> Expr:
+    scaled = mul(a, y)
+    h = fma(neg(scaled), mul(y, y), 1.0)
+    root = mul(scaled, y)
+    return fma(mul(root, h), fma(h, 5 / 9, 2 / 3), root)
+
+
+def _cube_root_by_rests(a: Expr, y: Expr) -> Expr:
+    """The same with the errors of the products, so that cubes give their roots exactly."""
+    scaled, scaled_rest = two_product(a, y, has_fma=True)
+    square, square_rest = two_product(y, y, has_fma=True)
+    h = fma(neg(scaled_rest), square, fma(neg(scaled), square, 1.0))
+    h = fma(neg(scaled), square_rest, h)
+    root, root_rest = two_product(scaled, y, has_fma=True)
+    rest = fma(scaled_rest, y, root_rest)
+    return add(root, fma(mul(root, h), fma(h, 5 / 9, 2 / 3), rest))
 
 
 def remainder(x: Expr, y: Expr, has_fma: bool) -> Expr:
