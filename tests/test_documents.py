@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/guide.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/guide.md",
+             "docs/internals.md")
 # A folder, or a file of a kind that lies here, maybe with the name of something in it behind a
 # colon; `<family>` and the like stand for any.
 PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.<>-]+(?:/|\.(?:py|cc|h|cuh|in|sh)))(?::\w+)?`")
