@@ -1,10 +1,12 @@
-"""Updates that may meet: rows of a scatter, one after the other, each as vectors.
+"""Updates that may meet: a scatter, one update after the other at every place.
 
-    for each row, in order:
-      for vectors along it: target[place(row), vector] = combine(target[place(row), vector], row)
+    for points along an axis on which none meet, shared out:
+      for each update, in order:
+        target[place(update), point] = combine(target[place(update), point], update)
 
-Rows may fall on the same place, elements of one row never do, so every element of the target sees
-its updates in their order.
+Updates may fall on the same place, but two of them that differ in an index that is an axis by
+itself never do, so every element of the target sees its updates in their order.  If the last axis
+is one of these, its points are vectors.
 """
 
 from __future__ import annotations
@@ -14,30 +16,29 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var, loads
 from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, lanes, open_schedule
-from hlo_mlc.templates.elementwise import vectorize
+from hlo_mlc.templates.base import SERIAL_WORK, Parameters, Scheduled, lanes, open_schedule, work
+from hlo_mlc.templates.elementwise import share_out, vectorize
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.core import Nest
+from hlo_mlc.tensor.core import Nest, Stage
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateTemplate:
-    """Serial but for the axis along which nothing can meet."""
+    """Serial but for axes along which nothing can meet."""
 
     name: str = "update"
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
-        """Why the nest is not an update by rows; empty where it is."""
+        """Why the nest is not such an update; empty where it is."""
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
         stage = coalesce(nest.stages[0])
-        if not stage.axes or stage.axes[-1].extent < 2:
-            return "no rows"
+        if not _apart(stage):
+            return "updates may meet along every axis"
         places = {(a.buffer, a.indices) for a in stage.assigns}
-        if not all(_walks_alone(indices, stage.axes[-1]) for _, indices in places):
-            return "elements of a row may meet"
         written = set(stage.outputs)
         if len(places) > len(written):
             return "it writes to several places of one buffer"
@@ -58,13 +59,41 @@ class UpdateTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        schedule = vectorize(open_schedule(nest, lower_stage(stage)), stage.axes[-1].name,
-                             lanes((stage,), target), parameters["unroll"])
+        schedule = open_schedule(nest, lower_stage(stage))
+        tasks = shared_axis(stage)
+        if tasks is not None and work(nest) > SERIAL_WORK:
+            if tasks is not stage.axes[0]:
+                schedule = schedule.reorder(tasks.name, *(
+                    axis.name for axis in stage.axes if axis is not tasks))
+            schedule = share_out(schedule, work(nest), 1)
+        if is_in_rows(stage):
+            schedule = vectorize(schedule, stage.axes[-1].name, lanes((stage,), target),
+                                 parameters["unroll"])
         return Scheduled.of(schedule)
 
 
-def _walks_alone(indices: tuple[Expr, ...], axis: Var) -> bool:
-    """Whether one of the indices is the axis, from anywhere on, and the others have no part in it.
+def shared_axis(stage: Stage) -> Var | None:
+    """The axis that tasks go along, if there is one.
+
+    Not the last: each task would read parts of rows, which made sums of 30,000 rows of 512 take 1.2
+    to 1.4 times as long.
     """
+    apart = _apart(stage)
+    return next((axis for axis in stage.axes[:-1] if axis in apart), None)
+
+
+def is_in_rows(stage: Stage) -> bool:
+    """Whether updates along the last axis never meet, so that they are vectors."""
+    return stage.axes[-1] in _apart(stage)
+
+
+def _apart(stage: Stage) -> frozenset[Var]:
+    """The axes along which no updates meet: an index of every place that is written is the axis,
+    from anywhere on, and the other indices have no part in it."""
+    return frozenset(axis for axis in stage.axes if axis.extent > 1
+                     and all(_walks_alone(a.indices, axis) for a in stage.assigns))
+
+
+def _walks_alone(indices: tuple[Expr, ...], axis: Var) -> bool:
     steps = [index.coefficient(i, axis) for i in indices]
     return None not in steps and sorted(map(abs, steps)) == [*[0] * (len(steps) - 1), 1]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.core import For, LoopKind, walk
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 
@@ -131,3 +132,24 @@ def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
     decisions = [d for program in take_apart(function, x, y, PLACES).programs
                  for d in schedule_program(program, TARGET)[1]]
     assert "update" not in [d.template.name for d in decisions]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((9, 40), 0), ((40, 9), 1), ((5, 40, 33), 0)])
+def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape, axis):
+    """Of scatters in batches, also where the batch comes last: every task has its own places."""
+    batch = shape[axis]
+    rest = tuple(n for k, n in enumerate(shape) if k not in (axis, 1 - axis))
+    x, y = arrays("float32", shape, (batch, 4000, *rest))
+    places = np.resize(PLACES, 4000)
+    y *= np.resize(np.logspace(0, 9, 10, dtype=np.float32), 4000).reshape(1, -1, *[1] * len(rest))
+
+    def function(x, y, places):
+        return jax.vmap(lambda x, y: x.at[places].add(y), (axis, 0), axis)(x, y)
+
+    check(function, x, y, places, ulps=0)
+    (decision,) = [d for program in take_apart(function, x, y, places).programs
+                   for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (schedule,) = decision.schedules
+    kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
+    assert kinds[0] is LoopKind.PARALLEL
+    assert LoopKind.PARALLEL not in kinds[1:]

@@ -35,8 +35,10 @@ from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
 from hlo_mlc.templates.program import choose_template
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
+from hlo_mlc.templates.update import is_in_rows, shared_axis
 from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.classify import is_map, is_written_out
+from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Stage, Step, TensorProgram
 
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
@@ -125,15 +127,21 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
     vector = lanes((stage,), target)
     accesses = points(stage) * (1 + len(stage.inputs))
     scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
-    if template == "plain":
-        ours = rows = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), 1, scalar_us)
+    one_by_one = template == "plain"
+    cores = 1 if one_by_one else target.cores
+    if template == "update":
+        merged = coalesce(stage)
+        one_by_one, cores = not is_in_rows(merged), cores if shared_axis(merged) else 1
+    if one_by_one:
+        threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
+        ours = rows = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), threads, scalar_us)
     elif stage.sort is not None:
         alone = _vector_us(work, vector, rates) + sorting_us(stage, target)
         threads = min(target.cores, sorting_tasks(stage, target))
         ours = rows = OurTime(work, False, alone, threads, scalar_us)
     else:
         amount = work.operations + work.products + work.apart
-        threads = max(1, min(target.cores, 2 * amount // SERIAL_WORK))
+        threads = max(1, min(cores, 2 * amount // SERIAL_WORK))
         along = vector
         if template in ("reduction", "side_by_side") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)

@@ -128,7 +128,7 @@ class OurTime:
     """
 
     work: Work
-    is_serial: bool  # nothing is vectorized, and one thread does it all
+    is_serial: bool  # nothing is vectorized
     alone_us: float  # on one thread
     threads: int
     scalar_us: float
@@ -195,7 +195,7 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     if stage.sort is not None:
         return "sort", max(_sort_us(stage), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
-        work = ours.computing_us
+        work = ours.alone_us
         return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
     if ours.is_serial:
         return "serial", ours.alone_us * _SERIAL
