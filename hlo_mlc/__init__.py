@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from hlo_mlc.support.options import is_enabled
+from hlo_mlc.support.versions import VERSION
 
 if TYPE_CHECKING:
     from hlo_mlc.interop.comparing import compare
@@ -23,7 +24,7 @@ __all__ = ["MlcError", "UnsupportedOpError", "__version__", "compare", "compile_
            "enabled", "entry", "export", "export_c", "from_onnx", "from_torch", "install", "load",
            "mlc_jit", "uninstall"]
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOMES = {
     "mlc_jit": "hlo_mlc.interop.jit",

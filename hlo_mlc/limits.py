@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hlo_mlc.codegen.cpu import generate
+from hlo_mlc.codegen.cpu.assemble import compile_ir
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32
@@ -140,8 +141,8 @@ def _copy(size_bytes: int) -> Kernel:
 
 def _best_us(kernel: Kernel, target: CpuTarget) -> float:
     loops, _ = prove(schedule_program(kernel.program, target)[0])
-    generated = generate(loops, target)
-    code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
+    object_code = compile_ir(print_program(loops, target), target)
+    code = load_object(object_code, loops.name, loops.scratch_bytes)
     operands, results = (
         [aligned_empty(b.shape, b.dtype.numpy) for b in buffers]
         for buffers in (kernel.program.operands, kernel.program.results))

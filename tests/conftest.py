@@ -22,12 +22,11 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir, passmanager
 
+from emulation.emulator import Emulator
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.backends.cuda import limits_of
 from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.codegen.c.printer import print_program as print_c
-from hlo_mlc.codegen.cpu import generate
-from hlo_mlc.codegen.cuda.emulation import Emulator
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
@@ -44,7 +43,7 @@ from hlo_mlc.partition.plan import LIMITS, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import busyness
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
@@ -55,6 +54,7 @@ from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
+from making.code import generate
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -247,7 +247,7 @@ def through_c(as_c: Callable[..., list[KernelCode]]) -> Callable[..., list[np.nd
 
         def execute(program: TensorProgram, operands: Arrays) -> list[np.ndarray]:
             outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
-            run_kernel(codes[program], [np.ascontiguousarray(a) for a in operands], outputs)
+            bind_kernel(codes[program], [np.ascontiguousarray(a) for a in operands], outputs)()
             return outputs
 
         try:
@@ -413,7 +413,7 @@ class MachineCode:
                       for a, b in zip(operands, program.operands, strict=True)]
             outputs = [place(np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy))
                        for b in program.results]
-            run_kernel(code, inputs, outputs, threads=threads)
+            bind_kernel(code, inputs, outputs, threads=threads)()
             if self._check is not None:
                 self._check(program, operands, outputs)
             return outputs

@@ -12,15 +12,8 @@ from click.core import ParameterSource
 from rich.table import Table
 
 import hlo_mlc_bench.results as results_file
-from hlo_mlc import mlc_jit
 from hlo_mlc.cli import measuring, parameters
-from hlo_mlc.cli.function import (
-    arguments,
-    check_traceable,
-    is_function,
-    read_arrays,
-    resolve,
-)
+from hlo_mlc.cli.function import by_us, given_function, is_function
 from hlo_mlc.cli.peers import compare
 from hlo_mlc.interop.comparing import FunctionComparison
 from hlo_mlc.interop.comparing import compare as compare_function
@@ -138,15 +131,9 @@ def _compared(program: str, choose: str, given: Sequence[str], files: Sequence[P
 
     Raises: UsageError for what is no function, or arguments that it does not take.
     """
-    if given and files:
-        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
-        function = resolve(program)
-        args = read_arrays(files) if files else arguments(function, given)
-        check_traceable(program, function, args)
-        ours = function.choosing(choose) if hasattr(function, "choosing") else mlc_jit(
-            function, choose=choose)
-        return compare_function(ours, *args, rounds=rounds)
+        function, args = given_function(program, given, files)
+        return compare_function(by_us(function, choose), *args, rounds=rounds)
 
 
 def _write(path: Path, found: FunctionComparison) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import platform
 from collections.abc import Callable, Iterator
 
@@ -24,6 +23,7 @@ from hlo_mlc.runtime.cache import object_cache
 from hlo_mlc.runtime.proofs import OUTCOMES
 from hlo_mlc.runtime.rates import others_share, rates_path
 from hlo_mlc.support.options import Options
+from hlo_mlc.support.versions import version
 from hlo_mlc.target import cpu
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.target.rates import DISTANT_BYTES, FAR_BYTES, NEAR_BYTES, Rates
@@ -73,7 +73,7 @@ def _versions() -> Facts:
     yield "hlo_mlc", __version__
     yield "python", platform.python_version()
     for package in _PACKAGES:
-        yield package, importlib.metadata.version(package)
+        yield package, version(package)
 
 
 def _target(options: Options) -> Facts:

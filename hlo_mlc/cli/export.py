@@ -11,7 +11,7 @@ import jax
 from hlo_mlc import entry, export_c, mlc_jit
 from hlo_mlc import export as export_functions
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import arguments, check_traceable, entry_name, is_file, resolve
+from hlo_mlc.cli.function import entry_name, given_function, is_file
 from hlo_mlc.support.errors import UsageError
 
 
@@ -95,10 +95,7 @@ def _function(program: str, given: tuple[str, ...]) -> tuple[Any, tuple[Any, ...
     if is_file(program):
         raise UsageError(f"{program} is a file: what is exported is a function of JAX, given as "
                          "MODULE:FUNCTION")
-    function = resolve(program)
-    args = arguments(function, given, jax.export.SymbolicScope())
-    check_traceable(program, function, args)
-    return function, args
+    return given_function(program, given, symbols=jax.export.SymbolicScope())
 
 
 def _entries(programs: tuple[str, ...], functions: list[tuple[Any, tuple[Any, ...]]], choose: str,

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
+from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.interop.onnx_models import from_onnx
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError, did_you_mean
 
@@ -238,3 +240,31 @@ def arguments(function: Callable[..., Any], given: Sequence[str],
             "or an attribute `example_args` of the function"
         )
     return tuple(example() if callable(example) else example)
+
+
+def given_function(program: str, given: Sequence[str], files: Sequence[Path] = (),
+                   symbols: SymbolicScope | None = None
+                   ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function that MODULE:FUNCTION names, and what to call it with.
+
+    Raises: UsageError for what is no function, or arguments that it does not take.
+    """
+    require_one_way(given, files)
+    function = resolve(program)
+    args = read_arrays(files) if files else arguments(function, given, symbols)
+    check_traceable(program, function, args)
+    return function, args
+
+
+def require_one_way(given: Sequence[str], files: Sequence[Path]) -> None:
+    """Raises: UsageError for arguments that are given in two ways."""
+    if given and files:
+        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+
+
+def by_us(function: Any, choose: str | None = None, target: str | None = None
+          ) -> MlcFunction[..., Any]:
+    """The function as `mlc_jit` returns it, with this choice for this target."""
+    if hasattr(function, "choosing"):
+        return function.choosing(choose or function.choose, target)
+    return mlc_jit(function, choose=choose, target=target)

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import jax
 
-from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import arguments, check_traceable, is_file, resolve
+from hlo_mlc.cli.function import by_us, given_function, is_file
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
 from hlo_mlc.support.errors import UsageError
@@ -64,11 +64,8 @@ def inspect(
             found = compile_stablehlo(Path(program), entry=entry, choose=choose,
                                       target=target).explain(verbose=verbose)
         else:
-            function = resolve(program)
-            args = arguments(function, given)
-            check_traceable(program, function, args)
-            found = mlc_jit(function, choose=choose, target=target).explain(*args,
-                                                                            verbose=verbose)
+            function, args = given_function(program, given)
+            found = by_us(function, choose, target).explain(*args, verbose=verbose)
     click.echo(json.dumps(found.as_dict(), indent=1) if as_json else str(found))
     if dump is not None:
         click.echo(f"stages: {dump}", err=as_json)

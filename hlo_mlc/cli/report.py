@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 import jax
 
-from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import arguments, check_traceable, is_file, read_arrays, resolve
+from hlo_mlc.cli.function import by_us, given_function, is_file, require_one_way
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.errors import UsageError
@@ -42,8 +42,7 @@ def report(
     network: kernels with their share of a call's time, the lines of yours that they compute, their
     loops, LLVM IR and assembly, every stage of the compilation, and the graph.
     """
-    if given and files:
-        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+    require_one_way(given, files)
     writable(output, "a page")  # shows before anything is compiled
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
@@ -53,11 +52,7 @@ def report(
             found = compile_stablehlo(Path(program), entry=entry, choose=choose,
                                       target=target).explain()
         else:
-            function = resolve(program)
-            args = read_arrays(files) if files else arguments(function, given)
-            check_traceable(program, function, args)
-            ours = function.choosing(choose, target) if hasattr(function, "choosing") else \
-                mlc_jit(function, choose=choose, target=target)
-            found = ours.explain(*args)
+            function, args = given_function(program, given, files)
+            found = by_us(function, choose, target).explain(*args)
         path = found.html(output)
     click.echo(f"{path}: {counted(len(found.kernels), 'kernel')} of ours, open it in a browser")

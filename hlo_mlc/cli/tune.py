@@ -8,15 +8,15 @@ import click
 import jax
 from click.core import ParameterSource
 
-from hlo_mlc import compile_stablehlo, mlc_jit
+from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import (
-    arguments,
-    check_traceable,
+    by_us,
+    given_function,
     is_file,
     parse_argument,
     read_arrays,
-    resolve,
+    require_one_way,
 )
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.tuning import TuningInterrupted
@@ -73,8 +73,7 @@ def tune(
     if platform != CPU and ctx.get_parameter_source("target") is ParameterSource.DEFAULT:
         raise UsageError(f"JAX runs on {platform} here, and kernels can be tuned for CPUs only so "
                          "far: --target cpu tunes those for this machine's CPU")
-    if given and files:
-        raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+    require_one_way(given, files)
     try:
         with jax.enable_x64(x64 or jax.config.jax_enable_x64), \
                 jax.default_device(jax.local_devices(backend=CPU)[0]):
@@ -83,12 +82,9 @@ def tune(
                 function = compile_stablehlo(Path(program), entry=entry, target=target)
                 report = function.tune(*args, trials=trials, minutes=minutes, storage=storage)
             else:
-                function = resolve(program)
-                args = read_arrays(files) if files else arguments(function, given)
-                check_traceable(program, function, args)
-                tuned = (function.choosing(function.choose, target) if hasattr(function, "choosing")
-                         else mlc_jit(function, target=target))
-                report = tuned.tune(*args, trials=trials, minutes=minutes, storage=storage)
+                function, args = given_function(program, given, files)
+                report = by_us(function, target=target).tune(
+                    *args, trials=trials, minutes=minutes, storage=storage)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:
             click.echo(str(interrupt.report))

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import struct
 import weakref
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from hlo_mlc.expr.dtypes import BOOL, Dim, DType
 from hlo_mlc.expr.ops import OPS
@@ -265,6 +267,11 @@ def text(node: Expr) -> str:
     return node._text
 
 
+def uses_of(roots: Iterable[Expr], nodes: Iterable[Expr]) -> Counter[Expr]:
+    """How often each of `nodes`, all that is below `roots`, is used by others, or is a root."""
+    return Counter(chain(roots, chain.from_iterable(node.children for node in nodes)))
+
+
 def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
                  ) -> tuple[list[str], tuple[str, ...]]:
     """The lines `%0 = …` for what is used several times, and the texts of `roots` that use them.
@@ -273,12 +280,7 @@ def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
     again instead.
     """
     order = list(walk(*roots))
-    uses: dict[Expr, int] = {}
-    for node in order:
-        for child in node.children:
-            uses[child] = uses.get(child, 0) + 1
-    for root in roots:
-        uses[root] = uses.get(root, 0) + 1
+    uses = uses_of(roots, order)
     texts: dict[Expr, str] = {}
     sizes: dict[Expr, int] = {}
     lets: list[str] = []

@@ -7,10 +7,11 @@ compute the same; nothing else in the compiler contracts or reassociates.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from hlo_mlc.expr.build import apply, rebuild
-from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, uses_of, walk
 
 # Of one divisor, for which its reciprocal is not worth computing.
 FEW_QUOTIENTS = 16
@@ -29,12 +30,7 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     rounded after every op.  `inner` are the variables of the innermost loops.
     """
     order = list(walk(*roots))
-    uses: dict[Expr, int] = {}
-    for node in order:
-        for part in node.children:
-            uses[part] = uses.get(part, 0) + 1
-    for root in roots:
-        uses[root] = uses.get(root, 0) + 1
+    uses = uses_of(roots, order)
     new: dict[Expr, Expr] = {}
     for node in order:
         better = None
@@ -44,7 +40,7 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     return [new[root] for root in roots]
 
 
-def _better(node: Apply, uses: dict[Expr, int], new: dict[Expr, Expr]) -> Expr | None:
+def _better(node: Apply, uses: Counter[Expr], new: dict[Expr, Expr]) -> Expr | None:
     def alone(e: Expr, op: str) -> bool:
         return isinstance(e, Apply) and e.op == op and uses[e] == 1
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import TensorType, from_numpy
 
 # What a node's attribute may hold: everything prints, compares and hashes.  Large constants are
 # arrays (`Node.literal`), never attributes.
@@ -64,6 +64,11 @@ class Node:
     origin: Origin | None = None
     opaque: str = ""  # why the node is opaque; empty for a modelled node
 
+    @property
+    def used(self) -> tuple[Value, ...]:
+        """The operands, and what the regions take from outside."""
+        return (*self.operands, *(v for region in self.regions for v in region.captures))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Graph:
@@ -95,8 +100,7 @@ class Graph:
         defined: set[Value] = set(self.parameters)
         found: dict[Value, None] = {}
         for node in self.nodes:
-            inner = [v for region in node.regions for v in region.captures]
-            for value in (*node.operands, *inner):
+            for value in node.used:
                 if value not in defined:
                     found.setdefault(value)
             defined.update(node.results)
@@ -104,3 +108,9 @@ class Graph:
             if value not in defined:
                 found.setdefault(value)
         return tuple(found)
+
+
+def constant_node(literal: np.ndarray, location: str = "") -> Node:
+    """A stablehlo.constant of the array's own type."""
+    value = Value(TensorType(literal.shape, from_numpy(literal.dtype)))
+    return Node("stablehlo.constant", (), (value,), literal=literal, location=location)

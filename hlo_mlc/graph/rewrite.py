@@ -1,17 +1,17 @@
-"""Rewriting graphs: a driver for local rules, removal of dead nodes, who uses what."""
+"""Rewriting graphs: a driver for local rules, removal of dead nodes, who uses what, and nodes in
+order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.effects import is_removable
-from hlo_mlc.support.errors import PassError
+from hlo_mlc.support.errors import PassError, VerifyError
 
 # A rule looks at a modelled node of static shapes and gives what to use in place of its results
 # (one value, or all), or None where it does not apply.
@@ -155,17 +155,41 @@ def _live_part(graph: Graph, live: set[Value]) -> Graph:
     return graph if nodes == graph.nodes else Graph(graph.parameters, nodes, graph.results)
 
 
-def users(graph: Graph) -> dict[Value, list[Node]]:
-    """For each value the nodes of `graph` that use it, themselves or in their regions, in order.
+def uses_among(nodes: Iterable[Node]) -> dict[Value, tuple[Node, ...]]:
+    """The nodes that use each value, themselves or in their regions."""
+    uses: dict[Value, list[Node]] = {}
+    for node in nodes:
+        for value in dict.fromkeys(node.used):
+            uses.setdefault(value, []).append(node)
+    return {value: tuple(users) for value, users in uses.items()}
 
-    Values that nobody uses are absent; being a result of the graph is no use.
+
+def operands_first(wanted: Iterable[Node], producer: Callable[[Value], Node | None]
+                   ) -> tuple[Node, ...]:
+    """The nodes `wanted`, in their order, each after all that compute what it uses.
+
+    Raises: VerifyError where nodes wait for each other.
     """
-    found: dict[Value, list[Node]] = {}
-    for node in graph.nodes:
-        captures = [value for region in node.regions for value in region.captures]
-        for value in dict.fromkeys((*node.operands, *captures)):
-            found.setdefault(value, []).append(node)
-    return found
+    begun: set[Node] = set()
+    placed: dict[Node, None] = {}
+    for root in wanted:
+        stack = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if node in placed:
+                continue
+            if ready:
+                placed[node] = None
+                continue
+            if node in begun:
+                raise VerifyError(f"{node.op} waits for what waits for its results")
+            begun.add(node)
+            stack.append((node, True))
+            for value in node.used:
+                before = producer(value)
+                if before is not None and before not in placed:
+                    stack.append((before, False))
+    return tuple(placed)
 
 
 def _is_static(node: Node) -> bool:

@@ -14,6 +14,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
 from hlo_mlc.frontend.types import write_type
 from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
@@ -97,21 +98,10 @@ def kernel_program(source: ir.Module, cluster: Cluster, backend: CpuBackend) -> 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
     """The nodes between parameters and results, operands first."""
-    maker = {value: node for node in graph.walk() for value in node.results}
     given = set(parameters)
-    placed: dict[Node, None] = {}
-    stack = [(maker[value], False) for value in reversed(results) if value not in given]
-    while stack:
-        node, ready = stack.pop()
-        if node in placed:
-            continue
-        if ready:
-            placed[node] = None
-            continue
-        stack.append((node, True))
-        captured = (v for region in node.regions for v in region.captures)
-        stack += [(maker[v], False) for v in (*node.operands, *captured) if v not in given]
-    return Graph(parameters, tuple(placed), results)
+    maker = {value: node for node in graph.walk() for value in node.results if value not in given}
+    wanted = [maker[value] for value in results if value not in given]
+    return Graph(parameters, operands_first(wanted, maker.get), results)
 
 
 def _emitted(graph: Graph, source: ir.Module, variant: str = "") -> ir.Module:

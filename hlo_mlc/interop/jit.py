@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import jax
 
@@ -17,6 +17,27 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class JitOptions(TypedDict, total=False):
+    """The options of `mlc_jit`, its own and those of `jax.jit`."""
+
+    choose: str | None
+    target: str | None
+    deterministic: bool | None
+    records: str | os.PathLike[str] | None
+    tune: str | None
+    in_shardings: Any
+    out_shardings: Any
+    static_argnums: int | Sequence[int] | None
+    static_argnames: str | Iterable[str] | None
+    donate_argnums: int | Sequence[int] | None
+    donate_argnames: str | Iterable[str] | None
+    keep_unused: bool
+    device: jax.Device | None
+    backend: str | None
+    inline: bool
+    compiler_options: dict[str, Any] | None
+
+
 class Decorator(Protocol):
     """What `mlc_jit` with options alone returns."""
 
@@ -24,47 +45,9 @@ class Decorator(Protocol):
 
 
 @overload
-def mlc_jit(
-    fun: Callable[P, R],
-    /,
-    *,
-    choose: str | None = ...,
-    target: str | None = ...,
-    deterministic: bool | None = ...,
-    records: str | os.PathLike[str] | None = ...,
-    tune: str | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
-    device: jax.Device | None = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    compiler_options: dict[str, Any] | None = ...,
-) -> MlcFunction[P, R]: ...
+def mlc_jit(fun: Callable[P, R], /, **options: Unpack[JitOptions]) -> MlcFunction[P, R]: ...
 @overload
-def mlc_jit(
-    *,
-    choose: str | None = ...,
-    target: str | None = ...,
-    deterministic: bool | None = ...,
-    records: str | os.PathLike[str] | None = ...,
-    tune: str | None = ...,
-    in_shardings: Any = ...,
-    out_shardings: Any = ...,
-    static_argnums: int | Sequence[int] | None = ...,
-    static_argnames: str | Iterable[str] | None = ...,
-    donate_argnums: int | Sequence[int] | None = ...,
-    donate_argnames: str | Iterable[str] | None = ...,
-    keep_unused: bool = ...,
-    device: jax.Device | None = ...,
-    backend: str | None = ...,
-    inline: bool = ...,
-    compiler_options: dict[str, Any] | None = ...,
-) -> Decorator: ...
+def mlc_jit(**options: Unpack[JitOptions]) -> Decorator: ...
 def mlc_jit(
     fun: Any = compat.NOT_SPECIFIED,
     /,

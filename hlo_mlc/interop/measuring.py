@@ -30,7 +30,7 @@ from hlo_mlc.interop.referee import as_near, disagreement, exact_results
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
-from hlo_mlc.runtime.measure import PairedTimes, Timing, time_paired
+from hlo_mlc.runtime.measure import PairedTimes, Timing, repeated, time_paired
 from hlo_mlc.support.debug import Level, say
 from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.locks import process_lock
@@ -235,12 +235,5 @@ def _time(run_a: Callable[[], Any], run_b: Callable[[], Any], seconds: float) ->
     if rounds < 1:
         a_s, b_s = between - began, ended - between
         return PairedTimes(Timing(a_s * 1e6, 0.0), Timing(b_s * 1e6, 0.0), a_s / b_s, 0.0)
-
-    def repeated(run: Callable[[], Any]) -> Callable[[], None]:
-        def many() -> None:
-            for _ in range(calls):
-                run()
-
-        return many
-
-    return time_paired(repeated(run_a), repeated(run_b), rounds, warmup=0).per_call(calls)
+    sides = repeated(run_a, calls), repeated(run_b, calls)
+    return time_paired(*sides, rounds, warmup=0).per_call(calls)

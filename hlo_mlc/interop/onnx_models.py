@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,7 +40,8 @@ def from_onnx(model: str | os.PathLike[str] | bytes | Any, *, choose: str | None
     onnx = _module("onnx")
     proto = _read(onnx, model)
     graph = proto.graph
-    _check_operators(proto)
+    nodes = dict(_nodes(graph))
+    _check_operators(proto, nodes)
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [given for given in graph.input if given.name not in weights]
     runs: dict[tuple[Any, ...], tuple[Any, Any]] = {}
@@ -49,10 +52,11 @@ def from_onnx(model: str | os.PathLike[str] | bytes | Any, *, choose: str | None
                              f"({', '.join(map(_described, inputs))}), got {len(arrays)}")
         kind = tuple((tuple(array.shape), array.dtype) for array in arrays)
         names = [given.name for given in inputs]
-        if kind not in runs:
-            runs[kind] = _imported(proto, names, kind)
-        function, parameters = runs[kind]
-        return tuple(function(parameters, dict(zip(names, arrays, strict=True))))
+        with _naming_the_node(graph, nodes):
+            if kind not in runs:
+                runs[kind] = _imported(proto, names, kind)
+            function, parameters = runs[kind]
+            return tuple(function(parameters, dict(zip(names, arrays, strict=True))))
 
     call.__name__ = call.__qualname__ = "".join(
         letter if letter.isalnum() else "_" for letter in graph.name) or "model"
@@ -86,17 +90,48 @@ def _read(onnx: ModuleType, model: Any) -> Any:
     return proto
 
 
-def _check_operators(proto: Any) -> None:
+def _nodes(graph: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """What people call the nodes of a graph and of those in it, by their outputs, of which each is
+    that of one node: jaxonnxruntime overwrites their names."""
+    for number, node in enumerate(graph.node):
+        outputs = tuple(node.output)
+        yield outputs, repr(node.name) if node.name else f"number {number} ({', '.join(outputs)})"
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g)
+
+
+def _check_operators(proto: Any, nodes: Mapping[tuple[str, ...], str]) -> None:
     """Raises: UnsupportedOpError for the first node whose operator nobody imports."""
     _add_operators()
     handlers = _module("jaxonnxruntime.call_onnx")._get_all_handlers(proto.opset_import)
-    for number, node in enumerate(proto.graph.node):
+    for node in proto.graph.node:
         domains = _SAME if node.domain in _SAME else (node.domain,)
         if not any(node.op_type in handlers.get(domain, {}) for domain in domains):
-            name = node.name or f"number {number}"
             raise UnsupportedOpError(
-                f"{node.domain}{'.' if node.domain else ''}{node.op_type}",
-                f"jaxonnxruntime does not import this operator, of node {name!r}")
+                _operator(node),
+                f"jaxonnxruntime does not import this operator, of node {nodes[(*node.output,)]}")
+
+
+@contextlib.contextmanager
+def _naming_the_node(graph: Any, nodes: Mapping[tuple[str, ...], str]) -> Iterator[None]:
+    """Says of what jaxonnxruntime raises at which node it was, the innermost that its frames hold.
+
+    Raises: UnsupportedOpError.
+    """
+    try:
+        yield
+    except Exception as error:  # from whichever operator it is
+        frames = (frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__))
+        held = [names["node_proto"] for names in frames if "node_proto" in names]
+        what = _operator(held[-1]) if held else graph.name
+        where = f" at node {nodes[(*held[-1].output,)]}" if held else ""
+        raise UnsupportedOpError(
+            what, f"jaxonnxruntime cannot import it{where}: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _operator(node: Any) -> str:
+    return f"{node.domain}{'.' if node.domain else ''}{node.op_type}"
 
 
 @functools.cache
@@ -114,20 +149,12 @@ def _add_operators() -> tuple[type, ...]:
 
 
 def _imported(proto: Any, names: Sequence[str], kind: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The function of jaxonnxruntime for inputs of these shapes, and its weights.
-
-    Raises: UnsupportedOpError.
-    """
+    """The function of jaxonnxruntime for inputs of these shapes, and its weights."""
     run = _module("jaxonnxruntime.call_onnx")
     zeros = {name: np.zeros(shape, dtype) for name, (shape, dtype) in
              zip(names, kind, strict=True)}
-    try:
-        with jax.ensure_compile_time_eval():
-            return run.call_onnx_model(proto, zeros)
-    except Exception as error:  # from whichever operator it is
-        raise UnsupportedOpError(
-            proto.graph.name, f"jaxonnxruntime cannot import it: {type(error).__name__}: {error}"
-        ) from error
+    with jax.ensure_compile_time_eval():
+        return run.call_onnx_model(proto, zeros)
 
 
 def _type(onnx: ModuleType, given: Any) -> jax.ShapeDtypeStruct | None:

@@ -47,11 +47,6 @@ class Report:
     unbounded: dict[Place, str]
     open: tuple[str, ...]
 
-    @property
-    def unproven(self) -> tuple[str, ...]:
-        """Everything, for people."""
-        return (*dict.fromkeys(self.unbounded.values()), *self.open)
-
 
 def verify(program: LoopProgram, survey: Survey | None = None) -> Report:
     """Check every rule of the loop IR; `survey` is that of the program, if somebody has it.

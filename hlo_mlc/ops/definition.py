@@ -86,7 +86,6 @@ class Update:
     element: Callable[[Indices], Expr]
     guard: Callable[[Indices], Expr] | None = None
     combiner: Combiner | None = None
-    unique: bool = True  # no two points share a place
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ Dimension numbers are attributes under the names of the StableHLO specification.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -110,7 +109,6 @@ def _scatter(node: Node, reads: Sequence[Read]) -> Update:
     combiner = combiner_of(node.regions[0])
     assert isinstance(combiner, Combiner), combiner
     extents = node.operands[2].type.shape
-    vectors = math.prod(extents[d] for d in windows.batch_axes)
 
     def starts(point: Indices) -> dict[int, Expr]:
         return {axis: as_index(e) for axis, e in windows.starts(reads[1], point).items()}
@@ -122,8 +120,7 @@ def _scatter(node: Node, reads: Sequence[Read]) -> Update:
 
     return Update(
         0, extents, lambda point: windows.place(point, starts(point)), reads[2], guard,
-        None if combiner.results == combiner.rhs else combiner,
-        node.attributes.get("unique_indices", False) or vectors <= 1)
+        None if combiner.results == combiner.rhs else combiner)
 
 
 def _supports_scatter(node: Node) -> str:

@@ -37,8 +37,8 @@ def _define(name: str, reference: Callable[[Node, Arrays], np.ndarray],
                  tuple(examples), f"{name}, StableHLO specification")
 
 
-def _shape(node: Node, operand: int = 0) -> tuple[int, ...]:
-    return node.operands[operand].type.shape
+def _shape(node: Node) -> tuple[int, ...]:
+    return node.operands[0].type.shape
 
 
 def _result_shape(node: Node) -> tuple[int, ...]:

@@ -84,26 +84,6 @@ def lu(a: Matrix) -> tuple[Matrix, list[Expr], Expr]:
     return a, pivots, _first(failed)
 
 
-def permutation(pivots: Sequence[Expr], start: Sequence[Expr]) -> list[Expr]:
-    """`start` after its element k was exchanged with element pivots[k] (from 0), for k in order.
-
-    As indices are elsewhere: negative ones count from the end, those out of range read the nearest
-    element and write none.
-    """
-    elements, last = list(start), _number(len(start) - 1)
-    for k, pivot in enumerate(pivots):
-        count = _number(len(start))
-        place = apply("select", apply("lt", pivot, _number(0)), apply("add", pivot, count), pivot)
-        read = apply("min", apply("max", place, _number(0)), last)
-        mine, other = elements[k], elements[0]
-        for i in range(1, len(elements)):
-            other = apply("select", apply("eq", read, _number(i)), elements[i], other)
-        elements[k] = other
-        for i, element in enumerate(elements):
-            elements[i] = apply("select", apply("eq", place, _number(i)), mine, element)
-    return elements
-
-
 def qr(a: Matrix) -> tuple[Matrix, list[Expr]]:
     """R on and above the diagonal, below it the vectors of the reflections, whose first element is
     1 and left out, and their factors: Q is the product of 1 - tau v v^T."""

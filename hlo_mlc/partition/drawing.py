@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.partition.plan import Plan
@@ -61,7 +61,7 @@ def _live_bytes(graph: Graph) -> list[int]:
     anything: it is what a program needs at most, without what its parts need inside."""
     last = {value: len(graph.nodes) for value in graph.results}
     for number, node in reversed(list(enumerate(graph.nodes))):
-        for value in _read(node):
+        for value in node.used:
             last.setdefault(value, number)
     parameters = sum(map(_bytes, graph.parameters))
     change = [0] * (len(graph.nodes) + 2)
@@ -74,10 +74,6 @@ def _live_bytes(graph: Graph) -> list[int]:
         total += change[number]
         live.append(total)
     return live
-
-
-def _read(node: Node) -> Iterable[Value]:
-    return (*node.operands, *(value for region in node.regions for value in region.captures))
 
 
 def _bytes(value: Value) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.rewrite import operands_first, uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.estimate import Estimate
@@ -18,9 +18,7 @@ from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.lower.stages import StageLowering
-from hlo_mlc.partition.lower.uses import uses_among
 from hlo_mlc.partition.naming import kernel_name, told_apart
-from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.liveness import step_writes, without_dead
@@ -247,8 +245,7 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
     wanted = set(graph.results)
     for node in graph.nodes:
         if reasons[node]:
-            wanted.update(node.operands)
-            wanted.update(v for region in node.regions for v in region.captures)
+            wanted.update(node.used)
 
     def outside(value: Value, indices: Indices) -> Expr:
         raise KeyError(f"{value!r} has no buffer")
@@ -264,10 +261,8 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
     # where that stays with XLA, so does the order.
     made_from: dict[Value, frozenset[Buffer]] = {}
     for node in graph.nodes:
-        captured = (v for region in node.regions for v in region.captures)
         before = frozenset[Buffer]().union(
-            *({known[v]} if v in known else made_from.get(v, ())
-              for v in (*node.operands, *captured)))
+            *({known[v]} if v in known else made_from.get(v, ()) for v in node.used))
         made_from.update((v, before) for v in node.results)
         if reasons[node] or _is_table(node):
             for value in node.results:
@@ -362,21 +357,10 @@ def _locations(kernel: Kernel, steps: Sequence[Step], values: Mapping[Buffer, Va
 def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],
              makers: Mapping[Value, Node]) -> tuple[Node, ...]:
     """The operations that lead from some values to others, each after those that it needs."""
-    done: set[Node] = set()
     given = set(sources)
-    ordered: list[Node] = []
-    stack = [(makers[v], False) for v in reversed(targets) if v in makers]
-    while stack:
-        node, ready = stack.pop()
-        if ready:
-            ordered.append(node)
-        elif node not in done:
-            done.add(node)
-            stack.append((node, True))
-            captured = (v for region in node.regions for v in region.captures)
-            stack += [(makers[v], False) for v in (*node.operands, *captured)
-                      if v in makers and v not in given]
-    return tuple(n for n in ordered if _counts(n)) or tuple(ordered)
+    ordered = operands_first([makers[v] for v in targets if v in makers],
+                             lambda v: None if v in given else makers.get(v))
+    return tuple(n for n in ordered if _counts(n)) or ordered
 
 
 def _ordered_writes(step: Step) -> list[Buffer]:
@@ -401,38 +385,10 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     def producer(value: Value) -> Node | None:
         return call_of.get(produced.get(value)) or maker.get(value)
 
-    begun: set[Node] = set()
-    placed: set[Node] = set()
-    ordered: list[Node] = []
-
-    def place(root: Node) -> None:
-        stack = [(root, False)]
-        while stack:
-            node, ready = stack.pop()
-            if node in placed:
-                continue
-            if ready:
-                placed.add(node)
-                ordered.append(node)
-                continue
-            if node in begun:
-                raise VerifyError(f"{node.op} waits for what waits for its results")
-            begun.add(node)
-            stack.append((node, True))
-            captured = (v for region in node.regions for v in region.captures)
-            for value in (*node.operands, *captured):
-                before = producer(value)
-                if before is not None and before not in placed:
-                    stack.append((before, False))
-
-    for node in nodes:  # operations with effects stay, in their order
-        if node.opaque:
-            place(node)
-    for value in graph.results:
-        node = producer(value)
-        if node is not None:
-            place(node)
-    return Graph(graph.parameters, tuple(ordered), graph.results)
+    # Operations with effects stay, in their order.
+    wanted = [*(node for node in nodes if node.opaque), *map(producer, graph.results)]
+    ordered = operands_first(filter(None, wanted), producer)
+    return Graph(graph.parameters, ordered, graph.results)
 
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:

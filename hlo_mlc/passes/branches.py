@@ -64,7 +64,7 @@ def select_branch(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
             # No other branch has changed anything where this one is chosen.
             state = {next(iter(root)): value for root, value in zip(roots, results, strict=True)
                      if root}
-            known = _computed(branch, state, found, context)
+            known = computed(branch, state, found, context)
             results = [_updated(value, given, found, known, chosen, context)
                        for value, given in zip(results, branch.results, strict=True)]
     return tuple(results)
@@ -75,7 +75,7 @@ def _whole_values(branches: Sequence[Graph], updates: Sequence[Mapping[Value, No
     """The results without the updates, selected."""
     values = []
     for branch, found in zip(branches, updates, strict=True):
-        known = _computed(branch, {}, found, context)
+        known = computed(branch, {}, found, context)
         roots = [_root(v, found) for v in branch.results]
         values.append([known.get(v, v) for v in roots])
     results = values[-1]
@@ -182,7 +182,7 @@ def _work(branch: Graph) -> int:
     return total
 
 
-def _computed(branch: Graph, outside: Mapping[Value, Value], updates: Container[Value],
+def computed(branch: Graph, outside: Mapping[Value, Value], updates: Container[Value],
               context: Rewriter) -> dict[Value, Value]:
     """What a branch computes besides these updates; `outside` are other values for those that it
     takes from outside."""

@@ -92,13 +92,13 @@ def _live(loop: Node, wanted: list[int], removable: dict[Graph, bool]
     made = {v: node for node in body.nodes for v in node.results}
     positions = {p: k for graph in (condition, body) for k, p in enumerate(graph.parameters)}
     live: dict[Node, None] = dict.fromkeys(condition.nodes)
-    pending = [v for node in condition.nodes for v in _reads(node)]
+    pending = [v for node in condition.nodes for v in node.used]
     pending += condition.results
     pending += [body.results[k] for k in wanted]
     for node in body.nodes:
         if not is_removable(node, removable):
             live.setdefault(node)
-            pending += _reads(node)
+            pending += node.used
     needed: set[Value] = set()
     while pending:
         value = pending.pop()
@@ -109,9 +109,5 @@ def _live(loop: Node, wanted: list[int], removable: dict[Graph, bool]
             pending.append(body.results[positions[value]])
         elif (node := made.get(value)) is not None and node not in live:
             live.setdefault(node)
-            pending += _reads(node)
+            pending += node.used
     return list(live), needed
-
-
-def _reads(node: Node) -> list[Value]:
-    return [*node.operands, *(v for region in node.regions for v in region.captures)]

@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import with_parts
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex

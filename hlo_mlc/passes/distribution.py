@@ -15,12 +15,11 @@ import math
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
-from hlo_mlc.passes.invariant import Rewritten, rewrite_loops, used_by
+from hlo_mlc.passes.invariant import Rewritten, rewrite_loops
 from hlo_mlc.passes.rows import DOT_OP, NewNodes, Rows, stacked
 
 # Bytes of all rows together that may be kept for a loop.
@@ -57,7 +56,7 @@ def _multiply_before(loop: Node, known: Known) -> Rewritten | None:
     read = set(body.results)
     for node in body.nodes:
         if not moved.issuperset(node.results):
-            read.update(used_by(node))
+            read.update(node.used)
     before = NewNodes(loop.location)
     nodes: list[Node] = []
     for node in body.nodes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -113,7 +113,7 @@ def _split(region: Graph) -> tuple[list[Node], Graph]:
     pending = list(region.results)
     for node in region.nodes:
         if invariant.get(node.results[0] if node.results else None) is not node:
-            pending += used_by(node)
+            pending += node.used
     inside: set[Node] = set()
     outside: set[Node] = set()
     while pending:
@@ -122,7 +122,7 @@ def _split(region: Graph) -> tuple[list[Node], Graph]:
             continue
         if node in staying:
             inside.add(node)
-            pending += used_by(node)
+            pending += node.used
         else:
             outside.add(node)
     if not outside:
@@ -151,18 +151,11 @@ def invariant_nodes(region: Graph) -> dict[Value, Node]:
     varying = set(region.parameters)
     found: dict[Value, Node] = {}
     for node in region.nodes:
-        if varying.isdisjoint(used_by(node)) and _is_movable(node):
+        if varying.isdisjoint(node.used) and _is_movable(node):
             found.update((value, node) for value in node.results)
         else:
             varying.update(node.results)
     return found
-
-
-def used_by(node: Node) -> Iterator[Value]:
-    """The operands of a node and what its regions take from outside."""
-    yield from node.operands
-    for region in node.regions:
-        yield from region.captures
 
 
 def _is_movable(node: Node) -> bool:
@@ -179,7 +172,7 @@ def _staying(invariant: dict[Value, Node]) -> set[Node]:
     inside: set[Node] = set()
     behind: dict[Value, tuple[int, int]] = {}  # bytes to read, and operations, where it is used
     for node in dict.fromkeys(invariant.values()):
-        operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(used_by(node))]
+        operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(node.used)]
         read, operations = (sum(part) for part in zip(*operands, strict=True)) \
             if operands else (0, 0)
         if node.op not in _FREE:
@@ -200,5 +193,5 @@ def _needed(roots: set[Node], invariant: dict[Value, Node]) -> set[Node]:
         node = pending.pop()
         if node not in found:
             found.add(node)
-            pending += [invariant[v] for v in used_by(node) if v in invariant]
+            pending += [invariant[v] for v in node.used if v in invariant]
     return found

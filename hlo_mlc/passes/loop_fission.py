@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.counting import Counting, Known, Progression, counting
+from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.distribution import LEAST_TERMS, MOST_BYTES, terms_of
-from hlo_mlc.passes.invariant import Rewritten, rewrite_loops, used_by
+from hlo_mlc.passes.invariant import Rewritten, rewrite_loops
 from hlo_mlc.passes.rows import DOT_OP, NewNodes, Row, Rows, sliced_axis, stacked
 
 _UPDATE_OP = "stablehlo.dynamic_update_slice"
@@ -76,9 +76,9 @@ class _Search:
 
     def __init__(self, loop: Node, body: Graph, rows: Rows, found: Counting) -> None:
         self._loop, self._body, self._rows, self._found = loop, body, rows, found
-        self._uses = Counter(v for node in body.nodes for v in used_by(node))
+        self._uses = Counter(v for node in body.nodes for v in node.used)
         self._uses.update(body.results)
-        self._condition = {v for node in loop.regions[0].nodes for v in used_by(node)}
+        self._condition = {v for node in loop.regions[0].nodes for v in node.used}
         self._condition.update(loop.regions[0].results)
 
     def sinks(self) -> list[_Sink]:
@@ -299,10 +299,7 @@ def _stored(parameter: Value, value: Value, start: Value, new: NewNodes) -> Valu
 def _parted(body: Graph, found: Counting) -> Graph:
     """`d = g @ w; ys[i] = d[:n]; h = d[n:]` -> `ys[i] = g @ w[:n]; h = g @ w[n:]`"""
     rows = Rows.of(body)
-    users: dict[Value, list[Node]] = {}
-    for node in body.nodes:
-        for value in dict.fromkeys(used_by(node)):
-            users.setdefault(value, []).append(node)
+    users = uses_among(body.nodes)
     results = set(body.results)
     stored = _stored_values(body, found, rows)
     replaced: dict[Node, list[Node]] = {}
@@ -310,7 +307,7 @@ def _parted(body: Graph, found: Counting) -> Graph:
         if product.op != DOT_OP or product.results[0] in results:
             continue
         value = product.results[0]
-        slices = users.get(value, [])
+        slices = users.get(value, ())
         if len(slices) < 2 or any(node.op != _SLICE_OP for node in slices) \
                 or not any(node.results[0] in stored for node in slices):
             continue

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.invariant import invariant_nodes
@@ -31,14 +31,19 @@ class NewNodes:
     location: str  # of the user's code that they stand for
     nodes: list[Node] = field(default_factory=list)
 
-    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
+    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
             attributes: Mapping[str, Attribute] | None = None,
             literal: np.ndarray | None = None) -> Value:
-        """One more node, of one result."""
-        result = Value(tensor)
+        """One more node, whose result is of this type, or is this value."""
+        result = result if isinstance(result, Value) else Value(result)
         self.nodes.append(Node(op, tuple(operands), (result,), attributes or {}, literal=literal,
                                location=self.location))
         return result
+
+    def number(self, number: int) -> Value:
+        """A constant i32."""
+        self.nodes.append(constant_node(np.asarray(number, np.int32), self.location))
+        return self.nodes[-1].results[0]
 
     def reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
         """`value` in another shape."""

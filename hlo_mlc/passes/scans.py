@@ -12,31 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import Rewriter, Rule
+from hlo_mlc.passes.rows import NewNodes
 
 _COUNTER = TensorType((), I32)
-
-
-class _Lines:
-    """Nodes one after another."""
-
-    def __init__(self, location: str) -> None:
-        self.nodes: list[Node] = []
-        self._location = location
-
-    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
-            attributes: Mapping[str, Attribute] | None = None) -> Value:
-        """A node whose result is of this type, or this value."""
-        value = result if isinstance(result, Value) else Value(result)
-        self.nodes.append(Node(f"stablehlo.{op}", tuple(operands), (value,), attributes or {},
-                               location=self._location))
-        return value
-
-    def number(self, number: int) -> Value:
-        self.nodes.append(constant_node(np.asarray(number, np.int32), self._location))
-        return self.nodes[-1].results[0]
 
 
 def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -53,7 +33,7 @@ def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if len(lengths) != 1:  # nothing says how often it runs
         return None
     (trips,) = lengths
-    outside = _Lines(node.location)
+    outside = NewNodes(node.location)
     start = outside.number(0)
     outside.nodes += (constant_node(np.broadcast_to(
         np.zeros((), v.type.dtype.numpy), v.type.shape), node.location) for v in outputs)
@@ -73,19 +53,20 @@ def _carried(node: Node) -> int:
 
 
 def _condition(state: Sequence[Value], trips: int) -> Graph:
-    lines, parameters = _Lines(""), tuple(Value(v.type) for v in state)
-    goes_on = lines.add("compare", (parameters[0], lines.number(trips)), TensorType((), BOOL),
+    lines, parameters = NewNodes(""), tuple(Value(v.type) for v in state)
+    goes_on = lines.add("stablehlo.compare", (parameters[0], lines.number(trips)),
+                        TensorType((), BOOL),
                         {"comparison_direction": "LT", "compare_type": "SIGNED"})
     return Graph(parameters, tuple(lines.nodes), (goes_on,))
 
 
 def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis: int, trips: int
           ) -> Graph:
-    lines, counter = _Lines(node.location), Value(_COUNTER)
+    lines, counter = NewNodes(node.location), Value(_COUNTER)
     buffers = [Value(v.type) for v in node.results[:outputs]]
     place = counter
     if node.attributes.get("is_reverse"):
-        place = lines.add("subtract", (lines.number(trips - 1), counter), _COUNTER)
+        place = lines.add("stablehlo.subtract", (lines.number(trips - 1), counter), _COUNTER)
 
     def starts(rank: int) -> Iterator[Value]:
         return (place if d == axis else lines.number(0) for d in range(rank))
@@ -93,18 +74,18 @@ def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis
     for whole, part in zip(inputs, region.parameters[:len(inputs)], strict=True):
         shape = whole.type.shape
         sizes = (*shape[:axis], 1, *shape[axis + 1:])
-        row = lines.add("dynamic_slice", (whole, *starts(len(shape))),
+        row = lines.add("stablehlo.dynamic_slice", (whole, *starts(len(shape))),
                         TensorType(sizes, whole.type.dtype), {"slice_sizes": sizes})
-        lines.add("reshape", (row,), part)
+        lines.add("stablehlo.reshape", (row,), part)
     lines.nodes += region.nodes
     filled = []
     for buffer, part in zip(buffers, region.results[:outputs], strict=True):
         shape = buffer.type.shape
-        row = lines.add("reshape", (part,), TensorType(
+        row = lines.add("stablehlo.reshape", (part,), TensorType(
             (*shape[:axis], 1, *shape[axis + 1:]), part.type.dtype))
-        filled.append(lines.add("dynamic_update_slice", (buffer, row, *starts(len(shape))),
-                                buffer.type))
-    following = lines.add("add", (counter, lines.number(1)), _COUNTER)
+        filled.append(lines.add("stablehlo.dynamic_update_slice",
+                                (buffer, row, *starts(len(shape))), buffer.type))
+    following = lines.add("stablehlo.add", (counter, lines.number(1)), _COUNTER)
     return Graph((counter, *buffers, *region.parameters[len(inputs):]), tuple(lines.nodes),
                  (following, *filled, *region.results[outputs:]))
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hlo_mlc.graph.build import constant_node
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import with_parts
 
 # Ops whose regions may use values from outside.

@@ -13,6 +13,7 @@ from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.counting import counting
 from hlo_mlc.graph.rewrite import Rewriter
 from hlo_mlc.ops.registry import ELEMENTWISE
+from hlo_mlc.passes.branches import computed
 from hlo_mlc.passes.splat import splat
 
 # Trips, and nodes of all trips together: five trips of threefry take about 350.
@@ -35,14 +36,7 @@ def unroll_short_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None
         return None
     values = node.operands
     for _ in range(found.trips):
-        known = dict(zip(body.parameters, values, strict=True))
-        for inner in body.nodes:
-            (result,) = inner.results
-            if inner.literal is not None:
-                known[result] = context.constant(inner.literal)
-                continue
-            operands = [known.get(value, value) for value in inner.operands]
-            known[result] = context.add(inner.op, operands, result.type, inner.attributes)
+        known = computed(body, dict(zip(body.parameters, values, strict=True)), (), context)
         values = tuple(known.get(value, value) for value in body.results)
     return values
 

@@ -107,17 +107,6 @@ def bind_kernel(
     return call
 
 
-def run_kernel(
-    code: KernelCode,
-    arrays_in: Sequence[np.ndarray],
-    arrays_out: Sequence[np.ndarray],
-    dims: Sequence[int] = (),
-    threads: int = 1,
-) -> None:
-    """Runs `code` once, reading `arrays_in` and writing `arrays_out` (see `bind_kernel`)."""
-    bind_kernel(code, arrays_in, arrays_out, dims, threads)()
-
-
 @dataclass(frozen=True, slots=True)
 class Timing:
     """A distribution of run times: its median, the distance between its quartiles, its minimum."""
@@ -200,7 +189,7 @@ def time_in_turns(
     pair_s = max(time.perf_counter() - began, 1e-6)
     calls = max(1, round(2 * _ONE_SIDE_S / pair_s))
     rounds = min(max(int(seconds / (calls * pair_s)), _FEWEST_ROUNDS), _MOST_ROUNDS)
-    return time_paired(_repeated(run_a, calls), _repeated(run_b, calls), rounds).per_call(calls)
+    return time_paired(repeated(run_a, calls), repeated(run_b, calls), rounds).per_call(calls)
 
 
 def time_rounds(run_a: Callable[[], object], run_b: Callable[[], object], rounds: int
@@ -208,7 +197,7 @@ def time_rounds(run_a: Callable[[], object], run_b: Callable[[], object], rounds
     """Times one call of each in so many rounds, in each of which either side is called often enough
     to last `SHORTEST_MEASUREMENT_S`."""
     calls_a, calls_b = calls_to_measure(run_a), calls_to_measure(run_b)
-    times = time_paired(_repeated(run_a, calls_a), _repeated(run_b, calls_b), rounds)
+    times = time_paired(repeated(run_a, calls_a), repeated(run_b, calls_b), rounds)
     ratio = calls_b / calls_a
     return PairedTimes(times.a.per_call(calls_a), times.b.per_call(calls_b), times.speedup * ratio,
                        times.speedup_spread * ratio)
@@ -224,7 +213,8 @@ def calls_to_measure(run: Callable[[], object]) -> int:
     return max(1, round(SHORTEST_MEASUREMENT_S / max(statistics.median(samples), 1e-7)))
 
 
-def _repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
+def repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
+    """So many calls of `run` in a row."""
     def many() -> None:
         for _ in range(calls):
             run()

@@ -39,12 +39,11 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.schedule.loops import refuse, require_constant, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.target.cpu import MAX_STACK_BYTES
 
 T = TypeVar("T")
 
 _LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
-# Private buffers live on the stack of a pool's thread, of which others need their part too.
-MAX_STACK_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,8 @@ HOST = "host"
 KIB = 1024
 MIB = 1024 * KIB
 CACHE_LINE_BYTES = 64  # of all processors that we know
+# That one function may allocate: XLA's threads have small stacks, of which others need a part too.
+MAX_STACK_BYTES = 256 * KIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class CpuTarget:
     @property
     def is_x86(self) -> bool:
         return self.triple.startswith("x86_64")
+
+    @property
+    def accumulators(self) -> int:
+        """Sums that registers hold: factors and an address or two take the rest."""
+        return self.registers * 3 // 4
 
     @property
     def has_ldexp(self) -> bool:

@@ -73,6 +73,20 @@ class Template(Named, Protocol):
         """The loops for the given parameters."""
 
 
+class Fixed:
+    """A template whose loops have nothing to choose."""
+
+    __slots__ = ()
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """No parameters."""
+        return {}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """No parameters."""
+        return {}
+
+
 T = TypeVar("T", bound=Named, covariant=True)
 
 

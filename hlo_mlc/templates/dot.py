@@ -116,11 +116,9 @@ def _block(extent: int, tile: int, tiles: int) -> int:
 
 def _tile(m: int, n: int, target: CpuTarget) -> tuple[int, int]:
     """Rows by columns: few of one kind are shared out evenly, the other fills the registers."""
-    sums = target.registers * 3 // 4  # the factors and an address or two take the rest
-
     def even(extent: int) -> int:
         return -(-extent // -(-extent // TALLEST))
 
     if m <= n:
-        return even(m), min(n, max(1, sums // even(m)), TALLEST)
-    return min(m, max(1, sums // even(n)), TALLEST), even(n)
+        return even(m), min(n, max(1, target.accumulators // even(m)), TALLEST)
+    return min(m, max(1, target.accumulators // even(n)), TALLEST), even(n)

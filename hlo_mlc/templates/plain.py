@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, open_schedule
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest
 
 
 @dataclass(frozen=True, slots=True)
-class PlainTemplate:
+class PlainTemplate(Fixed):
     """Loops in the order of the axes, one thread, one element at a time."""
 
     name: str = "plain"
@@ -20,14 +20,6 @@ class PlainTemplate:
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Never refuses."""
         return ""
-
-    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Nothing to choose."""
-        return {}
-
-    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """Nothing to choose."""
-        return {}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The naive loops; buffers of the nest keep their full size in the arena."""

@@ -17,7 +17,7 @@ from hlo_mlc.expr.core import Apply, walk
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule, points
+from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, open_schedule, points
 from hlo_mlc.tensor.core import Nest, Stage
 
 LONGEST = 4  # axis
@@ -25,7 +25,7 @@ MOST_POINTS = 64  # of a stage: a product of two matrices of 4 x 4
 
 
 @dataclass(frozen=True, slots=True)
-class ShortTemplate:
+class ShortTemplate(Fixed):
     """All loops unrolled, on one thread."""
 
     name: str = "short"
@@ -33,14 +33,6 @@ class ShortTemplate:
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why this template cannot compute the nest; empty where it can."""
         return next(filter(None, map(_refusal, nest.stages)), "")
-
-    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Nothing to choose."""
-        return {}
-
-    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """Nothing to choose."""
-        return {}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The naive loops, all of them unrolled."""

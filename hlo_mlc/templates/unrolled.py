@@ -27,6 +27,7 @@ from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
+    Fixed,
     Parameters,
     Scheduled,
     bounded,
@@ -44,7 +45,7 @@ _SMALLEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class UnrolledTemplate:
+class UnrolledTemplate(Fixed):
     """Blocks of tensors, transposed so that each has a lane."""
 
     name: str = "unrolled"
@@ -71,14 +72,6 @@ class UnrolledTemplate:
         if set(stage.inputs) & {*stage.outputs, *stage.overwrites}:
             return "it reads what it overwrites"
         return ""
-
-    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """There is nothing to choose."""
-        return {}
-
-    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
-        """There is nothing to choose."""
-        return {}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops."""

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var, loads
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, Parameters, Scheduled, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import share_out, vectorize

@@ -108,7 +108,7 @@ class WindowTemplate:
         width = lanes((stage,), target)
         if product_roles(stage, width) is not None:
             return _product_parameters(stage, width, target)
-        budget = target.registers * 3 // 4
+        budget = target.accumulators
         lane = lane_of(stage, width)
         needed, tile, most = -(-lane.extent // width), min(TILE, budget), VECTORS
         slides = bool(windows_along(stage, lane))
@@ -177,7 +177,7 @@ def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Paramete
     tile, vectors = register_tile(rows, lane.extent, width, target)
     tile = -(-rows // -(-rows // tile))
     if last < rows <= MOST_ROWS:
-        tile, vectors = rows, min(vectors, max(1, target.registers * 3 // 4 // rows))
+        tile, vectors = rows, min(vectors, max(1, target.accumulators // rows))
     reused = math.prod(v.extent for v in roles.rows if v not in roles.rhs.free)
     wide = lane.extent > vectors * width and reused >= REUSED
     # What one tile reads: a row of the panel, and a line of the other factor, for every term.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from emulation.compiler import why_not
 from hlo_mlc import mlc_jit
-from hlo_mlc.codegen.cuda.compile import why_not
 from hlo_mlc_bench import gpu
 from hlo_mlc_bench.gpu_subjects import compute, movement, products
 

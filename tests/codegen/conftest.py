@@ -9,19 +9,19 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, load, variable
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import KernelFaultError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
 from hlo_mlc.target.levels import THIS_MACHINE, runnable
+from making.code import generate
 
 _PAGE = mmap.PAGESIZE
 _TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -113,7 +113,7 @@ class Machine:
         outputs = [inputs[aliases[b]] if b in aliases else np.zeros(b.shape, b.dtype.numpy)
                    for b in program.results]
         try:
-            run_kernel(code, list(inputs.values()), outputs, dims)
+            bind_kernel(code, list(inputs.values()), outputs, dims)()
         except KernelFaultError as fault:
             if "nothing is written" not in str(fault):
                 raise
@@ -142,7 +142,7 @@ def flushed() -> Callable[..., list[np.ndarray]]:
         generated = generate(program, target)
         code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
-        run_kernel(code, operands, outputs, ())
+        bind_kernel(code, operands, outputs, ())()
         return outputs
 
     return run

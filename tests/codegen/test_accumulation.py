@@ -8,7 +8,6 @@ import re
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -22,6 +21,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host
+from making.code import generate
 
 
 def _one_op(op: str, dtype: DType, with_identity: bool = True) -> Combiner:

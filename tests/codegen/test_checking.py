@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
@@ -28,11 +27,12 @@ from hlo_mlc.loops.core import (
     Store,
     While,
 )
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import KernelFaultError
 from hlo_mlc.target.cpu import host
 from hlo_mlc.tensor.combine import named_combiner
+from making.code import generate
 
 N = 20
 A, R = Buffer("a", t.F32, (N,), "operand"), Buffer("r", t.F32, (N,), "result")
@@ -186,11 +186,11 @@ def test_planted_faults(name: str) -> None:
         inputs = [np.resize(values, b.shape) for b in program.operands]
         outputs = [np.full(b.shape, 7.0, b.dtype.numpy) for b in program.results]
         with pytest.raises(KernelFaultError) as caught:
-            run_kernel(code, inputs, outputs, threads=threads)
+            bind_kernel(code, inputs, outputs, threads=threads)()
         assert str(caught.value).startswith("hlo_mlc: kernel k: ")
         assert expected in str(caught.value)
         assert all((output == 7.0).all() for output in outputs)
-        run_kernel(right, [values], outputs := [np.zeros(N, np.float32)], threads=threads)
+        bind_kernel(right, [values], outputs := [np.zeros(N, np.float32)], threads=threads)()
         np.testing.assert_array_equal(outputs[0], values)
 
 
@@ -201,12 +201,12 @@ def test_places_that_values_say(lane: int, bad: int, stored: bool) -> None:
     program = _gathered(t.I32, stored)
     where = np.arange(N, dtype=np.int32)
     code, values = _code(program), np.arange(N, dtype=np.float32)
-    run_kernel(code, [values, where], outputs := [np.zeros(N, np.float32)])
+    bind_kernel(code, [values, where], outputs := [np.zeros(N, np.float32)])()
     np.testing.assert_array_equal(outputs[0], values)
     where[lane] = bad
     what = "store of r[" if stored else "load of a["
     with pytest.raises(KernelFaultError) as caught:
-        run_kernel(code, [values, where], [np.zeros(N, np.float32)])
+        bind_kernel(code, [values, where], [np.zeros(N, np.float32)])()
     assert what in str(caught.value)
     assert f"index 0 is {bad}, its extent is 20" in str(caught.value)
 
@@ -222,7 +222,7 @@ def test_what_is_not_accessed_is_no_fault() -> None:
         If(apply("lt", j, last), (Store(R, (j,), load(A, (j,))),))])
     values = np.arange(N, dtype=np.float32)
     for body in (guarded, serial):
-        run_kernel(_code(_program(body)), [values], outputs := [np.zeros(N, np.float32)])
+        bind_kernel(_code(_program(body)), [values], outputs := [np.zeros(N, np.float32)])()
         np.testing.assert_array_equal(outputs[0], values)
 
 
@@ -240,12 +240,12 @@ def test_values_do_not_look_like_what_was_never_written(dtype: DType) -> None:
     raw = np.full(count, pattern, f"u{dtype.bytes}")
     if dtype is t.BOOL:
         raw[...] = 1
-    run_kernel(_code(LoopProgram("k", (x,), (y,), (body,))), [raw.view(dtype.numpy)],
-               outputs := [np.zeros(count, dtype.numpy)])
+    bind_kernel(_code(LoopProgram("k", (x,), (y,), (body,))), [raw.view(dtype.numpy)],
+                outputs := [np.zeros(count, dtype.numpy)])()
     np.testing.assert_array_equal(outputs[0].view(raw.dtype), raw)
     with pytest.raises(KernelFaultError, match="nothing is written to element 19 of y"):
-        run_kernel(_code(LoopProgram("k", (x,), (y,), (part,))),
-                   [np.zeros(count, dtype.numpy)], [np.zeros(count, dtype.numpy)])
+        bind_kernel(_code(LoopProgram("k", (x,), (y,), (part,))),
+                    [np.zeros(count, dtype.numpy)], [np.zeros(count, dtype.numpy)])()
 
 
 @pytest.mark.parametrize("scope", ["stack", "register", "scratch"])
@@ -259,7 +259,7 @@ def test_what_was_never_written_is_not_a_number(scope: str) -> None:
     program = _program(*inside) if scope == "scratch" else _program(Allocate(buffer, inside))
     if scope == "scratch":
         program = LoopProgram("k", (A,), (R,), inside, ((buffer, 0),))
-    run_kernel(_code(program), [np.zeros(N, np.float32)], outputs := [np.zeros(N, np.float32)])
+    bind_kernel(_code(program), [np.zeros(N, np.float32)], outputs := [np.zeros(N, np.float32)])()
     assert np.flatnonzero(np.isnan(outputs[0])).tolist() == [15]
 
 
@@ -268,7 +268,7 @@ def test_results_that_take_over_an_operand() -> None:
     program = LoopProgram("k", (A,), (R,), (_loop("i", 7, LoopKind.SERIAL, lambda i: [Store(
         R, (i,), apply("add", load(A, (i,)), const(1.0, t.F32)))]),), aliases=((R, A),))
     values = np.arange(N, dtype=np.float32)
-    run_kernel(_code(program), [values], [values])
+    bind_kernel(_code(program), [values], [values])()
     np.testing.assert_array_equal(values, np.arange(N) + (np.arange(N) < 7))
 
 
@@ -279,12 +279,12 @@ def test_fences_catch_what_no_check_knows_of() -> None:
         program = _program(_copy(R, A, LoopKind.SERIAL, 1, loaded=offset),
                            _copy(R, A, LoopKind.SERIAL))
         with pytest.raises(KernelFaultError) as caught:
-            run_kernel(_unchecked(program), [np.zeros(N, np.float32)], [np.zeros(N, np.float32)])
+            bind_kernel(_unchecked(program), [np.zeros(N, np.float32)], [np.zeros(N, np.float32)])()
         assert f"an access that no check knows of, {expected}" in str(caught.value)
     program = _program(_copy(R, A, LoopKind.PARALLEL, N, stored=-1), _copy(R, A, LoopKind.SERIAL))
     with pytest.raises(KernelFaultError, match="something was written in front of r"):
-        run_kernel(_unchecked(program), [np.ones(N, np.float32)], [np.zeros(N, np.float32)],
-                   threads=3)
+        bind_kernel(_unchecked(program), [np.ones(N, np.float32)], [np.zeros(N, np.float32)],
+                    threads=3)()
 
 
 def _unchecked(program: LoopProgram) -> KernelCode:

@@ -7,8 +7,8 @@ import re
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import print_program
 from hlo_mlc.codegen.cpu.interleave import SHORTEST, interleave
+from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer

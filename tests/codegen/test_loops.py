@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -26,6 +25,7 @@ from hlo_mlc.loops.core import (
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host, named
+from making.code import generate
 
 I32_ADD = Combiner((Var("a", t.I32),), (Var("b", t.I32),),
                    (apply("add", Var("a", t.I32), Var("b", t.I32)),), None, "add")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate, types
+from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
@@ -17,6 +17,7 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host, named
+from making.code import generate
 
 EXTENTS = [*range(1, 10), 13, 15, 16, 17]
 ELEMENTS = [t.BOOL, t.I8, t.BF16, t.I32, t.F64]

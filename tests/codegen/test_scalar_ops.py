@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, load, variable
@@ -17,6 +16,7 @@ from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cpu import CpuTarget, host, named
+from making.code import generate
 
 COUNT = 1024
 LANES = 16

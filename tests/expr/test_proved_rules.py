@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pytest
-from proving.inputs import grid_of, same_bits, values_of
-from proving.reached import Reached
 
 from hlo_mlc.codegen.legalize import legalize
 from hlo_mlc.expr import index
@@ -24,6 +22,8 @@ from hlo_mlc.expr.dtypes import ALL, BOOL, INDEX, DType, Kind
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy, compute
 from hlo_mlc.expr.rules import RULES, Rule
+from proving.inputs import grid_of, same_bits, values_of
+from proving.reached import Reached
 
 # Of those of more than 16 bits, the values are samples.
 TYPES = [t for t in ALL if t.kind is not Kind.COMPLEX]

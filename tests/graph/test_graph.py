@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr.dtypes import BOOL, F32, I32, TensorType
-from hlo_mlc.graph.build import GraphBuilder
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.effects import is_mergeable, is_removable
-from hlo_mlc.graph.rewrite import apply_rules, eliminate_dead_nodes, users
+from hlo_mlc.graph.rewrite import apply_rules, eliminate_dead_nodes, operands_first, uses_among
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.graph.verify import verify_graph
 from hlo_mlc.support.errors import PassError, VerifyError
+from making.graphs import GraphBuilder
 
 VECTOR = TensorType((4,), F32)
 SCALAR = TensorType((), F32)
@@ -135,13 +135,23 @@ def test_malformed_graphs_are_refused(make, message: str) -> None:
         verify_graph(make())
 
 
-def test_captures_and_users() -> None:
+def test_captures_and_uses() -> None:
     graph, captured = _loop()
     sine, loop = graph.nodes
     assert loop.regions[1].captures == (captured,)
     assert graph.captures == ()
     count, start = graph.parameters
-    assert users(graph) == {start: [sine, loop], count: [loop], captured: [loop]}
+    assert set(loop.used) == {count, start, captured}
+    assert uses_among(graph.nodes) == {start: (sine, loop), count: (loop,), captured: (loop,)}
+
+
+def test_nodes_come_after_what_they_use() -> None:
+    graph, _ = _loop()
+    sine, loop = graph.nodes
+    makers = {value: node for node in graph.nodes for value in node.results}
+    assert operands_first([loop], makers.get) == (sine, loop)
+    with pytest.raises(VerifyError, match="waits for what waits for its results"):
+        operands_first([sine], lambda value: loop)
 
 
 def test_dead_nodes_go_and_live_ones_stay() -> None:

@@ -16,10 +16,11 @@ from click.testing import CliRunner
 from jax import lax
 
 import hlo_mlc
+from emulation.compiler import why_not
 from hlo_mlc import building, load, mlc_jit
 from hlo_mlc.cli import main
 from hlo_mlc.codegen.cuda import compile as nvrtc
-from hlo_mlc.codegen.cuda.compile import Compiled, Usage, why_not
+from hlo_mlc.codegen.cuda.compile import Compiled, Usage
 from hlo_mlc.interop import bundle_reader, devices
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import Archive, read_archive, write_archive

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from jax import lax
 
+from emulation.compiler import why_not
 from hlo_mlc import mlc_jit
 from hlo_mlc.codegen.cuda import compile
-from hlo_mlc.codegen.cuda.compile import why_not
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat, devices, measuring
 from hlo_mlc.runtime.measure import PairedTimes, Timing

@@ -26,6 +26,7 @@ from hlo_mlc.loops.core import (
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
+from making.verified import unproven
 
 X, Y = Buffer("x", F32, (8,), "operand"), Buffer("y", F32, (8,), "result")
 HELD = Buffer("held", F32, (), "register")
@@ -162,9 +163,9 @@ def test_scratch_that_shares_bytes_must_not_live_at_once() -> None:
 def test_sound_programs_leave_nothing_unproven() -> None:
     inside = apply("lt", shifted(1), index.constant(8))
     window = Store(Y, (A,), load(X, (shifted(1),), inside, ONE))
-    assert verify(program(loop(A, PARALLEL, window))).unproven == ()
+    assert unproven(program(loop(A, PARALLEL, window))) == ()
     total = loop(A, VECTORIZE, Accumulate((HELD,), (), ADD, (load(X, (A,)),)))
-    assert verify(program(Allocate(HELD, (Store(HELD, (), ONE), total)))).unproven == ()
+    assert unproven(program(Allocate(HELD, (Store(HELD, (), ONE), total)))) == ()
 
 
 def test_what_cannot_be_decided_is_reported() -> None:
@@ -172,15 +173,15 @@ def test_what_cannot_be_decided_is_reported() -> None:
     place = apply("convert", load(where, (A,)), dtype=INDEX)
     scattered = LoopProgram("test", (X, where), (Y,), (
         loop(A, PARALLEL, Store(Y, (place,), Load(X, (A,)))),))
-    unproven = verify(scattered).unproven
-    assert any("iterations of `for a in 0..8 parallel:` are independent" in u for u in unproven)
-    assert any("is within y" in u for u in unproven)
+    left = unproven(scattered)
+    assert any("iterations of `for a in 0..8 parallel:` are independent" in u for u in left)
+    assert any("is within y" in u for u in left)
 
 
 def test_accesses_that_may_never_happen_are_not_errors() -> None:
     far = Store(Y, (shifted(1),), ONE)
     condition = apply("lt", load(X, (index.constant(0),)), ONE)
-    assert verify(program(loop(A, SERIAL, If(condition, (far,))))).unproven
+    assert unproven(program(loop(A, SERIAL, If(condition, (far,)))))
     empty = variable("none", 0)
     verify(program(loop(A, SERIAL, loop(empty, SERIAL, far))))
 
@@ -189,10 +190,10 @@ def test_symbolic_sizes_are_variables() -> None:
     n, i = Var("n", INDEX), Var("i", INDEX)
     x, y = Buffer("x", F32, ("n",), "operand"), Buffer("y", F32, ("n",), "result")
     body = (For(i, n, PARALLEL, (Store(y, (i,), load(x, (i,))),)),)
-    assert verify(LoopProgram("test", (x,), (y,), body, dims=("n",))).unproven == ()
+    assert unproven(LoopProgram("test", (x,), (y,), body, dims=("n",))) == ()
 
 
 def test_prefetches_may_lead_anywhere() -> None:
-    assert verify(program(loop(A, SERIAL, Prefetch(X, (shifted(5),), 1000)))).unproven == ()
+    assert unproven(program(loop(A, SERIAL, Prefetch(X, (shifted(5),), 1000)))) == ()
     with pytest.raises(VerifyError, match="expected 1 indices of type index"):
         verify(program(loop(A, SERIAL, Prefetch(X, (A, A), 0))))

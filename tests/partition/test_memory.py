@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr.dtypes import F32, TensorType
-from hlo_mlc.graph.build import GraphBuilder
 from hlo_mlc.graph.core import Graph, Value
 from hlo_mlc.partition.memory import ALIGNMENT, Copy, MemoryPlan, Place, plan_memory
 from hlo_mlc.support.errors import UnsupportedOpError
+from making.graphs import GraphBuilder
 
 SCRATCH = {"k": 100, "none": 0}
 

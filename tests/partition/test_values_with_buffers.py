@@ -10,7 +10,8 @@ from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.expr.core import loads
-from hlo_mlc.partition.lower.stages import DEPTH_LIMIT, FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
+from hlo_mlc.partition.lower.storing import FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
+from hlo_mlc.partition.lower.uses import DEPTH_LIMIT
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Loop
 

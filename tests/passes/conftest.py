@@ -1,10 +1,8 @@
-"""StableHLO snippets as graphs; puts `proving` where tests can import it."""
+"""StableHLO snippets as graphs."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,8 +18,6 @@ from hlo_mlc.ops.registry import evaluate_graph
 from hlo_mlc.passes.carried import close_loops
 from hlo_mlc.passes.common import merge_common_nodes
 from hlo_mlc.passes.sinking import sink_constants
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 
 @pytest.fixture

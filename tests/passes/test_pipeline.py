@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr.dtypes import F32, TensorType
-from hlo_mlc.graph.build import GraphBuilder
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.ops.registry import evaluate_graph, references
 from hlo_mlc.passes.pipeline import Pass, Property, run_passes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.support.errors import PassError, VerifyError
+from making.graphs import GraphBuilder
 
 VECTOR = TensorType((4,), F32)
 SINES = Property("sines", lambda graph: any(n.op == "stablehlo.sine" for n in graph.nodes))

@@ -12,16 +12,16 @@ op; where a rule changes one, it must give the same for every input, bit by bit 
 from __future__ import annotations
 
 import pytest
-from proving.inputs import same_bits
-from proving.meanings import MEANINGS
-from proving.programs import programs
-from proving.reached import Reached
 
 from hlo_mlc.graph.rewrite import Rule, apply_rules
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.graph.verify import verify_graph
 from hlo_mlc.ops.registry import evaluate_graph, references
 from hlo_mlc.passes.simplify import graph_rules
+from proving.inputs import same_bits
+from proving.meanings import MEANINGS
+from proving.programs import programs
+from proving.reached import Reached
 
 # Rules that nothing here proves, and why.
 UNPROVED = {

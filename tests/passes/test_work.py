@@ -14,10 +14,10 @@ import pytest
 from jax import lax
 
 from hlo_mlc.expr.dtypes import F32, TensorType
-from hlo_mlc.graph.build import GraphBuilder
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.ops.registry import references
 from hlo_mlc.passes.simplify import simplify
+from making.graphs import GraphBuilder
 
 VECTOR = TensorType((8,), F32)
 # Twice the program, and what differs in its fixed parts.

@@ -6,13 +6,13 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
+
+from hlo_mlc.expr.dtypes import F32, TensorType
 from proving.inputs import every, unit_vectors
 from proving.meanings import DYNAMIC
 from proving.moving import SHAPES, moves
 from proving.program import Builder, Program
 from proving.written import written
-
-from hlo_mlc.expr.dtypes import F32, TensorType
 
 
 def dynamic(op: str) -> Iterator[Program]:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 
 import numpy as np
-from proving.program import Arrays
 
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.graph.core import Graph
+from proving.program import Arrays
 
 
 def every(graph: Graph) -> Iterator[Arrays]:

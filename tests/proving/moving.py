@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from proving.inputs import every
-from proving.program import Builder, Program, Shape
 
 from hlo_mlc.expr.dtypes import F32, I32, TensorType
 from hlo_mlc.graph.core import Attribute, Value
+from proving.inputs import every
+from proving.program import Builder, Program, Shape
 
 SHAPES: tuple[Shape, ...] = ((), (0,), (1,), (3,), (4,), (1, 1), (1, 3), (2, 1), (2, 2), (0, 2),
                              (2, 0), (2, 3), (1, 2, 1), (2, 1, 2))

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
-from proving.inputs import grid, some, values_of
-from proving.program import Builder, Program, Shape
 
 from hlo_mlc.expr.dtypes import (
     ALL,
@@ -28,6 +26,8 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Attribute, Value
 from hlo_mlc.ops.registry import DEFINITIONS
+from proving.inputs import grid, some, values_of
+from proving.program import Builder, Program, Shape
 
 _BROADCAST = "stablehlo.broadcast_in_dim"
 

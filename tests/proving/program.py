@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr.dtypes import F32, DType, TensorType
-from hlo_mlc.graph.build import GraphBuilder
 from hlo_mlc.graph.core import Graph, Value
+from making.graphs import GraphBuilder
 
 Shape = tuple[int, ...]
 Arrays = list[np.ndarray]

@@ -7,6 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+
+from hlo_mlc.graph.rewrite import EVERY_OP
+from hlo_mlc.ops.registry import ELEMENTWISE
 from proving.dynamic import dynamic
 from proving.inputs import every, values_of
 from proving.meanings import DYNAMIC
@@ -24,9 +27,6 @@ from proving.written import (
     scattered,
     split_and_joined,
 )
-
-from hlo_mlc.graph.rewrite import EVERY_OP
-from hlo_mlc.ops.registry import ELEMENTWISE
 
 
 def of_every_op(op: str) -> Iterator[Program]:

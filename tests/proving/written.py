@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from jax import lax
-from proving.inputs import all_bits, every, unit_vectors
-from proving.program import Program
 
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
+from proving.inputs import all_bits, every, unit_vectors
+from proving.program import Program
 
 
 def written(arguments: str, result: str, body: str) -> Graph:

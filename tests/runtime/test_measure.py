@@ -16,7 +16,6 @@ from hlo_mlc.runtime.measure import (
     aligned_empty,
     bind_kernel,
     made_up,
-    run_kernel,
     time_paired,
 )
 from hlo_mlc.runtime.variants import KernelCode, load_object
@@ -70,7 +69,7 @@ def test_nested_parallel_for(compile_kernel, threads):
     code = compile_kernel(NESTED_IR)
     for _ in range(20):
         result = np.zeros(30, np.int64)
-        run_kernel(code, [], [result], dims=(30,), threads=threads)
+        bind_kernel(code, [], [result], dims=(30,), threads=threads)()
         np.testing.assert_array_equal(result, np.full(30, sum(range(30))))
 
 
@@ -102,7 +101,7 @@ def test_subnormals_are_flushed_on_every_thread_and_only_in_kernels(compile_kern
     operand[::2] = 1.0
     result = np.empty_like(operand)
     for _ in range(10):
-        run_kernel(code, [operand], [result], dims=operand.shape, threads=threads)
+        bind_kernel(code, [operand], [result], dims=operand.shape, threads=threads)()
         np.testing.assert_array_equal(result, np.where(operand == 1.0, 0.5, 0.0))
         assert smallest * np.float32(0.5) > 0  # the caller's own mode is back
 
@@ -144,20 +143,20 @@ def test_buffers_of_other_layouts_are_refused(scale_kernel):
     code = scale_kernel(2.0)
     square = np.ones((3, 3), np.float32)
     with pytest.raises(UsageError, match=r"buffer 1 \(float32\(3, 3\)\).*ascontiguousarray"):
-        run_kernel(code, [square], [np.empty((3, 3), np.float32).T], dims=(9,))
+        bind_kernel(code, [square], [np.empty((3, 3), np.float32).T], dims=(9,))()
     read_only = np.empty(9, np.float32)
     read_only.flags.writeable = False
     with pytest.raises(UsageError, match=r"Result 0 .* read-only"):
-        run_kernel(code, [square], [read_only], dims=(9,))
+        bind_kernel(code, [square], [read_only], dims=(9,))()
     with pytest.raises(UsageError, match="at least one thread, not 0"):
-        run_kernel(code, [square], [np.empty(9, np.float32)], dims=(9,), threads=0)
+        bind_kernel(code, [square], [np.empty(9, np.float32)], dims=(9,), threads=0)()
 
 
 def test_scratch_that_cannot_be_had_is_an_error(scale_kernel):
     code = scale_kernel(2.0)
     greedy = KernelCode(code.entry, 1 << 60, code)
     with pytest.raises(RuntimeLibraryError, match="scratch"):
-        run_kernel(greedy, [np.ones(1, np.float32)], [np.empty(1, np.float32)], dims=(1,))
+        bind_kernel(greedy, [np.ones(1, np.float32)], [np.empty(1, np.float32)], dims=(1,))()
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 5)])

@@ -14,9 +14,9 @@ from hlo_mlc.expr.dtypes import F32, I32, DType
 from hlo_mlc.loops.core import LoopProgram, Stmt
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.verify import verify
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
+from making.verified import unproven
 
 
 class RandomProgram:
@@ -128,7 +128,7 @@ def assert_same() -> Callable[..., None]:
     """`assert_same(before, after, inputs)`: the second program is sound and computes the same."""
 
     def check(before: LoopProgram, after: LoopProgram, inputs: list[np.ndarray]) -> None:
-        assert verify(after).unproven == ()
+        assert unproven(after) == ()
         expected, actual = interpret(before, inputs), interpret(after, inputs, seed=1)
         for one, other in zip(expected, actual, strict=True):
             if one.dtype.kind in "iub":

@@ -18,6 +18,7 @@ from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
+from making.verified import unproven
 
 X, Y = Buffer("x", F32, (24, 8), "operand"), Buffer("y", F32, (24,), "result")
 TILE, TOTAL = Buffer("a", F32, (8,), "shared"), Buffer("s", F32, (8,), "shared")
@@ -76,7 +77,7 @@ def test_a_grid_of_four_blocks() -> None:
 def test_every_tile_is_done_once(tiles: int, blocks: int) -> None:
     before = copying(tiles)
     schedule = Schedule(before).persist("b", blocks)
-    assert verify(schedule.program).unproven == ()
+    assert unproven(schedule.program) == ()
     x = np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
     (one,), (other,) = interpret(before, [x]), interpret(schedule.program, [x], seed=1)
     np.testing.assert_array_equal(one[:tiles], other[:tiles])

@@ -19,11 +19,11 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
-from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
+from making.verified import unproven
 
 ONE, TWO = const(1.0, F32), const(2.0, F32)
 
@@ -544,7 +544,7 @@ def test_cascade_adds_every_term_once(tiny, extent, lanes, count, length) -> Non
     x, y = tiny.operand("x", extent), tiny.result("y")
     program = tiny.program(tiny.fold(y, "", "k", extent, lambda k: load(x, (k,))))
     schedule = Schedule(program).rfactor("k", lanes, count).cascade(length)
-    assert verify(schedule.program).unproven == ()
+    assert unproven(schedule.program) == ()
     values = 2.0 ** (np.arange(extent, dtype=np.float32) % 14)
     result, = interpret(schedule.program, [values])
     assert result == values.sum()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.target import cpu
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
@@ -38,7 +38,7 @@ def test_every_template_is_right(samples, as_c, level: str) -> None:
     def execute(program: TensorProgram, operands):
         inputs = [np.ascontiguousarray(a) for a in operands]
         outputs = [np.full(b.shape, 85, np.uint8).astype(b.dtype.numpy) for b in program.results]
-        run_kernel(compiled[program], inputs, outputs)
+        bind_kernel(compiled[program], inputs, outputs)()
         return outputs
 
     wrong = {}
@@ -77,7 +77,7 @@ def test_it_computes_what_llvms_code_does(take_apart, machine_code, as_c, arrays
 
     def as_c_does(program: TensorProgram, operands):
         outputs = [np.zeros(b.shape, b.dtype.numpy) for b in program.results]
-        run_kernel(codes[program], [np.ascontiguousarray(a) for a in operands], outputs)
+        bind_kernel(codes[program], [np.ascontiguousarray(a) for a in operands], outputs)()
         return outputs
 
     for name, args, parts in taken:

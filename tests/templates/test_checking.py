@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from hlo_mlc.codegen.cpu import generate
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Expr, Load, loads
 from hlo_mlc.loops.core import LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.rewrite import expressions, inline_calls, map_expressions, transform, with_body
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import KernelFaultError, VerifyError
 from hlo_mlc.target.cpu import host
 from hlo_mlc.templates.program import schedule_program
+from making.code import generate
 
 MOST = 4  # faulty kernels of each right one
 
@@ -74,9 +74,9 @@ def test_checks_find_what_the_interpreter_finds(sample, name) -> None:
         generated = generate(loops, host(), checked=True)
         code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
         results = [np.zeros(b.shape, b.dtype.numpy) for b in loops.results]
-        run_kernel(code, [np.ascontiguousarray(a).reshape(b.shape)
-                          for a, b in zip(operands, loops.operands, strict=True)], results,
-                   threads=2)
+        bind_kernel(code, [np.ascontiguousarray(a).reshape(b.shape)
+                           for a, b in zip(operands, loops.operands, strict=True)], results,
+                    threads=2)()
         return results
 
     def execute(program, operands):

@@ -9,10 +9,10 @@ import pytest
 from jax import lax
 
 from hlo_mlc.loops.interpret import interpret
-from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.program import schedule_program
+from making.verified import unproven
 
 # What is expected of choices does not depend on the machine that the tests run on.
 TARGET = named("x86-64-v4")
@@ -259,7 +259,7 @@ def test_machine_code_does_what_the_loops_say(take_apart, machine_code, arrays, 
             (program,) = parts.programs
             loops, (decision,) = schedule_program(program, target, tuned)
             assert decision.template.name == "scan"
-            assert verify(loops).unproven == ()
+            assert unproven(loops) == ()
             expected = interpret(loops, [x], seed=chunks)
             for place in ("start", "end"):
                 actual = machine_code.executing(tuned=tuned, target=target, threads=2,

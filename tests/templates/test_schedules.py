@@ -14,7 +14,6 @@ from jax import lax
 
 from hlo_mlc.loops.core import Allocate, LoopProgram, Prefetch, walk
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import replay
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.templates.base import Scheduled, Template
@@ -23,6 +22,7 @@ from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.tensor.core import Nest
+from making.verified import unproven
 
 EXTENTS = (1, 2, 3, 8, 15, 17, 33, 47, 100, 257)
 DEEP = (257, 300, 511)  # enough for the widest vectors
@@ -92,7 +92,7 @@ def _assert_legal(template: Template, nest: Nest, target: CpuTarget, rng: np.ran
         for schedule in scheduled.schedules:
             again = replay(schedule.naive or schedule.program, schedule.trace)
             assert program_text(again.program) == program_text(schedule.program)
-        assert verify(_program(nest, scheduled)).unproven == ()
+        assert unproven(_program(nest, scheduled)) == ()
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v4"])

@@ -14,7 +14,7 @@ from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import build_kernels
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.partition.kernel import make_kernel
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.core import TensorProgram
@@ -79,7 +79,7 @@ def run(program: TensorProgram, arrays: Sequence[np.ndarray]) -> list[np.ndarray
     kernel = make_kernel(program.steps, program.operands, program.results, program.aliases)
     built = build_kernels([kernel], options, cpu_backend(options), Recorder(None)).built
     results = [np.empty(b.shape, b.dtype.numpy) for b in program.results]
-    run_kernel(built[kernel.fingerprint].code, arrays, results)
+    bind_kernel(built[kernel.fingerprint].code, arrays, results)()
     return results
 
 

@@ -55,9 +55,9 @@ def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:
 class Lines:
     """Indented lines, and names that are not taken yet."""
 
-    def __init__(self, depth: int = 1) -> None:
+    def __init__(self) -> None:
         self.text: list[str] = []
-        self.depth = depth
+        self.depth = 1
         self._taken: set[str] = set()
         self._temporaries = itertools.count()
 
@@ -95,7 +95,7 @@ class Values:
     def write(self, *roots: Expr) -> list[str]:
         """The texts of the roots, after the lines that they need."""
         legal = [self.memory.legalized(root) for root in roots]
-        uses = _uses(legal)
+        uses = core.uses_of(legal, core.walk(*legal))
         for root in legal:
             self._node(root, uses)
         return [self.texts[root] for root in legal]
@@ -199,16 +199,3 @@ def _outermost_loads(root: Expr) -> list[Load]:
 
 def _is_long(node: Expr) -> bool:
     return not isinstance(node, Const | Var)
-
-
-def _uses(roots: Sequence[Expr]) -> dict[Expr, int]:
-    """How often each node is used by others, or is a root."""
-    uses: dict[Expr, int] = {}
-    for root in roots:
-        uses[root] = uses.get(root, 0) + 1
-    for node in core.walk(*roots):
-        for child in node.children:
-            uses[child] = uses.get(child, 0) + 1
-    return uses
-
-

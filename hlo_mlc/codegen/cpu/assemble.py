@@ -83,15 +83,6 @@ def assembly(ir: str, target: CpuTarget) -> str:
         return machine.emit_assembly(_optimized(ir, machine))
 
 
-def optimized_ir(ir: str, target: CpuTarget) -> str:
-    """The module as it is when instructions are selected.
-
-    Raises: CodegenError for text that is no valid module.
-    """
-    with _machine(target) as machine:
-        return str(_optimized(ir, machine))
-
-
 def _optimized(ir: str, machine: llvm.TargetMachine, static: Iterable[str] = ()
                ) -> llvm.ModuleRef:
     context = llvm.create_context()  # one for each object: contexts belong to one thread

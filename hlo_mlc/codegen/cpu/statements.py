@@ -29,10 +29,7 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.support.errors import CodegenError, CodeLimitError
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES
-
-STACK_LIMIT_BYTES = 256 * 1024
-"""Bytes that one function may allocate: XLA's threads have small stacks."""
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, MAX_STACK_BYTES
 
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16
@@ -393,9 +390,9 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     rows = element_strides(buffer)[0] * buffer.shape[0] if buffer.shape else 1
     size = rows * buffer.dtype.bytes * (lanes or 1)
     writer.stack_bytes += size
-    if writer.stack_bytes > STACK_LIMIT_BYTES:
+    if writer.stack_bytes > MAX_STACK_BYTES:
         raise CodegenError(
-            f"Expected at most {STACK_LIMIT_BYTES} bytes on the stack of kernel "
+            f"Expected at most {MAX_STACK_BYTES} bytes on the stack of kernel "
             f"{writer.module.program.name!r}, got {writer.stack_bytes} with {buffer!r}: put large "
             f"buffers into scratch")
     pointer = function.prepare(f"alloca [{size} x i8], align 64")

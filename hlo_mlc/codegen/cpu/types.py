@@ -86,9 +86,9 @@ def prefix_mask(live: int, lanes: int) -> str:
 
 
 @functools.cache
-def iota(element: str, lanes: int, step: int = 1, first: int = 0) -> str:
-    """first, first + step, first + 2*step, …"""
-    return f"<{', '.join(f'{element} {first + lane * step}' for lane in range(lanes))}>"
+def iota(element: str, lanes: int, step: int = 1) -> str:
+    """0, step, 2*step, …"""
+    return f"<{', '.join(f'{element} {lane * step}' for lane in range(lanes))}>"
 
 
 @functools.cache

@@ -66,12 +66,6 @@ def _nvrtc() -> ModuleType | str:
     return nvrtc
 
 
-def why_not() -> str:
-    """Why nothing can be compiled for GPUs here; empty if it can."""
-    found = _nvrtc()
-    return found if isinstance(found, str) else ""
-
-
 def version() -> str:
     """That of the compiler: part of the key under which machine code is kept."""
     return ".".join(map(str, require().getVersion()))

@@ -104,15 +104,14 @@ def _scaled(coefficients: Sequence[float], factor: float) -> list[float]:
     return [c * factor**i for i, c in enumerate(coefficients)]
 
 
-def exp(x: Expr, factor: float = 1.0) -> Expr:
-    """e**(factor * x) for factor = ±2**k, in 15 operations (f32) whatever the factor.
+def exp(x: Expr) -> Expr:
+    """e**x in 15 operations (f32).
 
     The exponent is rounded down, so that e**r lies in [1, 2) and the exponent overflows exactly
     where the result does: multiplying by 2**128 = infinity and by 2**-127 = 0 ends the range.
     """
     c = _CONSTANTS[x.dtype]
-    bottom, top = sorted((c.exp_is_zero / factor, c.exp_is_infinite / factor))
-    return _exp_in_range(at_most(at_least(x, bottom), top), factor)
+    return _exp_in_range(at_most(at_least(x, c.exp_is_zero), c.exp_is_infinite))
 
 
 def exp_by_ldexp(x: Expr) -> Expr:
@@ -135,13 +134,13 @@ def exp_by_pick(x: Expr) -> Expr:
     return ldexp(fma(mul(r, polynomial(r, _SHORT_EXPM1)), root, root), n)
 
 
-def _exp_in_range(x: Expr, factor: float = 1.0, exponent: int = 0) -> Expr:
-    """2**exponent * e**(factor * x) where the result's exponent is at most one out of range."""
+def _exp_in_range(x: Expr, exponent: int = 0) -> Expr:
+    """2**exponent * e**x where the result's exponent is at most one out of range."""
     c = _CONSTANTS[x.dtype]
-    n = floor(mul(x, c.log2_e_below * factor))
-    r = fma(n, -c.ln2_low / factor, fma(n, -c.ln2_high / factor, x))
+    n = floor(mul(x, c.log2_e_below))
+    r = fma(n, -c.ln2_low, fma(n, -c.ln2_high, x))
     scale = power_of_two(add(n, rounding_bias(x) + exponent))
-    return mul(polynomial(r, _scaled(c.exp, factor)), scale)
+    return mul(polynomial(r, c.exp), scale)
 
 
 def _reduce(x: Expr, factor: float = 1.0, exponent: int = 0,

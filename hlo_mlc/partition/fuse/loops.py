@@ -10,6 +10,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Progression, counting
+from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.ops.registry import supports
 from hlo_mlc.ops.shape import splat_value
@@ -24,7 +25,6 @@ from hlo_mlc.partition.lower.loop_carried import (
 )
 from hlo_mlc.partition.lower.stages import Item, StageLowering
 from hlo_mlc.partition.lower.unrolled_loops import write_out
-from hlo_mlc.partition.lower.uses import uses_among
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
 from hlo_mlc.tensor.liveness import step_reads
 

@@ -1,8 +1,5 @@
-"""From graph to stages: which values get a buffer, and what is computed in place of being stored.
-
-A pointwise value is written into the expressions of its users unless it is wanted outside, or
-computing it again would cost more than storing it once.  Everything else gets a buffer and a stage.
-"""
+"""From graph to stages: what is stored gets a buffer and a stage, all else is written into the
+expressions of its users."""
 
 from __future__ import annotations
 
@@ -29,15 +26,10 @@ from hlo_mlc.ops.definition import (
     Unrolled,
     Update,
 )
-from hlo_mlc.ops.reduction import scanned_axis
-from hlo_mlc.ops.registry import ELEMENTWISE, lookup, moves, operation_cost
+from hlo_mlc.ops.registry import lookup
 from hlo_mlc.partition.lower.picks import Pick, picks
-from hlo_mlc.partition.lower.uses import (
-    DEPTH_LIMIT,
-    times_read,
-    users_behind,
-    written_out,
-)
+from hlo_mlc.partition.lower.storing import Storing
+from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.tensor import core as tensor
 from hlo_mlc.tensor.access import at_axes
 from hlo_mlc.tensor.classify import CROSSING_LEAST, stride, walks_columns
@@ -46,36 +38,10 @@ from hlo_mlc.tensor.combine import commutes
 from hlo_mlc.tensor.core import Assign, Stage
 from hlo_mlc.tensor.extremum import in_one_pass
 
-# Operations per element above which a value with several users is stored rather than computed
-# again.  Low, because users in the same nest get the value handed over without a load.
-RECOMPUTE_LIMIT = 2
-# An array of so many bytes goes to memory and back: where it is only read in shifted parts, as
-# stencils are, it is computed for each of them as long as that takes no more operations in all.
-# What parts have in common is computed once.
-FAR_BYTES, SHIFTED_LIMIT = 4 << 20, 64
-# Operations between an array and the one that is read in parts.
-MEETING_STEPS = 16
-# Operations per element above which even a value with one user gets a buffer: larger expressions
-# run out of registers and take long to compile.
-EXPRESSION_LIMIT = 160
 # What a reduction reads along rows of one array and along columns of another is stored first, in
 # squares, up to so many bytes: a larger one would take memory that XLA does without.  Shorter rows
 # lie in the cache lines of their neighbours.
 CROSSED_LIMIT, SHORTEST_ROW = 8 << 20, 16
-# Joined arrays are put together before they go into a product that reads each element so many
-# times, or if they have at most so many bytes: choosing the part each time costs more than a copy.
-REUSED, JOINED_LIMIT = 4, 256 * 1024
-# Joined arrays of at least this many parts get a buffer that is filled part by part, if the parts
-# lie one behind the other and are as long: finding the part of each element costs more.  50 parts
-# of 1,000 took 330 us so, and 10 one by one.
-MANY_PARTS, LONG_PART = 4, 64
-# So do those whose parts are computed, if computing all of them for each element takes so many
-# operations more, for an element and for a part in all: a nest takes 50 ns to begin, and vectors of
-# f32 are at most so long.
-WASTED, WASTED_FOR_PART, SHORTEST_PART = 4, 2_000, 16
-# Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
-# that a few dozen rotations in a row would be written out for thousands of places.
-PARTS_LIMIT = 32
 
 
 @dataclass(slots=True)
@@ -112,21 +78,17 @@ class StageLowering:
     _producers: dict[Value, tuple[Node, int]] = field(default_factory=dict)
     _lowered: dict[Node, Lowered] = field(default_factory=dict)
     _reads: dict[tuple[Value, Indices], Expr] = field(default_factory=dict)
-    _costs: dict[Value, int] = field(default_factory=dict)
-    _depths: dict[Value, int] = field(default_factory=dict)
-    _parts: dict[Value, int] = field(default_factory=dict)
     _counted: set[Value] = field(default_factory=set)
-    _looked_up: set[Value] = field(default_factory=set)  # where the data says, whenever it is read
     # Results of sorts that are never put in order as a whole, as if they were in buffers, and what
     # picks elements of them, with the sort and what picks the same.
     _unordered: dict[Value, Buffer] = field(default_factory=dict)
     _picks: dict[Node, tuple[Node, tuple[Pick, ...]]] = field(default_factory=dict)
     _passed: set[Node] = field(default_factory=set)  # nodes on the way there
-    _positions: dict[Node, int] = field(init=False)
+    _storing: Storing = field(init=False)
     _short: frozenset[Node] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._positions = {node: number for number, node in enumerate(self.graph.nodes)}
+        self._storing = Storing.of(self.graph, self.wanted, self.prologue)
         self._short = written_out(self.graph.nodes)
 
     def read(self, value: Value, indices: Indices) -> Expr:
@@ -203,27 +165,13 @@ class StageLowering:
         if isinstance(lowered, Pointwise):
             if node.op == "stablehlo.constant":
                 return
-            for position, value in enumerate(node.results):
-                cost = terms * sum(self._costs.get(v, 0) for v in node.operands)
-                cost += operation_cost(node) if terms == 1 else terms
-                depth = 1 + max((self._depths.get(v, 0) for v in node.operands), default=0)
-                inside = [self._parts.get(v, 1) for v in node.operands]
-                joins = node.op == "stablehlo.concatenate"
-                parts = sum(inside) if joins else max(inside, default=1)
-                too_many = joins and parts > PARTS_LIMIT and max(inside) > 1
+            for value, element in zip(node.results, lowered.elements, strict=True):
                 if self._is_counted(node, value):
                     self._counted.add(value)
-                    continue
-                if _has_many_parts(node) or self._has_costly_parts(node):
+                elif self._storing.in_parts(node):
                     self._store_parts(node, value)
-                elif depth > DEPTH_LIMIT or too_many or self._needs_buffer(node, value, cost, uses):
-                    self.store(node, value, lowered.elements[position])
-                else:
-                    if self._looks_up(node):
-                        self._looked_up.add(value)
-                    self._costs[value] = cost
-                    self._depths[value] = depth
-                    self._parts[value] = parts
+                elif self._storing.as_whole(node, value, terms, uses):
+                    self.store(node, value, element)
         elif isinstance(lowered, Fold):
             self._fold(node, lowered)
         elif isinstance(lowered, Scan):
@@ -252,91 +200,6 @@ class StageLowering:
                 or loads(e):
             return False
         return not axes or all(isinstance(atom, Var) for atom in index.affine(e.args[0])[0])
-
-    def _needs_buffer(self, node: Node, value: Value, cost: int,
-                      uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        if value in self.wanted:
-            return True
-        users = uses.get(value, ())
-        if not users:
-            return False
-        if cost > EXPRESSION_LIMIT:
-            return True
-        if len(users) > 1 and cost > RECOMPUTE_LIMIT \
-                and not self._is_shifted(value, cost, uses):
-            return True
-        if node.op == "stablehlo.concatenate":
-            return self._is_multiplied(value, uses)
-        if node.op == "stablehlo.transpose":
-            return self._is_picked_from(value, uses)
-        if self._looks_up(node) and self._is_spread(value, uses):
-            return True
-        if cost == 0 or moves(node):
-            return False  # what was costly in it has been stored before it was moved
-        return self._is_reread(value, cost, uses)
-
-    def _is_shifted(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """Whether a large array is only read in shifted parts, or goes, point by point, into one
-        that is, and computing it for each of these takes less time than memory does."""
-        if value.type.bytes < FAR_BYTES:
-            return False
-        waiting = set(uses[value])
-        for _ in range(MEETING_STEPS):
-            first = min(waiting, key=self._positions.__getitem__)
-            if first.op not in ELEMENTWISE or first.results[0] in self.wanted:
-                break
-            waiting.remove(first)
-            waiting.update(uses.get(first.results[0], ()))
-        return cost * len(waiting) <= SHIFTED_LIMIT and all(map(_is_shift, waiting)) \
-            and len({part.operands[0] for part in waiting}) == 1
-
-    def _has_costly_parts(self, node: Node) -> bool:
-        """Parts of a joined array that one loop would compute for each element, to pick one."""
-        if node.op != "stablehlo.concatenate" or _row_of_parts(node) < SHORTEST_PART:
-            return False
-        whole = node.results[0].type
-        costs = [(self._costs.get(part, 0), part.type.size) for part in node.operands]
-        wasted = sum(cost * (whole.size - size) for cost, size in costs)
-        return wasted >= max(WASTED * whole.size, WASTED_FOR_PART * len(costs))
-
-    def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """True where a product, looking through data movement, reads each element several times,
-        or little is to be copied."""
-        def unjoined(user: Node) -> bool:
-            return moves(user) and user.op != "stablehlo.concatenate"
-
-        # What is joined again is for the next one to decide.
-        return any(user.op == "stablehlo.convolution" or (user.op == "stablehlo.dot_general" and (
-            read.type.bytes <= JOINED_LIMIT or times_read(user, read) >= REUSED))
-            for user, read in users_behind(value, uses, unjoined))
-
-    def _is_picked_from(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """True where windows are searched for an element, which goes in vectors only if those of
-        neighbouring windows lie side by side: 40 ms became 13 for 8 x 112 x 112 x 64."""
-        return any(user.op == "stablehlo.select_and_scatter" for user, _ in users_behind(
-            value, uses, lambda user: user.op == "stablehlo.pad"))
-
-    def _looks_up(self, node: Node) -> bool:
-        return node.op == "stablehlo.gather" or not self._looked_up.isdisjoint(node.operands)
-
-    def _is_spread(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """True where, looking through data movement, vectors of it are read many times: a lookup
-        takes many times as long as to load what it found."""
-        def is_along(user: Node, read: Value) -> bool:
-            shape, wide = read.type.shape, user.results[0].type
-            return wide.size >= REUSED * read.type.size and shape and shape[-1] > 1 \
-                and user.attributes["broadcast_dimensions"][-1] == len(wide.shape) - 1
-
-        return any(user.op == "stablehlo.broadcast_in_dim" and is_along(user, read)
-                   for user, read in users_behind(value, uses, moves))
-
-    def _is_reread(self, value: Value, cost: int, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
-        """True where some user, looking through data movement, reads elements several times."""
-        for user, read in users_behind(value, uses, moves):
-            is_factor = user.op == "stablehlo.dot_general" and cost <= self.prologue
-            if not is_factor and _rereads(user, read, cost):
-                return True
-        return False
 
     def store(self, node: Node, value: Value, element: Read) -> Buffer:
         """Give `value` a buffer, filled with element(indices)."""
@@ -531,10 +394,6 @@ class StageLowering:
         self.items.append(Item(stage, node, update, inner=inner))
 
 
-def _is_shift(node: Node) -> bool:
-    return node.op == "stablehlo.slice" and set(node.attributes["strides"]) <= {1}
-
-
 def _as_terms(fold: Fold) -> Pointwise:
     """A fold of few terms as one expression: `((initial + term 0) + term 1) + …`."""
 
@@ -550,29 +409,3 @@ def _as_terms(fold: Fold) -> Pointwise:
 
     results = len(fold.finished(fold.initial))
     return Pointwise(tuple(functools.partial(element, k) for k in range(results)))
-
-
-def _has_many_parts(node: Node) -> bool:
-    if node.op != "stablehlo.concatenate" or len(node.operands) < MANY_PARTS:
-        return False
-    whole = node.results[0].type
-    return math.prod(whole.shape[:node.attributes["dimension"]]) == 1 \
-        and whole.size >= LONG_PART * len(node.operands)
-
-
-def _row_of_parts(node: Node) -> int:
-    """The elements of the shortest part of a joined array that lie side by side."""
-    dimension = node.attributes["dimension"]
-    return min(math.prod(part.type.shape[dimension:]) for part in node.operands)
-
-
-def _rereads(user: Node, value: Value, cost: int) -> bool:
-    """True where `user` reads elements of `value` several times, which makes them worth storing."""
-    name = user.op.partition(".")[2]
-    if name == "broadcast_in_dim":
-        return cost > RECOMPUTE_LIMIT and user.results[0].type.size > value.type.size
-    if name == "scatter":
-        return value is user.operands[len(user.operands) // 2]  # the indices; all else is read once
-    if user.regions and name not in ("reduce", "sort"):  # control flow, windows
-        return name != "reduce_window" or scanned_axis(user) is None
-    return name in ("dot_general", "convolution", "gather")

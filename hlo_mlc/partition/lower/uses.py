@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.registry import ELEMENTWISE, moves
 
 # Terms of a reduction that is written out: lanes along so short a row would stay empty, while
@@ -38,16 +39,6 @@ def written_out(nodes: Iterable[Node]) -> frozenset[Node]:
         if is_in_row and (node in short or _is_pointwise(node)):
             in_rows.update(node.results)
     return frozenset(short)
-
-
-def uses_among(nodes: Iterable[Node]) -> dict[Value, tuple[Node, ...]]:
-    """The nodes that use each value; a node with regions uses what they capture."""
-    uses: dict[Value, list[Node]] = {}
-    for node in nodes:
-        captured = [v for region in node.regions for v in region.captures]
-        for value in dict.fromkeys((*node.operands, *captured)):
-            uses.setdefault(value, []).append(node)
-    return {value: tuple(users) for value, users in uses.items()}
 
 
 def users_behind(value: Value, uses: Mapping[Value, tuple[Node, ...]],

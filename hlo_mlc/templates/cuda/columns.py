@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
@@ -52,6 +53,8 @@ class ColumnsTemplate:
     """A warp's rows in registers, warps combined in shared memory."""
 
     name: str = "columns"
+    space: ClassVar = {"warps": (1, 4, 8, 16), "chunks": (1, 4, 32)}
+    """Warps of a block, chunks of rows."""
 
     def refusal(self, nest: Nest) -> str:
         """Why the nest is not a reduction over leading axes; empty where it is."""
@@ -69,10 +72,6 @@ class ColumnsTemplate:
         if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
             return "its combiner takes terms in order"
         return ""
-
-    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Warps of a block, chunks of rows."""
-        return {"warps": (1, 4, 8, 16), "chunks": (1, 4, 32)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Rows enough for each warp; chunks where there are few groups of columns."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import substitute
@@ -78,6 +79,10 @@ class ContractionTemplate:
     """Tiles in shared memory, sums in registers."""
 
     name: str = "contraction"
+    space: ClassVar = {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
+                       "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
+    """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
+    are on their way while these are multiplied (2), and chunks of the depth."""
 
     def refusal(self, nest: Nest) -> str:
         """Why the nest is not a matrix product for tiles; empty where it is."""
@@ -97,12 +102,6 @@ class ContractionTemplate:
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
         return reads_foreign_results(stage)
-
-    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
-        are on their way while these are multiplied (2), and chunks of the depth."""
-        return {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
-                "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """The largest tile of which there are enough to keep the GPU busy."""

@@ -32,7 +32,7 @@ GRID = "grid"
 
 def space_of(decision: Decision[CudaTemplate]) -> Mapping[str, tuple[int, ...]]:
     """The values that each parameter of a nest may take."""
-    return {**decision.template.space(decision.nest), GRID: (0, 1, 4, 8)}
+    return {**decision.template.space, GRID: (0, 1, 4, 8)}
 
 
 def schedule_program(program: TensorProgram, target: CudaTarget,

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import substitute
@@ -65,6 +66,8 @@ class ScanTemplate:
     """Threads along the scanned axis, tile after tile."""
 
     name: str = "scan"
+    space: ClassVar = {"team": (4, 16, 64, 256), "own": (1, 2, 4, 8), "chunks": (1, 4, 16, 64)}
+    """Threads that share a line, terms of each, chunks of a line."""
 
     def refusal(self, nest: Nest) -> str:
         """Why the nest is not one scan for tiles; empty where it is."""
@@ -83,10 +86,6 @@ class ScanTemplate:
         if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
             return "it reads what it overwrites"
         return ""
-
-    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Threads that share a line, terms of each, chunks of a line."""
-        return {"team": (4, 16, 64, 256), "own": (1, 2, 4, 8), "chunks": (1, 4, 16, 64)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """A block for each line that is long enough; chunks where there are few lines."""

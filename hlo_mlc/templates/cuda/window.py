@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
@@ -58,6 +59,8 @@ class WindowTemplate:
     """Outputs to threads, windows in registers."""
 
     name: str = "window"
+    space: ClassVar = {"along": (1, 2, 4, 8), "vector": (1, 2, 4), "threads": (64, 128, 256)}
+    """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
 
     def refusal(self, nest: Nest) -> str:
         """Why the nest is not a fold over windows for this template; empty where it is."""
@@ -78,10 +81,6 @@ class WindowTemplate:
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
         return reads_foreign_results(stage)
-
-    def space(self, nest: Nest) -> dict[str, tuple[int, ...]]:
-        """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
-        return {"along": (1, 2, 4, 8), "vector": (1, 2, 4), "threads": (64, 128, 256)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """As many outputs as there are threads to be had without them."""

@@ -17,7 +17,7 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import compute
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.interpret import interpret
-from hlo_mlc.runtime.measure import run_kernel
+from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -83,7 +83,7 @@ def run(as_c) -> Callable[..., list[np.ndarray]]:
 
     def call(key: tuple[str, DType], *operands: np.ndarray) -> list[np.ndarray]:
         results = [np.zeros(b.shape, b.dtype.numpy) for b in PROGRAMS[key].results]
-        run_kernel(codes[key], list(operands), results)
+        bind_kernel(codes[key], list(operands), results)()
         return results
 
     return call
@@ -160,7 +160,7 @@ def test_statements_mean_what_the_interpreter_says(as_c) -> None:
     x = np.random.default_rng(0).standard_normal(16).astype(np.float32)
     for name, program, code in zip(STATEMENTS, programs, as_c(programs, "-O2"), strict=True):
         result = np.zeros(16, np.float32)
-        run_kernel(code, [x], [result])
+        bind_kernel(code, [x], [result])()
         np.testing.assert_array_equal(result, interpret(program, [x])[0], name)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from hlo_mlc.codegen.cuda import compile as nvrtc
+from emulation.compiler import why_not
 from hlo_mlc.codegen.cuda.compile import Compiled, compile_source
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
@@ -18,7 +18,7 @@ from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
 from hlo_mlc.templates.cuda.program import schedule_program
 
-pytestmark = pytest.mark.skipif(bool(nvrtc.why_not()), reason=nvrtc.why_not() or "it can")
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
 
 
 def _layer_norm(x: jax.Array) -> jax.Array:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.codegen.cuda.compile import compile_source, why_not
+from emulation.compiler import why_not
+from hlo_mlc.codegen.cuda.compile import compile_source
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import index

@@ -91,7 +91,7 @@ def _drawn(program, rng: np.random.Generator) -> dict[int, dict[str, int]]:
     """Parameters of every nest, half of them the default ones."""
     if rng.random() < 0.5:
         return {}
-    return {n: {key: int(rng.choice(values)) for key, values in d.template.space(d.nest).items()}
+    return {n: {key: int(rng.choice(values)) for key, values in d.template.space.items()}
             for n, d in enumerate(schedule_program(program, SM90)[1])}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.codegen.cuda.emulation import FLAGS, HEADER, namespace_of, translation_unit
+from emulation.emulator import FLAGS, HEADER, namespace_of, translation_unit
 from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.expr.dtypes import F32

@@ -1,6 +1,5 @@
 """Running generated CUDA C++ on this machine: emulator.h, compiled together with the kernels.
-
-For tests: nothing here is fast but the wish to know whether a kernel is right.
+Nothing here is fast but the wish to know whether a kernel is right.
 """
 
 from __future__ import annotations

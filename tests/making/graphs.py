@@ -1,4 +1,4 @@
-"""Making graphs node by node."""
+"""Graphs, node by node."""
 
 from __future__ import annotations
 
@@ -6,16 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import TensorType, from_numpy
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value
-
-CONSTANT_OP = "stablehlo.constant"
-
-
-def constant_node(literal: np.ndarray, location: str = "") -> Node:
-    """A stablehlo.constant of the array's own type."""
-    value = Value(TensorType(literal.shape, from_numpy(literal.dtype)))
-    return Node(CONSTANT_OP, (), (value,), literal=literal, location=location)
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 
 
 class GraphBuilder:

@@ -1,8 +1,0 @@
-"""Puts `proving` where tests can import it."""
-
-from __future__ import annotations
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
