@@ -95,10 +95,10 @@ def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:
     if index.bounds(e)[1] <= 0:
         return True
     return depth > 0 and any(never_positive(weaker, facts, depth - 1)
-                             for weaker in (*_relaxed(e), *_eliminated(e, facts)))
+                             for weaker in (*_relaxed(e, facts), *_eliminated(e, facts)))
 
 
-def _relaxed(e: Expr) -> Iterator[Expr]:
+def _relaxed(e: Expr, facts: Facts) -> Iterator[Expr]:
     """Expressions that are never less than `e`, one of its terms made simpler."""
     exact = tuple(_undivided(e))
     yield from exact
@@ -110,11 +110,17 @@ def _relaxed(e: Expr) -> Iterator[Expr]:
         if (atom.op == "min" and k > 0) or (atom.op == "max" and k < 0):
             for part in atom.args:
                 yield index.add(rest, index.multiply(part, index.constant(k)))
-        elif atom.op == "floordiv" and not exact and k % atom.args[1].value == 0:
-            # x - c + 1 <= c * (x // c) <= x
+        elif atom.op == "floordiv":
             x, c = atom.args[0], atom.args[1].value
-            least = index.constant(0 if k > 0 else 1 - c)
-            yield index.add(rest, index.multiply(index.add(x, least), index.constant(k // c)))
+            if not exact and k % c == 0:
+                # x - c + 1 <= c * (x // c) <= x
+                least = index.constant(0 if k > 0 else 1 - c)
+                yield index.add(rest, index.multiply(index.add(x, least), index.constant(k // c)))
+            # x // c <= n // c where x <= n
+            sign = 1 if k > 0 else -1
+            limit = sign * _most(index.multiply(x, index.constant(sign)), facts) // c
+            if k * limit < max(k * bound for bound in index.bounds(atom)):
+                yield index.add(rest, index.constant(k * limit))
 
 
 def _undivided(e: Expr) -> Iterator[Expr]:
@@ -156,17 +162,30 @@ def _eliminated(e: Expr, facts: Facts) -> Iterator[Expr]:
     """
     terms, _ = index.affine(e)
     for fact in facts:
+        yield from _less(e, fact)
         known, _ = index.affine(fact)
-        shared = {terms[a] // k for a, k in known.items()
-                  if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
-        for factor in shared if terms else (1,):
-            yield index.subtract(e, index.multiply(fact, index.constant(factor)))
         if len(terms) == 1:
             ((atom, k),) = terms.items()
             times, rest = divmod(known.get(atom, 0), k)
             if times > 1 and not rest:
                 scaled = index.multiply(e, index.constant(times))
                 yield index.subtract(index.subtract(scaled, index.constant(times - 1)), fact)
+
+
+def _less(e: Expr, fact: Expr) -> Iterator[Expr]:
+    """`e - c * fact` for c > 0, which is never less than `e`, with a term less."""
+    terms, _ = index.affine(e)
+    known, _ = index.affine(fact)
+    shared = {terms[a] // k for a, k in known.items()
+              if terms.get(a, 0) * k > 0 and terms[a] % k == 0}
+    for factor in shared if terms else (1,):
+        yield index.subtract(e, index.multiply(fact, index.constant(factor)))
+
+
+def _most(e: Expr, facts: Facts) -> int:
+    """What `e` is at most by its range or one of the facts."""
+    return min(index.bounds(weaker)[1]
+               for weaker in (e, *(less for fact in facts for less in _less(e, fact))))
 
 
 def impossible(facts: Facts) -> bool:

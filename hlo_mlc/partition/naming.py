@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, loads, walk
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, loads, loads_in, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.partition.work import Work, multiplies
@@ -215,21 +215,21 @@ def _map(stage: Stage) -> str:
     values = [a.value for a in stage.assigns]
     if any(loads(i) for a in stage.assigns for i in a.indices):
         return "scatter"
-    what = _function(values)
-    if any(loads(i) for v in values for load in loads(v) for i in load.indices):
+    what, read = _function(values), tuple(loads_in(*values))
+    if any(loads(i) for load in read for i in load.indices):
         return "gather" if what in ("", "select") else f"gather+{what}"
     if what not in ("", "select", "convert"):
         return what
     if not stage.axes:
         return what or "copy"
     last = stage.axes[-1]
-    steps = {stride(load, last) for v in values for load in loads(v)}
+    steps = {stride(load, last) for load in read}
     if what == "select" and len(stage.inputs) > 1:
         return "concatenate" if not any(_uses_values(v) for v in values) else "select"
     if -1 in steps:
         return "reverse"
     if steps & {0, 1} == steps:
-        if what == "select" and any(load.guard is not None for v in values for load in loads(v)):
+        if what == "select" and any(load.guard is not None for load in read):
             return "pad"
         return what or ("broadcast" if 0 in steps else "copy")
     return what or "transpose"

@@ -416,6 +416,28 @@ def bounds_of_numbers(x):
             jnp.clip(x, -1, 1), jnp.nanmax(x), jnp.round(x))
 
 
+@program(lambda: (normal(32, 3, 9, 9), normal(32, 3, 9, 4, seed=2)), ulps=256)
+def attention_in_shifted_windows(scores, values):
+    o = (nn.softmax(scores, -1) @ values).transpose(0, 2, 1, 3)
+    image = o.reshape(2, 4, 4, 3, 3, 12).transpose(0, 1, 3, 2, 4, 5).reshape(2, 12, 12, 12)
+    return jnp.roll(image, (1, 2), (1, 2))
+
+
+@program(lambda: (random.permutation(random.key(1), 256).astype(jnp.uint8),
+                  random.bits(random.key(2), (50, 16), jnp.uint8),
+                  random.bits(random.key(3), (5, 16), jnp.uint8)))
+def rounds_of_a_block_cipher(substitution, state, keys):
+    places = jnp.array([0, 5, 10, 15, 4, 9, 14, 3, 8, 13, 2, 7, 12, 1, 6, 11])
+
+    def step(state, key):
+        state = substitution[state][:, places].reshape(-1, 4, 4)
+        beside = state ^ jnp.roll(state, -1, 2)
+        column = state[:, :, :1] ^ state[:, :, 1:2] ^ state[:, :, 2:3] ^ state[:, :, 3:]
+        doubled = (beside << 1) ^ jnp.where(beside & 128, jnp.uint8(27), jnp.uint8(0))
+        return (state ^ column ^ doubled).reshape(-1, 16) ^ key, None
+    return lax.scan(step, state, keys)[0]
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program(check, name):
     one = PROGRAMS[name]

@@ -87,6 +87,10 @@ def test_few_elements_are_off_by_chance() -> None:
     good, lucky, wrong = (np.asarray(one, np.float32) for one in (100.5, 100.06, 110))
     assert as_near([good], [lucky], [exact])
     assert not as_near([wrong], [good], [exact])
+    exact = np.asarray([1.0, 2.0, 300.0])
+    near, beyond, wrong = (np.asarray([1, 2, one], np.float32) for one in (300.09, 300.12, 302))
+    assert as_near([beyond], [near], [exact])
+    assert not as_near([wrong], [near], [exact])
 
 
 def test_as_near_in_integers_and_bits() -> None:

@@ -94,6 +94,23 @@ def test_quotients_of_what_has_large_enough_quotients(step: int, divisor: int, o
             == (lowest == least)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("bound", range(9))
+def test_quotients_of_what_a_condition_bounds_beside_others(bound: int, sign: int) -> None:
+    """Windows of three by three that were shifted: the first rows of windows are the last ones."""
+    row, column = variable("row", 9), variable("column", 9)
+    facts = of_condition(apply("lt" if sign > 0 else "ge", row, index.constant(bound)))
+    down, along = (index.floordiv(index.add(i, index.constant(2)), 3) for i in (row, column))
+    window = index.add(times(down, 4 * sign), along)
+    rows = [n for n in range(9) if (n < bound) == (sign > 0)]
+    if not rows:
+        return
+    at = [sign * 4 * ((i + 2) // 3) + (j + 2) // 3 for i in rows for j in range(9)]
+    shifted = index.subtract(window, index.constant(min(at)))
+    assert within(shifted, max(at) - min(at) + 1, facts)
+    assert not within(shifted, max(at) - min(at), facts)
+
+
 def test_a_quotient_beside_what_it_is_rounded_with() -> None:
     """Where a row and a column ahead by one are, from the second place on."""
     row, column = variable("row", 6), variable("column", 7)

@@ -33,6 +33,12 @@ def _stored(parts, ones=True):
             for stage in _stages(parts) for a in stage.assigns]
 
 
+def _is_kept(parts, dtype, size):
+    """Whether so many elements between operands and results are stored."""
+    return any(buffer.size == size and buffer.dtype.numpy == dtype
+               for program in parts.programs for buffer in program.temporaries)
+
+
 def test_a_sum_of_few_terms_is_part_of_what_reads_it(take_apart, arrays):
     x, = arrays("float32", (100, 6))
     (stage,) = _stages(take_apart(lambda x: jnp.sqrt((x * x).sum(1) + 1), x))
@@ -59,10 +65,35 @@ def test_what_is_looked_up_and_read_many_times_is_stored(take_apart, check, arra
     def function(x, places):
         return across(x[places])
 
-    found = [a.buffer for stage in _stages(take_apart(function, x, places)) for a in stage.assigns
-             if a.buffer.shape == (40,) and a.buffer.dtype.is_float]
-    assert len(found) == is_stored
+    assert _is_kept(take_apart(function, x, places), "float32", 40) == is_stored
     check(function, x, places)
+
+
+@pytest.mark.parametrize(("parts", "is_stored"), [
+    (lambda y: y[1:] - y[:-1], True),
+    (lambda y: y - jnp.roll(y, 3), True),
+    (lambda y: y.reshape(8, 5)[:, 1:] - y.reshape(8, 5)[:, :-1], True),
+    (lambda y: y[:20] - y[20:], False),
+    (lambda y: (y + 3) * y, False),
+])
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_what_is_looked_up_and_read_in_parts_that_overlap_is_stored(take_apart, check, arrays,
+                                                                    dtype, parts, is_stored):
+    x, = arrays(dtype, (100,))
+    places = np.random.default_rng(0).integers(0, 100, 40)
+
+    def function(x, places):
+        return parts(x[places])
+
+    assert _is_kept(take_apart(function, x, places), dtype, 40) == is_stored
+    check(function, x, places)
+
+
+def test_vectors_that_are_looked_up_are_loaded_where_they_are_read(take_apart, arrays):
+    x, = arrays("float32", (100, 16))
+    places = np.random.default_rng(0).integers(0, 100, 40)
+    parts = take_apart(lambda x, places: x[places][1:] - x[places][:-1], x, places)
+    assert not _is_kept(parts, "float32", 40 * 16)
 
 
 @pytest.mark.parametrize("update", [

@@ -7,7 +7,7 @@ clz, mul_high, rem of integers, and ldexp and pick where the target has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 from hlo_mlc.codegen.legalize import (
@@ -81,16 +81,16 @@ def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
         return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
 
     memo = {} if memo is None else memo
-    for sine, cosine in _sines_with_cosines(expr):
+    for sine, cosine in _sines_with_cosines(expr, memo):
         x = transform(sine.args[0], rule, memo, _is_data)
         memo[sine], memo[cosine] = trigonometric.sin_and_cos(x, has_fma)
     return transform(expr, rule, memo, _is_data)
 
 
-def _sines_with_cosines(expr: Expr) -> Iterator[tuple[Apply, Apply]]:
-    """Each pair in f32 of one argument, inner ones first."""
+def _sines_with_cosines(expr: Expr, memo: Container[Expr]) -> Iterator[tuple[Apply, Apply]]:
+    """Each pair in f32 of one argument, inner ones first, outside of what `memo` knows."""
     found: dict[tuple[str, Expr], Apply] = {}
-    for node in walk(expr, into=_is_data):
+    for node in walk(expr, into=lambda node: node not in memo and _is_data(node)):
         if isinstance(node, Apply) and node.op in ("sin", "cos") and node.dtype is F32:
             found[node.op, node.args[0]] = node
             if ("sin", node.args[0]) in found and ("cos", node.args[0]) in found:
