@@ -36,7 +36,8 @@ class Row:
 
     `status` is "right", "wrong" (a result is, so nothing was timed) or "failed" (it raised);
     `message` says why. `share` is the part of the run time that is spent in our kernels;
-    `predicted_*` is what the cost model expected, unless it does not model a part of the case.
+    `predicted_*` is what the cost model expected, unless it does not model a part of the case
+    or cannot know how often a loop runs.
     """
 
     name: str

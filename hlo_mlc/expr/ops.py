@@ -332,7 +332,7 @@ _TABLE = [
     # functions
     _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45),
     _function("cbrt", np.cbrt, xla_ns=(10.5, 10.5)),
-    _function("pow", _power, arity=2, cost=30, xla_ns=(7.5, 9)),
+    _function("pow", _power, arity=2, cost=75, xla_ns=(4, 9)),
     _function("exp", np.exp, xla_extra=9),
     _function("expm1", np.expm1, xla_extra=15),
     _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),

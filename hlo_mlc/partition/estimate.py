@@ -21,10 +21,14 @@ class Estimate:
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """What one call of a whole program is predicted to take: as it was planned, and by XLA alone.
+
+    `guesses_trips`: a loop runs until what it computes stops it, so that only the ratio counts.
     """
 
     ours_us: float
     xla_us: float
+    guesses_trips: bool = False
 
     def __str__(self) -> str:
-        return f"predicted: {self.ours_us:.1f} us a call, by XLA alone {self.xla_us:.1f} us"
+        guess = ", but nobody knows how often its loops run" if self.guesses_trips else ""
+        return f"predicted: {self.ours_us:.1f} us a call, by XLA alone {self.xla_us:.1f} us{guess}"

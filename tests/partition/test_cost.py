@@ -27,7 +27,8 @@ from hlo_mlc.partition.choose.cost import (
     worth_it,
 )
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
-from hlo_mlc.partition.choose.xla_time import FORK_US, Surroundings, xla_threads
+from hlo_mlc.partition.choose.xla_figures import figure
+from hlo_mlc.partition.choose.xla_time import Surroundings, xla_threads
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Cluster, Plan, partition
@@ -191,7 +192,7 @@ def test_every_parallel_loop_of_xla_has_a_fork() -> None:
         rates = replace(TARGET.rates, vector_operations=1e9, near_bytes=1e9)  # which take no time
         free = replace(TARGET, cores=4, rates=rates)
         return times(function, *shapes, target=free).xla_us \
-            - times(function, *shapes, target=replace(free, cores=1)).xla_us > FORK_US / 2
+            - times(function, *shapes, target=replace(free, cores=1)).xla_us > figure("fork_us") / 2
 
     assert forks(lambda x: x * 2 + 1, (1 << 16,))
     assert forks(lambda x: x.sum(0), (512, 512))
@@ -543,3 +544,31 @@ def test_what_saves_about_the_same_stays_in_the_order_of_the_program() -> None:
     *small, large = [cluster.kernel.fingerprint for cluster, _ in plan.taken]
     assert len(set(small)) == 3
     assert [kernel.fingerprint for kernel in by_gain(plan)] == [large, *small]
+
+
+def test_a_lookup_costs_xla_no_vectors_for_what_is_computed_of_it() -> None:
+    def computed(x: jax.Array) -> jax.Array:
+        return jnp.tanh(x) * x + 1
+
+    shapes = (MILLION,), indices(MILLION)
+    plain = times(computed, shapes[0]).xla_us
+    looked_up = times(lambda x, i: computed(x[i]), *shapes).xla_us
+    assert plain < looked_up < 5 * plain
+
+
+def test_threads_that_several_kernels_share_are_woken_once() -> None:
+    plan = plan_of(lambda x: (jnp.tanh(x), by_xla(x).sum()), (MILLION,))
+    plan = replace(plan, left={})
+    slow = replace(TARGET, cores=4, rates=replace(TARGET.rates, fork_us=50.0, xla_fork_us=70.0))
+    fast = replace(slow, rates=replace(slow.rates, fork_us=5.0, xla_fork_us=7.0))
+    twice = replace(plan, taken=[*plan.taken, *plan.taken])
+    assert predict(twice, slow).ours_us - predict(twice, fast).ours_us == pytest.approx(45)
+    assert predict(twice, slow).xla_us - predict(twice, fast).xla_us == pytest.approx(63)
+
+
+def test_says_where_it_only_guesses_how_often_a_loop_runs() -> None:
+    until = plan_of(lambda x: lax.while_loop(lambda v: v[0] > 1, lambda v: v * 0.5, x), (64,))
+    assert predict(until, TARGET).guesses_trips
+    assert "nobody knows" in str(predict(until, TARGET))
+    counted = plan_of(lambda x: lax.fori_loop(0, 9, lambda _, v: jnp.sin(v), x), (64,))
+    assert not predict(counted, TARGET).guesses_trips

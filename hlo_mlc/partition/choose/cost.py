@@ -15,8 +15,8 @@ from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import (
-    FORK_US,
     OurTime,
     Surroundings,
     convolutions_us,
@@ -223,7 +223,7 @@ def _alone(predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
     ours = rates.fork_us if several and work + predicted.bytes // 4 > SERIAL_WORK else 0.0
     xla = rates.start_us if starts else 0.0
     if forks:
-        xla += max(0.0, rates.xla_fork_us - FORK_US)  # stages have what awake threads take
+        xla += max(0.0, rates.xla_fork_us - figure("fork_us"))  # stages have what awake ones take
     return ours, xla
 
 
@@ -241,7 +241,22 @@ def predict(plan: Plan, target: CpuTarget) -> Prediction | None:
     ours = sum(v.ours_us if v.take else v.xla_us for v in verdicts)
     xla = sum(v.xla_us for v in verdicts)
     called = target.rates.dispatch_us + _RESULT_US * max(0, len(plan.graph.results) - 1)
-    return Prediction(called + ours, called + xla)
+    if len(verdicts) > 1 and target.cores > 1:  # they wake the threads once
+        work = sum(v.estimate.operations + v.estimate.contraction_flops + v.estimate.bytes // 4
+                   for v in verdicts)
+        if work > SERIAL_WORK:
+            ours += target.rates.fork_us if plan.taken else target.rates.xla_fork_us
+            xla += target.rates.xla_fork_us
+    return Prediction(called + ours, called + xla, any(
+        _guesses_trips(step) for cluster, _ in (*plan.taken, *plan.rejected)
+        for step in cluster.kernel.program.steps))
+
+
+def _guesses_trips(step: Step) -> bool:
+    if isinstance(step, Nest):
+        return False
+    return (isinstance(step, Loop) and step.trip_count is None) \
+        or any(_guesses_trips(inner) for inner in step.inner)
 
 
 def predict_rejected(plan: Plan) -> Prediction | None:

@@ -1,9 +1,8 @@
 """What XLA needs for a stage: what its code for it does, where that is another thing than ours.
 
 It computes some of it one by one, on one thread, or by a library, and pays for every loop that it
-runs on several threads; else its time is a ratio to ours, by kind of stage.  The figures come from
-paired runs (bench/results; single operations at sizes from 1k to 4M elements); those that differ
-most between machines are measured on each (target/rates.py).
+runs on several threads; else its time is a ratio to ours, by kind of stage.  The figures are in
+xla_figures.json; those that differ most between machines are measured on each (target/rates.py).
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Expr, loads, walk
+from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BF16, F32, F64, I8, I32, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.lower.uses import written_out
 from hlo_mlc.partition.work import Work, multiplies, rotates, window
 from hlo_mlc.target.cpu import CpuTarget
@@ -49,75 +49,18 @@ _SHARE_OPERATIONS = 100_000
 _BYTE_OPERATIONS = 10
 # Other stages have several from about so many operations on: 64 KB ran on one, 96 to 256 on two.
 _PARALLEL_OPERATIONS = 1_000_000
-# What it takes to begin and end on several threads that are awake: chains of 16 to 32 such loops
-# took 3 to 5 us each more than they computed on Zen 5, single ones 6 to 10.
-FORK_US = 4.0
 # In loops it stays on one thread below this: 128 KB a trip took 0.6 us, what one computes.
 _SMALL_LOOP_BYTES = 1 << 20
 
 # One thread gets at least so large a share of what all get from memory: a few are enough for it.
 _SHARES = 4
 
-# Nanoseconds of one thread for a rotation of an integer, of which random numbers are made: a
-# million took XLA 2.5 to 7 times as long as us; a million random numbers, of 10 rotations each, 2.6
-# to 4.8 ms on two threads.
-_ROTATION_NS = 0.25
-
-# XLA's time / ours, where nobody measures it on the machine itself.
-# Integers divided one by one, by bytes: 16k to 1M took 3 to 8, 3.5 to 17, 2.4 to 4, and 2.4 to 4.5.
-_INTEGER_DIVISION = {1: 6.0, 2: 7.0, 4: 2.5, 8: 2.5}
-_MOVE = 1.0
-_ACROSS = 1.5  # transposes: 1.3 for those in a cache, 2 to 4 for 12 to 32 MB
 _FAR = 8  # elements between what neighbours read, so that it counts as one
-# Of single elements and rows of 256 1.0 to 1.2, of 64 and 251 2 to 3.9, of 256 in bf16 2.4 to 2.9.
-_LOOKED_UP = 1.2
-_SHORT_ROW = 32  # elements: rows of 16 that are added to one took 0.4 ns each, 0.1 in one piece
-# Multiply-adds per microsecond of one thread in sums of products that were written as such, for
-# which no library is called (convolutions in loops of NPBench: 20 per nanosecond on two).
-_SCALAR_PRODUCTS = 10_000
-# Reductions of few terms, which we write out: nanoseconds of XLA per element on all threads, over
-# leading axes (2.6 to 7.7, of 2 to 4 rows of 300,000), last ones (0.36 to 3.9) and others (0.12 to
-# 1.0); sums, sums of what is computed, maxima.
-_FEW_ROWS_NS, _FEW_COLUMNS_NS, _FEW_BETWEEN_NS = 2.5, 0.4, 0.12
-_FOLD = 2.0  # what a reduction computes, where that and not memory takes the time
-# Scatters: both sides go element by element, or add vectors, one row after the other.  Sums, maxima
-# and counts of 1,000 to 200,000 elements took XLA 0.76 to 1.3 times as long as us where they were
-# many, rows of 8 to 64 elements 1.0 to 4.0; what few take is starting them.
-_SCATTER, _SCATTER_ROWS = 0.9, 1.5
-_SERIAL = 0.95
+_SHORT_ROW = 32  # elements
 _MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
 # Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to
 # 1.15 times as long as us, 1024 cubed 1.01 to 1.05.
 _FEW_ROWS = 256
-# Products of many small matrices: 12 of 128 x 64 x 128 took 1.7 times as long as one by one, and
-# one of 512 of 8 x 8 x 8 a tenth of a microsecond.
-_BATCHED, _EACH_PRODUCT_US = 1.7, 0.1
-# Products of i8 that are summed in i32 have instructions of their own there: 64 x 512 x 256 and 256
-# cubed, either side transposed or not, took XLA 0.19 to 0.33 times as long as us, a batch of 64
-# cubed 0.7.  All others of integers go one by one: 2.4 to 10.
-_PRODUCT_OF_BYTES, _PRODUCT_OF_INTEGERS = 0.3, 2.4
-# Reductions with several results (argmax) run scalar and on one thread there: nanoseconds per
-# element, which are more where each is widened first.
-_SEVERAL_NS, _SEVERAL_NARROW_NS = 2.2, 3.9
-# Convolutions: the multiple of our time with many channels (1.15 to 3.5, ResNet's layers and their
-# gradients); nanoseconds per term, on one thread, of depthwise and single-channel ones (2.5 to 9).
-_CONVOLUTION, _DEPTHWISE_NS = 1.5, 2.5
-# Windows: nanoseconds of XLA per element of the window, where they overlap (pooling of 3 x 3, in
-# both layouts: 0.5 to 0.75) and where they lie side by side, and then at most per result.
-_OVERLAP_NS, _WINDOW_NS, _LONGEST_WINDOW_NS = 0.5, 0.15, 2.2
-# Small matrices: nanoseconds of LAPACK for each call, and for each simple operation of ours.  On
-# Zen 5, 10,000 Cholesky and triangular factors, LUs and QRs of 2 to 8 square took 72 to 1,500 each.
-_MATRIX_NS, _MATRIX_OPERATION_NS = 60, 0.7
-# Scans: nanoseconds of XLA per result and operation of the combiner.  It took 1.5 to 15 for sums
-# and maxima of any layout (the least with JAX 0.12), 480 for cumulative logsumexp; two to five
-# times as long where each is widened.
-_SCAN_NS, _SCAN_NARROW_NS = 3.0, 8.0
-# Sorts: nanoseconds of XLA per element and doubling of the row, on one thread: of integers alone
-# (1.8 to 5.8), of floats, and of several operands (7 with JAX 0.12, 10 to 45 before).  The first
-# few of f32 have code of their own: per element (1.4 to 1.8), and per result and doubling (10 to
-# 20).
-_SORT_INTEGERS_NS, _SORT_NS, _SORT_MORE_NS = 2.0, 10.0, 2.0
-_FIRST_NS, _FIRST_RESULT_NS = 1.5, 12.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,29 +129,31 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
-        each = _MATRIX_NS + _MATRIX_OPERATION_NS * cost(*stage.expressions)
+        each = figure("matrix_ns") + figure("matrix_operation_ns") * cost(*stage.expressions)
         return "small matrices", max(points(stage) * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = (_SCAN_NARROW_NS if narrow else _SCAN_NS) * max(1, cost(*stage.combiner.results))
+        each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
+        each *= max(1, cost(*stage.combiner.results))
         return "scan", max(points(stage) * each / 1e3, memory)
     if stage.sort is not None:
         return "sort", max(_sort_us(stage), memory)
     if is_map(stage) and not all(is_injective(a, stage.axes) for a in stage.assigns):
         work = ours.alone_us
-        return "scatter", work * _SCATTER if ours.is_serial else max(work, memory) * _SCATTER_ROWS
+        return "scatter", work * figure("scatter") if ours.is_serial \
+            else max(work, memory) * figure("scatter_rows")
     if ours.is_serial:
-        return "serial", ours.alone_us * _SERIAL
+        return "serial", ours.alone_us * figure("serial")
     if stage.combiner is not None and len(stage.accumulators) > 1 \
             and not is_several(stage.combiner):
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
-        each = _SEVERAL_NARROW_NS if narrow else _SEVERAL_NS
+        each = figure("several_narrow_ns") if narrow else figure("several_ns")
         return "reduction with several results", max(points(stage) * each / 1e3, memory)
     threads = _threads(stage, target, around)
     if around.in_loop:
         memory *= min(target.cores / threads, _SHARES)
     kind, us = _loop_us(stage, ours, memory, threads, rates, around)
-    return kind, us + (FORK_US if threads > 1 else 0)
+    return kind, us + (figure("fork_us") if threads > 1 else 0)
 
 
 def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Rates,
@@ -220,22 +165,20 @@ def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Ra
     if contraction(stage) is not None:
         us = _product_us(stage, work, memory, rates)
         if not around.by_library:
-            us = max(us, points(stage) / _SCALAR_PRODUCTS / threads)
+            us = max(us, points(stage) / figure("scalar_products") / threads)
         return "product", us
     if is_map(stage):
         return _map_us(stage, ours, work, memory, threads, rates)
     if terms := window(stage):
         results = math.prod(v.extent for v in stage.axes)
-        each = terms * _OVERLAP_NS if slides(stage) else min(
-            terms * _WINDOW_NS, _LONGEST_WINDOW_NS)
+        each = terms * figure("overlap_ns") if slides(stage) else min(
+            terms * figure("window_ns"), figure("longest_window_ns"))
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
-    us = max(work * _computing_ratio(stage, rates) * _FOLD, memory * rates.xla_reduction)
-    if _is_scalar(stage):
-        us = max(us, ours.scalar_us / threads)
-    return "reduction", us + _calls_us(stage) / threads
+    us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
+    return "reduction", us + (_calls_us(stage) + _interrupted_us(stage)) / threads
 
 
 def _sort_us(stage: Stage) -> float:
@@ -246,9 +189,11 @@ def _sort_us(stage: Stage) -> float:
     is_top_k = stage.sort.at is stage.sort.place and len(moved) == 2 \
         and isinstance(key, Apply) and key.op == "not"  # XLA finds it in sorts, too
     if kept < n and moved[0].dtype is F32 and is_top_k:
-        return points(stage) * (_FIRST_NS + _FIRST_RESULT_NS * kept / n * doublings) / 1e3
+        each = figure("first_ns") + figure("first_result_ns") * kept / n * doublings
+        return points(stage) * each / 1e3
     alone = len(moved) == 1 and not moved[0].dtype.is_float
-    each = _SORT_INTEGERS_NS if alone else _SORT_NS + _SORT_MORE_NS * (len(moved) - 1)
+    each = figure("sort_integers_ns") if alone \
+        else figure("sort_ns") + figure("sort_more_ns") * (len(moved) - 1)
     return points(stage) * each * doublings / 1e3
 
 
@@ -270,13 +215,14 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
             if kernel[a["kernel_input_feature_dimension"]] == 1 \
                     and kernel[a["kernel_output_feature_dimension"]] == groups:
                 terms = math.prod(kernel) // kernel[a["kernel_output_feature_dimension"]]
-                total += node.results[0].type.size * terms * _DEPTHWISE_NS / 1e3
+                total += node.results[0].type.size * terms * figure("depthwise_ns") / 1e3
     return total
 
 
 def _few_terms_ns(node: Node) -> float:
     axes, rank = node.attributes["dimensions"], len(node.operands[0].type.shape)
-    return _FEW_COLUMNS_NS if rank - 1 in axes else _FEW_ROWS_NS if 0 in axes else _FEW_BETWEEN_NS
+    return figure("few_columns_ns") if rank - 1 in axes \
+        else figure("few_rows_ns") if 0 in axes else figure("few_between_ns")
 
 
 def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
@@ -292,31 +238,33 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float
     if stage.terms[0].dtype.is_integer:
         of_bytes = stage.terms[0].dtype is I32 and all(
             load.dtype is I8 for load in loads(stage.terms[0]))
-        ratio = _PRODUCT_OF_BYTES if of_bytes else _PRODUCT_OF_INTEGERS
+        ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
     if batch > 1:
-        ratio *= _BATCHED
-    return max(work * ratio, memory * ratio, batch * _EACH_PRODUCT_US)
+        ratio *= figure("batched")
+    return max(work * ratio, memory * ratio, batch * figure("each_product_us"))
 
 
 def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
             ) -> tuple[str, float]:
     moves = not ours.work.operations
-    ratio = _ACROSS if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
-        if not moves else _LOOKED_UP if _looks_up(stage) else _MOVE
+    ratio = figure("across") if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
+        if not moves else figure("looked_up") if _looked_up(stage, stage.axes) else figure("move")
     us = max(work * (ratio if moves else _computing_ratio(stage, rates)), memory * ratio)
-    us += _calls_us(stage) / threads
-    if _is_scalar(stage):
-        us = max(us, ours.scalar_us / threads)
+    us += (_calls_us(stage) + _interrupted_us(stage)) / threads
     if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
     return "move" if moves else "map", us
 
 
-def _is_scalar(stage: Stage) -> bool:
-    """XLA has no vectors for it: it looks places up, or its rows are short."""
+def _interrupted_us(stage: Stage) -> float:
+    """What XLA's vectors wait for on one thread: places that are looked up, and the ends of rows
+    that are short."""
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
-    return _looks_up(stage) or (bool(row) and row[-1].extent < _SHORT_ROW)
+    each = len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
+    if row and row[-1].extent < _SHORT_ROW:
+        each += figure("short_row_ns") / row[-1].extent
+    return points(stage) * each / 1e3
 
 
 def _walks_across(stage: Stage) -> bool:
@@ -330,10 +278,10 @@ def _walks_across(stage: Stage) -> bool:
                for load, step in apart.items())
 
 
-def _looks_up(stage: Stage) -> bool:
-    """Where it reads is itself read, for each point anew."""
-    places = {i for e in stage.expressions for load in loads(e) for i in load.indices}
-    return any(not found.free.isdisjoint(stage.axes) for i in places for found in loads(i))
+def _looked_up(stage: Stage, axes: Sequence[Var]) -> set[Load]:
+    """What is read at places that are themselves read, for each point along these axes anew."""
+    return {load for e in stage.expressions for load in loads(e) if any(
+        not found.free.isdisjoint(axes) for i in load.indices for found in loads(i))}
 
 
 def _computing_ratio(stage: Stage, rates: Rates) -> float:
@@ -352,7 +300,8 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
             theirs += op.cost + op.xla_extra
         elif divides_integers(node):
             division += cost_of_node(node)
-            division_there += cost_of_node(node) * _INTEGER_DIVISION[node.dtype.bytes]
+            division_there += cost_of_node(node) \
+                * figure(f"integer_division_{node.dtype.bytes}")
     if not each:
         return rates.xla_arithmetic
     exp = OPS["exp"]
@@ -364,7 +313,7 @@ def _computing_ratio(stage: Stage, rates: Rates) -> float:
 def called_ns(node: Apply) -> float:
     """Nanoseconds of one thread of XLA's for what it computes one by one; else 0."""
     if rotates(node):
-        return _ROTATION_NS
+        return figure("rotation_ns")
     return OPS[node.op].xla_ns[node.dtype is F64] if node.dtype.is_float else 0.0
 
 
@@ -380,5 +329,5 @@ def _convolution_us(stage: Stage, work: float, memory: float) -> float:
     grouped = any(isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] in stage.axes
                   for load in read for i in load.indices for atom in index.affine(i)[0])
     if contraction(stage) is not None or grouped:
-        return max(work, memory) * _CONVOLUTION
-    return max(points(stage) * _DEPTHWISE_NS / 1e3, memory)
+        return max(work, memory) * figure("convolution")
+    return max(points(stage) * figure("depthwise_ns") / 1e3, memory)

@@ -1,0 +1,88 @@
+"""The file of what XLA takes: complete, each figure used, not too old, and written by a script."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import hlo_mlc
+from hlo_mlc.partition.choose.xla_figures import PATH, read
+from hlo_mlc_bench.cases import CASES
+
+ROOT = Path(__file__).parents[2]
+SOURCES = Path(hlo_mlc.__file__).parent / "partition" / "choose"
+OLDEST = datetime.timedelta(days=366)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(
+        "xla_figures_script", ROOT / "scripts" / "xla_figures.py")
+    loaded = importlib.util.module_from_spec(specification)
+    monkeypatch.setitem(sys.modules, "xla_figures_script", loaded)
+    specification.loader.exec_module(loaded)
+    return loaded
+
+
+def test_each_figure_has_its_unit_its_run_and_a_case_that_there_is() -> None:
+    cases = {case.name for one in CASES for case in (one, *one.neighbours)}
+    figures = read()
+    for name, figure in figures.by_name.items():
+        assert figure.value > 0, name
+        assert figure.unit, name
+        assert figure.run in figures.runs, name
+        assert figure.case in cases if figure.case else figure.seen, name
+
+
+def test_no_run_is_a_year_older_than_the_newest_results_of_the_bench() -> None:
+    newest = max(json.loads(path.read_text())["environment"]["date"][:10]
+                 for path in (ROOT / "bench" / "results").glob("*.json"))
+    for run in read().runs.values():
+        assert run.cpu
+        assert run.cores > 0
+        assert re.fullmatch(r"\d+\.\d+\.\d+", run.jaxlib)
+        age = datetime.date.fromisoformat(newest) - datetime.date.fromisoformat(run.date)
+        assert age < OLDEST, "run python scripts/xla_figures.py --write"
+
+
+def test_each_figure_is_used_and_each_used_is_there() -> None:
+    text = "".join(path.read_text() for path in SOURCES.glob("*.py"))
+    used = [re.sub(r"\\{[^}]*\\}", r"\\d+", re.escape(name))
+            for name in re.findall(r'figure\(\s*f?"([^"]+)"', text)]
+    known = read().by_name
+    for name in known:
+        assert any(re.fullmatch(one, name) for one in used), name
+    for one in used:
+        assert any(re.fullmatch(one, name) for name in known), one
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    path.write_text(json.dumps({**json.loads(PATH.read_text()), "schema": 0}))
+    with pytest.raises(ValueError, match="schema"):
+        read(path)
+
+
+def test_the_script_writes_what_is_read(script: ModuleType, tmp_path: Path) -> None:
+    script.write(read(), tmp_path / "figures.json")
+    assert (tmp_path / "figures.json").read_text() == PATH.read_text()
+
+
+@pytest.mark.parametrize(("measured", "times"), [(110, 1), (200, 3), (30, None), (999, None)])
+def test_a_figure_is_what_makes_the_prediction_right(
+    script: ModuleType, measured: float, times: float | None
+) -> None:
+    assert script.solved(measured, lambda t: 50 + 50 * t)[0] == times
+
+
+def test_rates_and_what_a_case_does_not_tell(script: ModuleType) -> None:
+    assert script.solved(50, lambda t: 100 / t)[0] == 2
+    assert script.solved(50, lambda t: 100 + t)[0] is None
+    assert script.solved(50, lambda t: float("nan"))[0] is None
