@@ -16,6 +16,9 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 
 # The widest vector loop: 64 lanes of one byte are a full AVX-512 register.
 MAX_LANES = 64
+# Bytes of private buffers that one function may have: threads of a pool have small stacks, of which
+# others need their part, too.
+STACK_BYTES = 256 * 1024
 
 
 class LoopKind(enum.Enum):
@@ -155,10 +158,14 @@ def folding(loop: For) -> Accumulate | None:
     return None
 
 
+LEAVES = frozenset((Store, Accumulate, Prefetch, Call))
+"""Statements that hold no others."""
+
+
 def bodies(stmt: Stmt) -> tuple[tuple[Stmt, ...], ...]:
     """The statement lists nested directly in `stmt`."""
     kind = type(stmt)
-    if kind is Store or kind is Accumulate or kind is Prefetch or kind is Call:
+    if kind in LEAVES:
         return ()
     return (stmt.then, stmt.otherwise) if kind is If else (stmt.body,)
 
@@ -169,5 +176,9 @@ def walk(statements: tuple[Stmt, ...]) -> Iterator[Stmt]:
     while stack:
         stmt = stack.pop()
         yield stmt
-        for body in reversed(bodies(stmt)):
-            stack.extend(reversed(body))
+        kind = type(stmt)
+        if kind is If:
+            stack.extend(reversed(stmt.otherwise))
+            stack.extend(reversed(stmt.then))
+        elif kind not in LEAVES:
+            stack.extend(reversed(stmt.body))

@@ -5,12 +5,15 @@ Statements that a rewrite does not touch come back as the same objects.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
+    LEAVES,
     Accumulate,
     Allocate,
     Call,
@@ -31,18 +34,17 @@ Body = tuple[Stmt, ...]
 
 def with_bodies(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
     """`stmt` around other statement lists, given in the order of `loops.core.bodies`."""
-    if bodies(stmt) == new:  # statements compare by identity
-        return stmt
-    match stmt:
-        case For():
-            return For(stmt.var, stmt.extent, stmt.kind, new[0])
-        case While():
-            return While(stmt.condition, new[0])
-        case Allocate():
-            return Allocate(stmt.buffer, new[0])
-        case If():
-            return If(stmt.condition, new[0], new[1])
-    return stmt
+    return stmt if bodies(stmt) == new else _holding(stmt, new)  # statements compare by identity
+
+
+def _holding(stmt: Stmt, new: tuple[Body, ...]) -> Stmt:
+    if isinstance(stmt, For):
+        return For(stmt.var, stmt.extent, stmt.kind, new[0])
+    if isinstance(stmt, Allocate):
+        return Allocate(stmt.buffer, new[0])
+    if isinstance(stmt, If):
+        return If(stmt.condition, new[0], new[1])
+    return While(stmt.condition, new[0]) if isinstance(stmt, While) else stmt
 
 
 def expressions(stmt: Stmt) -> tuple[Expr, ...]:
@@ -136,12 +138,18 @@ def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate 
 
 def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
     """Replace variables by expressions, everywhere."""
-    memo: dict[Expr, Expr] = {}
+    memo, replaced = _substituted(tuple(mapping.items())), frozenset(mapping)
 
     def rule(e: Expr) -> Expr:
-        return build.substitute(e, mapping, memo)
+        return e if e.free.isdisjoint(replaced) else build.substitute(e, mapping, memo)
 
     return map_expressions(statements, rule)
+
+
+@functools.lru_cache(maxsize=2)  # copies of loops are rewritten in the same way, one by one
+def _substituted(mapping: tuple[tuple[Var, Expr], ...]) -> dict[Expr, Expr]:
+    """What has become of expressions."""
+    return {}
 
 
 def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
@@ -181,13 +189,17 @@ def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
     for position, stmt in enumerate(statements):
         replacement = visit(stmt)
         if replacement is None:
+            if type(stmt) in LEAVES:
+                if result is not None:
+                    result.append(stmt)
+                continue
             inner = bodies(stmt)
             new = tuple([transform(body, visit) for body in inner])
             if new == inner:  # statements compare by identity
                 if result is not None:
                     result.append(stmt)
                 continue
-            replacement = (with_bodies(stmt, new),)
+            replacement = (_holding(stmt, new),)
         if result is None:
             result = list(statements[:position])
         result.extend(replacement)
@@ -253,14 +265,23 @@ def with_body(program: LoopProgram, body: Body) -> LoopProgram:
                        program.aliases, program.dims)
 
 
-def loops_named(statements: Body, name: str) -> list[For]:
+@functools.lru_cache(maxsize=2)  # of what is being rewritten
+def _by_name(statements: Body) -> Mapping[str, tuple[For, ...]]:
+    found: dict[str, list[For]] = {}
+    for s in walk(statements):
+        if type(s) is For:
+            found.setdefault(s.var.name, []).append(s)
+    return MappingProxyType({name: tuple(loops) for name, loops in found.items()})
+
+
+def loops_named(statements: Body, name: str) -> tuple[For, ...]:
     """Every loop over a variable called `name`."""
-    return [s for s in walk(statements) if isinstance(s, For) and s.var.name == name]
+    return _by_name(statements).get(name, ())
 
 
 def loop_names(statements: Body) -> tuple[str, ...]:
     """The names of all loops, outer before inner, each once."""
-    return tuple(dict.fromkeys(s.var.name for s in walk(statements) if isinstance(s, For)))
+    return tuple(_by_name(statements))
 
 
 def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Body]) -> For:
@@ -282,5 +303,6 @@ def paths(statements: Body) -> Iterator[tuple[Stmt, ...]]:
     while stack:
         path = stack.pop()
         yield path
-        for body in reversed(bodies(path[-1])):
-            stack.extend([(*path, s) for s in reversed(body)])
+        if type(path[-1]) not in LEAVES:
+            for body in reversed(bodies(path[-1])):
+                stack.extend([(*path, s) for s in reversed(body)])

@@ -8,7 +8,18 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.core import (
+    LEAVES,
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    bodies,
+)
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -56,24 +67,47 @@ def cascade(program: LoopProgram, length: int = RUN) -> LoopProgram:
 
 def in_runs(statements: Body, length: int = RUN) -> Body:
     """The same of statements, in runs of some `length` terms."""
-    return _in_runs(statements, length, frozenset(loop_names(statements)))
-
-
-def _in_runs(statements: Body, terms: int, taken: frozenset[str]) -> Body:
-    new = transform(statements, lambda s: _cut(s, terms, taken) if isinstance(s, For) else None)
+    new, _ = _in_runs(statements, length, frozenset(loop_names(statements)))
     return statements if new == statements else new
 
 
+def _in_runs(statements: Body, terms: int, taken: frozenset[str]
+             ) -> tuple[Body, dict[Accumulate, int]]:
+    """Statements with their loops cut, and what they add to private sums of others, with how often
+    a place is added to at most; `taken` are names of loops that were there before."""
+    result: list[Stmt] = []
+    added: dict[Accumulate, int] = {}
+    for stmt in statements:
+        if type(stmt) in LEAVES:
+            result.append(stmt)
+            if isinstance(stmt, Accumulate) and _is_private_sum(stmt):
+                added[stmt] = 1
+            continue
+        inside = [_in_runs(body, terms, taken) for body in bodies(stmt)]
+        own = {u: n for _, found in inside for u, n in found.items()}
+        stmt = with_bodies(stmt, tuple([body for body, _ in inside]))
+        new: Body = (stmt,)
+        if isinstance(stmt, Allocate):
+            own = {u: n for u, n in own.items() if stmt.buffer not in u.buffers}
+        elif isinstance(stmt, For) and own:
+            most = stmt.var.extent or 2 * terms
+            own = {u: n * most if _goes_on(u, stmt.var) else n for u, n in own.items()}
+            if sum(own.values()) >= 2 * terms:
+                new = _cut(stmt, terms, taken)
+        result += new
+        added |= own
+    return tuple(result), added
+
+
 def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
-    """A loop and those in it; `taken` are names of loops that were there before."""
-    body = _in_runs(stmt.body, terms, taken)
+    """A loop around others that are cut already."""
     longest = stmt.var.extent
     if stmt.kind is not LoopKind.SERIAL or longest is None or longest < 2:
-        return (with_bodies(stmt, (body,)),)
-    updates = _sums(stmt.var, body)
+        return (stmt,)
+    updates = _sums(stmt.var, stmt.body)
     each = max(updates.values(), default=0)
     if longest * each < 2 * terms:
-        return (with_bodies(stmt, (body,)),)
+        return (stmt,)
     length, extent = max(terms // each, 1), constant_extent(stmt)
     if extent is not None:
         length = _even(extent, length)
@@ -87,7 +121,7 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
             size = index.minimum(size, index.subtract(stmt.extent, begin))
         near = Var(name, stmt.var.dtype, length)
         fold = For(near, size, stmt.kind, substitute(
-            _into(body, parts), {stmt.var: index.add(begin, near)}))
+            _into(stmt.body, parts), {stmt.var: index.add(begin, near)}))
         return allocated(parts.values(), (*(s for u in updates for s in u.start(parts)), fold,
                                           *(s for u in updates for s in u.finish(parts))))
 
@@ -95,7 +129,9 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
     runs = f"{name}.r"
     while runs in taken:
         runs = f"{runs}.r"
-    return _cut(loop(runs, count, stmt.kind, run), terms, taken)
+    whole = loop(runs, count, stmt.kind, run)
+    # Each run is added once.
+    return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, taken)
 
 
 def _even(extent: int, length: int) -> int:
@@ -165,7 +201,7 @@ def _sums(var: Var, body: Body) -> dict[_Update, int]:
         if isinstance(stmt, Store | Allocate):
             touched.add(stmt.buffer)
         elif isinstance(stmt, Accumulate):
-            if _goes_on(stmt, var) and all(
+            if _is_private_sum(stmt) and _goes_on(stmt, var) and all(
                     isinstance(s, Allocate | If) or (isinstance(s, For) and s.kind in _PLAIN)
                     for s in around):
                 found.setdefault(stmt.buffers, []).append(_Update(stmt, tuple(around)))
@@ -207,9 +243,12 @@ def _are_apart(one: _Box, other: _Box) -> bool:
 
 
 def _goes_on(update: Accumulate, var: Var) -> bool:
+    return all(var not in i.free for i in update.indices)
+
+
+def _is_private_sum(update: Accumulate) -> bool:
     return not update.atomic and update.combiner.identity is not None and is_sum(update.combiner) \
-        and all(b.scope in ("register", "stack") for b in update.buffers) \
-        and all(var not in i.free for i in update.indices)
+        and all(b.scope in ("register", "stack") for b in update.buffers)
 
 
 def _into(statements: Body, parts: Mapping[Buffer, Buffer]) -> Body:

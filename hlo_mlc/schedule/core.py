@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
 from hlo_mlc.loops.text import program_text
-from hlo_mlc.schedule import cascade, fusion, loops, pipelining, reduction, storage
+from hlo_mlc.schedule import (
+    cascade,
+    fusion,
+    loops,
+    pipelining,
+    prefetching,
+    reduction,
+    storage,
+)
 from hlo_mlc.support.errors import ScheduleError
 
 Argument = int | str | tuple[str, ...]
@@ -20,16 +28,17 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, loops.unroll,
                      loops.write_out, loops.vectorize, loops.parallel, loops.bind,
-                     reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.distribute,
-                     storage.contract, storage.expand, storage.cache_read, storage.cache_write,
-                     storage.stream, storage.prefetch, pipelining.persist,
+                     reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
+                     fusion.distribute, storage.contract, storage.expand, storage.promote,
+                     storage.hoist, storage.cache_read, storage.cache_write, storage.stream,
+                     prefetching.prefetch, prefetching.prefetch_next, pipelining.persist,
                      pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
     for function in (loops.split, loops.reorder, loops.vectorize, loops.parallel,
-                     reduction.rfactor, fusion.distribute)
+                     reduction.rfactor, fusion.fuse_first, fusion.distribute, storage.hoist)
 }
 
 
@@ -84,7 +93,7 @@ class Schedule:
         """The names of all loops, outer before inner, each once."""
         return loop_names(self.program.body)
 
-    def loops(self, name: str) -> list[For]:
+    def loops(self, name: str) -> tuple[For, ...]:
         """Every loop called `name`; empty where there is none."""
         return loops_named(self.program.body, name)
 
@@ -94,7 +103,7 @@ class Schedule:
         if primitive is None:
             raise ScheduleError(f"no schedule primitive is called {step.name!r}; there are: "
                                 f"{', '.join(PRIMITIVES)}")
-        if step.name != "bind" and any(s.name == "bind" for s in self.trace):
+        if step.name != "bind" and self.trace and self.trace[-1].name == "bind":
             raise ScheduleError(f"{step}: expected all rewrites before the first bind")
         if not self.checked:
             primitive = UNCHECKED.get(step.name, primitive)
@@ -160,6 +169,12 @@ class Schedule:
         """Two neighbouring loops -> one called `first`."""
         return self.apply(Step("fuse_loops", (first, second)))
 
+    def fuse_first(self, first: str, second: str, at: str, least: int = 1) -> Schedule:
+        """A loop before the loop `at` -> one with `second`, in the first iteration of `at`, where
+        loops in it have `least` iterations in all."""
+        narrowest = (least,) if least > 1 else ()
+        return self.apply(Step("fuse_first", (first, second, at, *narrowest)))
+
     def distribute(self, loop: str, inner: str, behind: str = "") -> Schedule:
         """A loop -> one around what is before `inner`, one around that, one around the rest; or one
         up to there, and one called `behind`."""
@@ -172,6 +187,15 @@ class Schedule:
     def expand(self, loop: str, scope: str, multiple: int = 1, place: str = "first") -> Schedule:
         """The private buffers of an iteration of `loop` -> buffers for all iterations."""
         return self.apply(Step("expand", (loop, scope, multiple, place)))
+
+    def promote(self, loop: str) -> Schedule:
+        """What `loop` adds to an element of a private buffer is added up in a register."""
+        return self.apply(Step("promote", (loop,)))
+
+    def hoist(self, loop: str, inner: str, multiple: int = 1) -> Schedule:
+        """What updates in `loop` combine, the same in all iterations of it and of `inner`, is
+        computed before it: `loop.h`."""
+        return self.apply(Step("hoist", (loop, inner, multiple)))
 
     def cache_read(self, buffer: str, loop: str) -> Schedule:
         """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
@@ -188,6 +212,11 @@ class Schedule:
     def prefetch(self, buffer: str, loop: str, ahead: int) -> Schedule:
         """Where vectors in `loop` read a buffer, what lies `ahead` elements behind is fetched."""
         return self.apply(Step("prefetch", (buffer, loop, ahead)))
+
+    def prefetch_next(self, buffer: str, at: tuple[str, ...], every: str) -> Schedule:
+        """In each iteration of `every` a line of what the next iteration of `at` reads is fetched.
+        """
+        return self.apply(Step("prefetch_next", (buffer, at, every)))
 
     def persist(self, loop: str, blocks: int) -> Schedule:
         """`loop` over blocks -> `loop.p` over `blocks` blocks, each with rounds `loop.o`."""

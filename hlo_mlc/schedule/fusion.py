@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
-from hlo_mlc.expr import build
+from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.core import Allocate, For, LoopProgram, Stmt
+from hlo_mlc.loops.core import Allocate, For, If, LoopProgram, Stmt, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
@@ -46,6 +48,9 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
             return statements
         merged += 1
         opened, scopes = _opened(statements[before:after + 1], first, second)
+        if len({scope.buffer.name for scope in scopes}) < len(scopes):
+            raise refuse("fuse_loops", statements[after], "would share a scope with a private "
+                         "buffer of the same name")
         body = _merge(opened, first, second, memory)
         body = allocated([scope.buffer for scope in scopes], body)
         return (*statements[:before], *body, *statements[after + 1:])
@@ -55,6 +60,72 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
         raise ScheduleError(f"fuse_loops: expected {first!r} and, after it in the same list of "
                             f"statements, {second!r}; fuse the loops around them first")
     return with_body(program, result)
+
+
+def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: int = 1, *,
+               checked: bool = True) -> LoopProgram:
+    """Run a loop that stands in front of the loop `at` beside one in its first iteration.
+
+        for k in 0..8:                    for t in 0..4:
+          p[k] = exp(x[k])                  if t == 0:
+        for t in 0..4:              ->        for k in 0..8:
+          for j in 0..8:                        p[k] = exp(x[k])
+            s[t] <- add p[j] * y[t, j]          s[t] <- add p[k] * y[t, k]
+                                            else:
+                                              for j in 0..8:
+                                                s[t] <- add p[j] * y[t, j]
+
+    What the first one waits for, memory as a rule, and what the second one does then take as long
+    as the longer of them.  Where loops in the first one have fewer than `least` iterations in all,
+    that is not worth the code, and they stay as they are.  Refused where an iteration of the second
+    needs what another iteration of the first does, or anything else in an iteration of `at` touches
+    it.  Halide: compute_with.
+    """
+    require_loops(program, "fuse_first", second)
+    memory = Memory.of(program)
+    found = False
+
+    def visit(statements: Body) -> Body:
+        nonlocal found
+        place = next((n for n, (a, b) in enumerate(pairwise(statements))
+                      if _is_loop(a, first) and _is_loop(b, at)), None)
+        if place is None:
+            return statements
+        one, outer = statements[place:place + 2]
+        found = True
+        if math.prod(s.var.extent or 1 for s in walk(one.body) if isinstance(s, For)) < least:
+            return statements
+        if index.bounds(outer.extent)[0] < 1:
+            raise refuse("fuse_first", outer, "may have no iteration")
+        inside, scopes = _opened(list(outer.body), second)
+        if sum(_is_loop(s, second) for s in inside) != 1:
+            raise refuse("fuse_first", outer, f"must hold the loop {second} as one of its "
+                         "statements")
+        body = allocated([s.buffer for s in scopes], tuple(
+            _beside(one, s, outer, memory if checked else None) if _is_loop(s, second) else s
+            for s in inside))
+        rest = tuple(s for s in inside if not _is_loop(s, second))
+        if checked and not _independent((one,), rest, memory):
+            raise refuse("fuse_first", outer, f"does more beside {second} with what {first} does")
+        return (*statements[:place], For(outer.var, outer.extent, outer.kind, body),
+                *statements[place + 2:])
+
+    result = transform_lists(program.body, visit)
+    if not found:
+        raise ScheduleError(f"fuse_first: expected {first!r} and right behind it {at!r}")
+    return with_body(program, result)
+
+
+def _beside(one: For, two: For, outer: For, memory: Memory | None) -> Stmt:
+    """The loop `two`, in the first iteration of the outer one with what the loop `one` does."""
+    if one.extent is not two.extent or one.kind is not two.kind:
+        raise refuse("fuse_first", two, f"must have the extent and the kind of {one.var.name}, "
+                     f"which is 0..{one.extent} {one.kind.value}")
+    moved = substitute(one.body, {one.var: two.var})
+    if memory is not None:
+        check_same_iteration("fuse_first", (two,), moved, two.body, memory)
+    both = For(two.var, two.extent, two.kind, (*moved, *two.body))
+    return If(index.compare("eq", outer.var, index.constant(0)), (both,), (two,))
 
 
 def _holder(statements: Body, name: str, start: int) -> int | None:

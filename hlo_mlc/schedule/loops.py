@@ -53,7 +53,7 @@ from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.guards import conjuncts
 
 
-def require_loops(program: LoopProgram, primitive: str, name: str) -> list[For]:
+def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For, ...]:
     """Every loop called `name`.
 
     Raises: ScheduleError where there is none.
@@ -75,7 +75,7 @@ def rewrite_loops(program: LoopProgram, primitive: str, name: str,
 
     def visit(stmt: Stmt) -> Body | None:
         nonlocal found
-        if not isinstance(stmt, For) or stmt.var.name != name:
+        if type(stmt) is not For or stmt.var.name != name:
             return None
         found = True
         return rewrite(stmt)
@@ -102,6 +102,13 @@ def require_constant(primitive: str, stmt: For) -> int:
     if extent is None:
         raise refuse(primitive, stmt, "needs a constant extent; split it by a constant first")
     return extent
+
+
+def most_iterations(primitive: str, stmt: For) -> int:
+    """The largest number of iterations that a loop can have."""
+    if stmt.var.extent is None:
+        raise refuse(primitive, stmt, "needs a bounded extent; split it by a constant first")
+    return stmt.var.extent
 
 
 def _require_kind(primitive: str, stmt: For, *kinds: LoopKind) -> None:
@@ -159,15 +166,14 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
             return _peeled(stmt, factor)
         if tail == "repeat" and checked:
             _check_repeatable(stmt, Memory.of(program))
+        if tail == "shorten":
+            return _shortened(stmt, factor)
         extent = require_constant("split", stmt)
-        size = min(factor, extent) if early else factor
+        size = min(factor, extent)
         count = -(-extent // size)
 
         def block(o: Var) -> Body:
             start = index.multiply(o if count > 1 else index.constant(0), index.constant(size))
-            if not early:
-                left = index.subtract(index.constant(extent), start)
-                return _block(stmt, start, index.minimum(index.constant(size), left))
             inside = stmt if tail == "repeat" else _only_from(stmt, start)
             return _block(inside, index.minimum(start, index.constant(extent - size)), size)
 
@@ -186,6 +192,17 @@ def _peeled(stmt: For, factor: int) -> Body:
     if index.bounds(rest)[1] > 0:
         result += _block(stmt, index.multiply(blocks, size), rest, "t")
     return result
+
+
+def _shortened(stmt: For, factor: int) -> Body:
+    size = index.constant(factor)
+    count = index.floordiv(index.add(stmt.extent, index.constant(factor - 1)), factor)
+
+    def block(o: Var) -> Body:
+        start = index.multiply(index.constant(0) if o.extent == 1 else o, size)
+        return _block(stmt, start, index.minimum(size, index.subtract(stmt.extent, start)))
+
+    return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
 
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
@@ -257,7 +274,8 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
             if last.value <= 0 or _all_expressions(full) == _all_expressions((stmt,)):
                 return (stmt,)
             rest = substitute((stmt,), {outer.var: last})
-            return (If(index.compare("lt", outer.var, last), _taken(*full), _taken(*rest)),)
+            return (If(index.compare("lt", outer.var, last), _narrowed(_taken(*full)),
+                       _narrowed(_taken(*rest))),)
 
         return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
 
@@ -266,6 +284,18 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
         raise refuse("specialize", require_loops(program, "specialize", at)[0],
                      f"holds no loop called {name}")
     return result
+
+
+def _narrowed(statements: Body) -> Body:
+    """Loops that have fewer iterations than before over variables that are known to stay below."""
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For) or stmt.var.extent is None \
+                or index.bounds(stmt.extent)[1] >= stmt.var.extent:
+            return None
+        return (loop(stmt.var.name, stmt.extent, stmt.kind, lambda i: _narrowed(
+            substitute(stmt.body, {stmt.var: i}))),)
+
+    return transform(statements, visit)
 
 
 def _all_expressions(statements: Body) -> list[Expr]:
@@ -337,7 +367,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
                             f"{', '.join(names)}")
     for name in names:
         require_loops(program, "reorder", name)
-    memory = Memory.of(program)
+    memory = Memory.of(program) if checked else None
     moved = 0
 
     def visit(stmt: Stmt) -> Body | None:
@@ -351,7 +381,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
-        if checked:
+        if memory is not None:
             _check_permutable(band, order, memory)
         body = band[-1].body
         for position in reversed(range(len(order))):
@@ -447,6 +477,8 @@ def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopP
     elements; an Accumulate into one element is combined over the lanes, in any order, so that its
     combiner has to commute.  Halide and TVM: vectorize.
     """
+    if not checked:
+        return _mark(program, "vectorize", name, LoopKind.VECTORIZE, checked)
     refuse_inside(program, "vectorize", name, LoopKind.VECTORIZE)
     for stmt in require_loops(program, "vectorize", name):
         if require_constant("vectorize", stmt) > MAX_LANES:
@@ -458,7 +490,7 @@ def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopP
                     LoopKind.PARALLEL, LoopKind.VECTORIZE)):
                 raise refuse("vectorize", stmt, f"holds `{headline(inner)}`, which cannot run "
                              "within a vector")
-            if checked and isinstance(inner, Accumulate) and not _commutes(inner) \
+            if isinstance(inner, Accumulate) and not _commutes(inner) \
                     and all(stmt.var not in i.free for i in inner.indices) \
                     and private.isdisjoint(inner.buffers):
                 raise refuse("vectorize", stmt, "would change the order of terms, and the combiner "
@@ -466,7 +498,7 @@ def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopP
             if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
                 raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
                              "the lanes of a vector go the same way")
-    return _mark(program, "vectorize", name, LoopKind.VECTORIZE, checked)
+    return _mark(program, "vectorize", name, LoopKind.VECTORIZE)
 
 
 def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
@@ -478,15 +510,16 @@ def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
     Refused unless it is proved that no iteration writes what another one reads or writes.
     Halide and TVM: parallel.
     """
+    if not checked:
+        return _mark(program, "parallel", name, LoopKind.PARALLEL, checked)
     for stmt in require_loops(program, "parallel", name):
         for inner in walk(stmt.body):
             if isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
                 raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
                              "already; fuse the two loops instead")
     refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
-    if checked:
-        _check_private(program, "parallel", name)
-    return _mark(program, "parallel", name, LoopKind.PARALLEL, checked)
+    _check_private(program, "parallel", name)
+    return _mark(program, "parallel", name, LoopKind.PARALLEL)
 
 
 def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
@@ -562,13 +595,13 @@ def _check_private(program: LoopProgram, primitive: str, name: str) -> None:
 
 def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
           checked: bool = True) -> LoopProgram:
-    memory = Memory.of(program)
+    memory = Memory.of(program) if checked else None
 
     def mark(stmt: For) -> Body:
         _require_kind(primitive, stmt, LoopKind.SERIAL)
         if kind is LoopKind.UNROLL:
             require_constant(primitive, stmt)
-        elif checked:
+        elif memory is not None:
             conflict = carried(stmt, memory,
                                reductions_are_free=kind is LoopKind.VECTORIZE)
             if conflict is not None:

@@ -1,16 +1,18 @@
-"""Schedule primitives that decide where values live: contract, expand, cache_read, cache_write,
-stream, prefetch."""
+"""Schedule primitives that decide where values live: contract, expand, promote, hoist,
+cache_read, cache_write, stream."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
+    STACK_BYTES,
     Accumulate,
     Allocate,
     For,
@@ -33,13 +35,14 @@ from hlo_mlc.loops.rewrite import (
     loop,
     paths,
     redirect,
+    substitute,
     transform,
+    transform_lists,
     with_bodies,
     with_body,
 )
-from hlo_mlc.schedule.loops import refuse, require_constant, require_loops, rewrite_loops
+from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
-from hlo_mlc.target.cpu import MAX_STACK_BYTES
 
 T = TypeVar("T")
 
@@ -47,7 +50,7 @@ _LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a til
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Tile:
+class Tile:
     """The part of a buffer that some statements touch: `extents` elements from `base` on.
 
     A dimension of which they touch one element is not part of the tile's own shape.
@@ -77,12 +80,14 @@ def _written(statements: Body) -> set[Buffer]:
     return {a.buffer for a in accesses(statements) if a.writes}
 
 
-def _tile(buffer: Buffer, touched: list[Access], statements: Body) -> _Tile:
-    """The smallest tile around what `statements` touch, placed by what does not change in them."""
-    inner, unstable = variables(statements), _written(statements)
+def tile_around(buffer: Buffer, found: list[Access], statements: Body) -> Tile:
+    """The smallest tile around what `statements` touch, placed by what does not change in them;
+    `found` are all accesses there."""
+    inner, unstable = variables(statements), {a.buffer for a in found if a.writes}
+    touched = [a for a in found if a.buffer == buffer]
     spans = [_span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
              for d in range(len(buffer.shape))]
-    return _Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
+    return Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
 
 
 def _span(size: int, indices: list[Expr], inner: set[Var],
@@ -126,7 +131,9 @@ def contract(program: LoopProgram, name: str) -> LoopProgram:
         if isinstance(stmt, Accumulate) and buffer in stmt.buffers and len(stmt.buffers) > 1:
             raise refuse("contract", stmt, f"updates other buffers together with {name}")
     memory = Memory.of(program)
-    body = _contract_in(program.body, buffer, memory, depth=0)
+    body = transform(program.body, lambda s: () if isinstance(s, Prefetch) and s.buffer == buffer
+                     else None)  # what lies behind it is elsewhere then
+    body = _contract_in(body, buffer, memory, depth=0)
     scratch = tuple(item for item in program.scratch if item[0] is not buffer)
     return replace(program, body=body, scratch=scratch)
 
@@ -163,7 +170,7 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
     first, last = statements.index(users[0]), statements.index(users[-1])
     part = statements[first:last + 1]
     _refuse_tasks("contract", part, buffer)
-    tile = _tile(buffer, accesses(part, buffer), part)
+    tile = tile_around(buffer, accesses(part), part)
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
     _refuse_large("contract", users[0], small)
     held = Allocate(small, redirect(part, {buffer: small}, tile.place))
@@ -213,8 +220,9 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
 
     `scope` ("register" or "stack") says where they are then; there is room for a whole `multiple`
     of elements (4 in the picture).  Arrays get the new dimension at a `place`, "first" or "last",
-    where it becomes lanes.  The loop can be distributed afterwards.  Halide: store_in and
-    align_storage; Exo: expand_dim; elsewhere scalar expansion.
+    where it becomes lanes.  Loops of that name without private buffers stay as they are.  The loop
+    can be distributed afterwards.  Halide: store_in and align_storage; Exo: expand_dim; elsewhere
+    scalar expansion.
     """
     if scope not in ("register", "stack") or multiple < 1:
         raise ScheduleError(f"expand: expected the scope register or stack, and a multiple of at "
@@ -229,13 +237,13 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
 
     def grow(stmt: For) -> Body | None:
         nonlocal found
-        if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
-            raise refuse("expand", stmt, "must be serial or unrolled")
-        size = -(-require_constant("expand", stmt) // multiple) * multiple
         private, body = _taken_out(stmt.body)
         if not private:
             return None
         found = True
+        if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
+            raise refuse("expand", stmt, "must be serial or unrolled")
+        size = -(-most_iterations("expand", stmt) // multiple) * multiple
         if len({buffer.name for buffer in private}) < len(private):
             raise refuse("expand", stmt, "has several private buffers of one name")
         larger = {b: replace(b, shape=placed(b.shape, size), scope=scope) for b in private}
@@ -249,6 +257,166 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
         raise refuse("expand", require_loops(program, "expand", name)[0],
                      "has no private buffers in its body")
     return result
+
+
+def promote(program: LoopProgram, name: str) -> LoopProgram:
+    """Let a loop add up in a register what it adds to an element of a private buffer.
+
+        s[i] = 0                       alloc s.k: f32 register:
+        for k in 0..8:                   s.k[] = 0
+          s[i] <- add x[k, i]    ->      for k in 0..8:
+                                           s.k[] <- add x[k, i]
+                                         s[i] = s.k[]
+
+    It begins with what was there, which is not stored if it was right before.  Refused unless the
+    loop, or the innermost one of a perfect nest, does nothing else.  TVM: cache_write; LLVM: scalar
+    promotion.
+    """
+    found = False
+
+    def visit(statements: Body) -> Body:
+        nonlocal found
+        result: list[Stmt] = []
+        for stmt in statements:
+            if not isinstance(stmt, For) or stmt.var.name != name:
+                result.append(stmt)
+                continue
+            found = True
+            update = _only_update(stmt)
+            (buffer,) = update.buffers
+            own, start = Buffer(f"{buffer.name}.{name}", buffer.dtype, (), "register"), None
+            before = result[-1] if result else None
+            if isinstance(before, Store) and before.guard is None and (
+                    before.buffer, before.indices) == (buffer, update.indices):
+                start = result.pop().value
+            sums = transform((stmt,), lambda s, own=own: (Accumulate(
+                (own,), (), s.combiner, s.terms),) if isinstance(s, Accumulate) else None)
+            result.append(Allocate(own, (
+                Store(own, (), Load(buffer, update.indices) if start is None else start), *sums,
+                Store(buffer, update.indices, Load(own, ())))))
+        return tuple(result)
+
+    body = transform_lists(program.body, visit)
+    if not found:
+        require_loops(program, "promote", name)
+    return with_body(program, body)
+
+
+def _only_update(stmt: For) -> Accumulate:
+    """All that a nest does, to one element."""
+    inner: Stmt = stmt
+    axes = set()
+    while isinstance(inner, For) and inner.kind is LoopKind.SERIAL and len(inner.body) == 1:
+        axes.add(inner.var)
+        inner = inner.body[0]
+    if not isinstance(inner, Accumulate) or inner.guard is not None or len(inner.buffers) > 1 \
+            or inner.buffers[0].scope not in ("register", "stack"):
+        raise refuse("promote", stmt, "must do nothing but update a private buffer")
+    places = frozenset().union(*(i.free for i in inner.indices))
+    if not axes.isdisjoint(places) or any(map(loads, inner.indices)) or any(
+            read.source == inner.buffers[0] for e in inner.terms for read in loads(e)):
+        raise refuse("promote", stmt, "must update one element of it, and not read it")
+    return inner
+
+
+def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, checked: bool = True
+          ) -> LoopProgram:
+    """Compute what updates in a loop combine, and is the same in all its iterations, before it.
+
+        for i in 0..4:                         alloc i.h: 8xf32 stack:
+          for j in 0..8:                         for i.h.j in 0..8:
+            s[] <- add x[i, j] * exp(y[j])  ->     i.h[i.h.j] = exp(y[i.h.j])
+                                                 for i in 0..4:
+                                                   for j in 0..8:
+                                                     s[] <- add x[i, j] * i.h[j]
+
+    That is an operand of the operation that gives the term, here of the product, and the same in
+    all iterations of the loop `inner`, too, which is inside of this one, or this one itself.  It
+    has an element for each iteration of the loops in which it changes, in the order of these, with
+    room for a whole `multiple` of elements: so a factor is packed as it is read.  Refused where an
+    iteration writes what it is computed from, or may not need it.  Halide: compute_at of what was
+    inline; TVM: cache_read.
+    """
+    if multiple < 1:
+        raise ScheduleError(f"hoist: expected a multiple of at least 1 for {name!r}, got "
+                            f"{multiple}")
+    require_loops(program, "hoist", inner)
+    memory = Memory.of(program) if checked else None
+    found = False
+
+    def before(stmt: For) -> Body | None:
+        nonlocal found
+        chosen: dict[Expr, list[For]] = {}
+        for path in paths((stmt,)):
+            around = [s for s in path if isinstance(s, For)]
+            same = {s.var for s in around if s.var.name in (name, inner)}
+            if isinstance(path[-1], Accumulate) and inner in (s.var.name for s in around):
+                for e in filter(lambda e: e.free.isdisjoint(same), _operands(path[-1])):
+                    if loops := [s for s in around if s.var in e.free]:
+                        chosen[e] = loops
+        if not chosen:
+            return None
+        if len(chosen) > 1:
+            raise refuse("hoist", stmt, f"has several operands that are the same in all its "
+                         f"iterations: {', '.join(map(str, chosen))}")
+        ((value, loops),), found = chosen.items(), True
+        if memory is not None:
+            _refuse_unstable(stmt, value, loops, memory)
+        sizes = [most_iterations("hoist", s) for s in loops]
+        sizes[-1] = -(-sizes[-1] // multiple) * multiple
+        buffer = Buffer(f"{name}.h", value.dtype, tuple(sizes), "stack")
+        _refuse_large("hoist", stmt, buffer)
+        place = tuple(s.var for s in loops)
+        body = transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place)))
+        fill: Body = (Store(buffer, place, value),)
+        for s in reversed(loops):
+            own = Var(f"{buffer.name}.{s.var.name}", INDEX, s.var.extent)
+            fill = (For(own, s.extent, LoopKind.SERIAL, substitute(fill, {s.var: own})),)
+        if any(isinstance(s, Allocate) and s.buffer.name == buffer.name
+               for s in walk(program.body)):
+            raise refuse("hoist", stmt, f"is behind {buffer.name} already")
+        body = (For(stmt.var, stmt.extent, stmt.kind, body),)
+        _refuse_tasks("hoist", body, buffer)
+        return (Allocate(buffer, (*fill, *body)),)
+
+    result = rewrite_loops(program, "hoist", name, before)
+    if not found:
+        raise refuse("hoist", require_loops(program, "hoist", name)[0],
+                     "changes all that its updates combine")
+    return result
+
+
+def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
+    """An update that combines something new in the place of a value."""
+    if not isinstance(stmt, Accumulate) or value not in _operands(stmt):
+        return None
+    terms = tuple([build.transform(t, lambda node: new if node is value else None)
+                   for t in stmt.terms])
+    return (Accumulate(stmt.buffers, stmt.indices, stmt.combiner, terms, stmt.guard, stmt.atomic),)
+
+
+def _operands(update: Accumulate) -> Iterator[Expr]:
+    """What the operations that give the terms of an update take, if it comes from memory."""
+    for term in update.terms:
+        if isinstance(term, Apply):
+            yield from (e for e in term.args if loads(e))
+
+
+def _refuse_unstable(stmt: For, value: Expr, loops: list[For], memory: Memory) -> None:
+    """Refuse a value that cannot be computed in front of a loop."""
+    written = {a.buffer for a in accesses(stmt.body) if a.writes}
+    private = {s.buffer for s in walk(stmt.body) if isinstance(s, Allocate)}
+    for read in loads(value):
+        if any(memory.may_overlap(read.source, b) for b in (*written, *private)):
+            raise refuse("hoist", stmt, f"also writes {read.source.name}")
+    varying = {stmt.var, *(s.var for s in walk(stmt.body) if isinstance(s, For))}
+    for s in loops:
+        if not s.extent.free.isdisjoint(varying) or loads(s.extent):
+            raise refuse("hoist", s, "has an extent that may change meanwhile")
+    for path in paths(stmt.body):
+        if isinstance(path[-1], Accumulate) and value in _operands(path[-1]) and (
+                path[-1].guard is not None or any(isinstance(s, If | While) for s in path)):
+            raise refuse("hoist", path[-1], "does not always happen")
 
 
 def _taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
@@ -267,9 +435,9 @@ def _taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
 
 def _refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
     """Refuse a private buffer for which a thread's stack has no room."""
-    if buffer.bytes > MAX_STACK_BYTES:
+    if buffer.bytes > STACK_BYTES:
         raise refuse(primitive, stmt, f"needs {buffer.bytes} bytes of {buffer.name} at once; a "
-                     f"private buffer may have {MAX_STACK_BYTES}")
+                     f"private buffer may have {STACK_BYTES}")
 
 
 def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
@@ -290,7 +458,7 @@ def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
         buffer = touched[0].buffer
-        tile = _tile(buffer, touched, stmt.body)
+        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
         copy = _copy(tile, cached, lambda inside, origin, guard: Store(
             cached, inside, Load(buffer, origin), guard), buffer)
@@ -325,7 +493,7 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
         if together is not None:
             raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
                          f"{together}")
-        tile = _tile(buffer, touched, stmt.body)
+        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cover = _cover(stmt, touched, math.prod(tile.extents))
         if cover is None:
             raise refuse("cache_write", stmt, f"does not surely write every element of the "
@@ -367,41 +535,6 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
     return with_body(program, body)
 
 
-def prefetch(program: LoopProgram, name: str, at: str, ahead: int) -> LoopProgram:
-    """Ask for what lies `ahead` elements behind, wherever vectors in a loop read a buffer.
-
-        for i.v vectorize:                  for i.v vectorize:
-          y[r, i.v] = x[r, i.v]     ->        prefetch x[r, i.v] + 1024
-                                              y[r, i.v] = x[r, i.v]
-
-    Apart from the distance this is Halide's prefetch. The vectors are those inside of the loop
-    called `at` (in the picture r would do), or of what rewrites made of it (i); what all lanes read
-    is not asked for.
-    """
-    found = 0
-
-    def ask(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, For) or stmt.kind is not LoopKind.VECTORIZE:
-            return None
-        reads = dict.fromkeys(load for inner in stmt.body if not bodies(inner)
-                              for e in expressions(inner) for load in loads(e)
-                              if load.source.name == name and load.guard is None
-                              and any(stmt.var in i.free for i in load.indices))
-        found += len(reads)
-        asked = tuple(Prefetch(load.source, load.indices, ahead) for load in reads)
-        return (For(stmt.var, stmt.extent, stmt.kind, (*asked, *stmt.body)),)
-
-    def visit(stmt: Stmt) -> Body | None:
-        is_there = isinstance(stmt, For) and f"{stmt.var.name}.".startswith(f"{at}.")
-        return transform((stmt,), ask) if is_there else None
-
-    body = transform(program.body, visit)
-    if not found:
-        raise ScheduleError(f"prefetch: no vector in a loop called {at!r} reads {name!r}")
-    return with_body(program, body)
-
-
 def _staged(program: LoopProgram, primitive: str, name: str, at: str,
             stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
     buffers = {a.buffer.name: a.buffer for a in accesses(program.body)}
@@ -437,7 +570,7 @@ def _tile_name(buffer: str, at: str) -> str:
     return f"{buffer}.{at}"
 
 
-def _copy(tile: _Tile, cached: Buffer,
+def _copy(tile: Tile, cached: Buffer,
           store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
           buffer: Buffer, turn: int = 1) -> Body:
     """Loops over a tile; elements outside of the buffer are left out."""

@@ -19,8 +19,6 @@ HOST = "host"
 KIB = 1024
 MIB = 1024 * KIB
 CACHE_LINE_BYTES = 64  # of all processors that we know
-# That one function may allocate: XLA's threads have small stacks, of which others need a part too.
-MAX_STACK_BYTES = 256 * KIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from hlo_mlc.templates.base import (
     epilogue_cost,
     lanes,
 )
-from hlo_mlc.templates.contraction_loops import EPILOGUE_INLINE
+from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
 from hlo_mlc.templates.row_block import RowBlock, either_block
 from hlo_mlc.templates.row_passes import row_passes

@@ -154,12 +154,15 @@ def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> S
 
 
 def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
-    """Whole vectors of a loop's iterations, and one with fewer lanes."""
-    if max(constant_extent(s) or 0 for s in schedule.loops(name)) <= width:
+    """Whole vectors of a loop's iterations, and one with fewer lanes, or few iterations where their
+    number is not known."""
+    if all(constant_extent(s) is not None and constant_extent(s) <= width
+           for s in schedule.loops(name)):
         return schedule.vectorize(name)
     schedule = schedule.split(name, width)
     for part in (f"{name}.i", f"{name}.t"):
-        if part in schedule.loop_names:
+        found = schedule.loops(part)
+        if found and all(constant_extent(s) is not None for s in found):
             schedule = schedule.vectorize(part)
     return schedule
 

@@ -1,41 +1,51 @@
 """Matrix products: a register tile of accumulators over panels of packed columns.
 
-    parallel task -> batch, panel of columns, block of row tiles
-      for each row tile: accumulators[rows, panel] in registers
-        for k: accumulators[r, :] += lhs[r, k] * rhs[k, :]
-        epilogue -> result
+    for each row, column:           parallel task -> batch, panel of columns, block of row tiles
+      sum = initial                   for each row tile: sums[rows, panel] in registers
+      for k: sum += lhs * rhs    ->     for k: sums[r, :] += lhs[r, k] * panel[k, :]
+      result                            results[rows, panel]
 
 The first tile packs the panel of rhs beside its multiplications, [summed, panel]; all of them ask
 for the next panel.  Multiplications run at the processor's peak once their factors are near: what
-is left to win is the time that a panel takes to come.
+is left to win is the time that a panel takes to come.  Where a panel is longer than there is room
+for on the stack, all tiles of a block go along a part of the depth before the next part.
 
-The factors may be any expressions (prologues), the results any expressions of the accumulators
-(epilogues).  Sums over k are sums of runs of some 256 terms.
+The factors may be any expressions (prologues), the results any expressions of the sums (epilogues).
+Sums over k are sums of runs of some 256 terms.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hlo_mlc.schedule.cascade import in_runs
+from hlo_mlc.expr.core import Load, loads
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.contraction_loops import (
-    ContractionLoops,
-    outer_points,
-    register_roles,
+from hlo_mlc.templates.base import (
+    Parameters,
+    Scheduled,
+    epilogue_cost,
+    in_tasks,
+    in_vectors,
+    may_repeat,
+    open_schedule,
+    points,
 )
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     RUN,
+    WRITTEN_ROWS,
     is_direct,
     is_plain,
     is_widened,
     product_refusal,
+    products_per_task,
     reads_vectors_along,
 )
 from hlo_mlc.templates.register_tile import register_tile
+from hlo_mlc.tensor.classify import Contraction, contraction, cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -55,6 +65,16 @@ AHEAD = 8
 # Steps of the depth between two lines of the next panel: to say which one takes 17 instructions,
 # where a step of a tile of 6 rows by 2 vectors takes 20.
 STEPS_BETWEEN = 8
+# Epilogues costlier than this run as a loop over a tile in L1 instead of being written out for
+# every register of the tile: code size, for the same speed.
+EPILOGUE_INLINE = 4
+# Up to this cost the vectors of a row are written out side by side: one alone waits for its own
+# results (gelu behind 128 x 768 x 3072: 1.5 times as long in all).
+EPILOGUE_ABREAST = 80
+# Vectors that printers put into memory in turns (codegen/cpu/strides.py); instructions to store an
+# element of a vector alone.
+SHUFFLED = 4
+STORED_ALONE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +104,8 @@ class ContractionTemplate:
         depth = math.prod(v.extent for v in roles.summed)
         rows, vectors = register_tile(m, n, lanes, target)
         tiles = -(-m // rows)
-        panels = -(-n // (lanes * vectors)) * outer_points(roles)
-        work = m * n * depth * outer_points(roles)
+        panels = -(-n // (lanes * vectors)) * math.prod(v.extent for v in roles.outer)
+        work = points(stage)
         row_blocks = 1
         if work > PARALLEL_WORK and panels < 2 * target.cores:
             row_blocks = min(tiles, -(-2 * target.cores // panels))
@@ -110,8 +130,256 @@ class ContractionTemplate:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         lanes = _lanes(stage, target)
-        loops = ContractionLoops.of(stage, _fitting(stage, lanes, parameters), lanes, target.cores)
-        return Scheduled(in_runs(loops.build(), RUN), ())
+        return Scheduled.of(_Tiling(stage, register_roles(stage, lanes), _fitting(
+            stage, lanes, parameters), target).schedule())
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """The rewrites that make register tiles of the naive loops of a product."""
+
+    stage: Stage
+    roles: Contraction
+    parameters: Parameters
+    target: CpuTarget
+
+    def schedule(self) -> Schedule:
+        """All of them, in their order."""
+        schedule = self._in_tiles(open_schedule(
+            Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage), checked=False))
+        if self.in_parts:
+            schedule = self._part_by_part(schedule)
+        elif self.finishes_apart:
+            schedule = self._finished_apart(schedule)
+        elif self.stores_columns:
+            schedule = self._expanded(schedule, "register").distribute(
+                self.row, self.depth[0], "e").reorder(f"{self.column}.e", f"{self.row}.e")
+        if self.parameters["pack_rows"]:
+            schedule = self._with_rows_computed(schedule)
+        schedule = self._in_registers(schedule)
+        if self.parameters["pack"]:
+            schedule = self._packed(schedule)
+        schedule = self._with_next_panel_fetched(schedule).cascade(RUN)
+        schedule = self._with_rows_fetched(self._in_vectors(schedule))
+        return in_tasks(schedule, len(self.roles.outer) + 2, lambda tasks: products_per_task(
+            tasks, points(self.stage), self.target.cores))
+
+    # The loops that there are in the end, by what is done in them
+
+    @property
+    def panel(self) -> str:
+        """Each panel of columns."""
+        return f"{self.roles.columns[-1].name}.o"
+
+    @property
+    def tile(self) -> str:
+        """Each tile of a block of rows."""
+        return f"{self.roles.rows[-1].name}.o.i"
+
+    @property
+    def row(self) -> str:
+        """Each row of a tile."""
+        return f"{self.roles.rows[-1].name}.i"
+
+    @property
+    def column(self) -> str:
+        """Each column of a panel."""
+        return f"{self.roles.columns[-1].name}.i"
+
+    @property
+    def depth(self) -> tuple[str, ...]:
+        """Each term of the sums of a tile."""
+        *others, last = (v.name for v in self.roles.summed)
+        return (*others, f"{last}.i" if self.in_parts else last)
+
+    # What follows from the parameters
+
+    @property
+    def lanes(self) -> int:
+        """Elements of a vector."""
+        return _lanes(self.stage, self.target)
+
+    @property
+    def width(self) -> int:
+        """Columns of a panel."""
+        return self.parameters["vectors"] * self.lanes
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a block of rows."""
+        return -(-self._rows_of_block // self.parameters["rows"])
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        return -(-self._rows_of_block // self.tiles)
+
+    @property
+    def _rows_of_block(self) -> int:
+        extent, most = self.roles.rows[-1].extent, self.parameters["rows"]
+        return -(-extent // min(self.parameters["row_blocks"], -(-extent // most)))
+
+    @property
+    def part(self) -> int:
+        """How much of the innermost summed axis all tiles of a block go along at a time."""
+        extent = self.roles.summed[-1].extent
+        return min(self.parameters["depth"] or extent, extent)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether sums wait on the stack between parts of the depth."""
+        return self.part < self.roles.summed[-1].extent
+
+    @property
+    def finishes_apart(self) -> bool:
+        """Whether the results of a tile are computed from sums on the stack."""
+        return epilogue_cost(self.stage) > EPILOGUE_INLINE
+
+    @property
+    def stores_columns(self) -> bool:
+        """Whether vectors of results are stored one behind the other, not side by side."""
+        return not all(stride(a, self.roles.columns[-1]) == 1 for a in self.stage.assigns)
+
+    @property
+    def packs_beside(self) -> bool:
+        """Whether the first tile packs a panel beside its multiplications, which take as long as
+        the panel takes to come; the last, narrow one is not worth the code."""
+        columns = self.roles.columns[-1]
+        return bool(self.parameters["pack"]) and self.tiles > 1 and len(self.roles.summed) == 1 \
+            and columns.extent >= self.width and reads_vectors_along(self.roles.rhs, columns)
+
+    # The rewrites
+
+    def _in_tiles(self, schedule: Schedule) -> Schedule:
+        """Panels of columns, blocks of tiles of rows; the last panel has loops of its own."""
+        rows, columns = self.roles.rows[-1], self.roles.columns[-1]
+        # The last tile may do again only what its own task did.
+        before = (rows.extent - 1) // self.height
+        repeats = may_repeat(self.stage) and (
+            before % self.tiles > 0 or before == 0 or rows.extent % self.height == 0)
+        return (
+            schedule.reorder(*(v.name for v in self.roles.outer), rows.name, columns.name)
+            .split(columns.name, self.width, "shorten").reorder(self.panel, rows.name)
+            .split(rows.name, self.height, "repeat" if repeats else "shift")
+            .split(f"{rows.name}.o", self.tiles, "shorten").specialize(self.tile, self.panel))
+
+    def _part_by_part(self, schedule: Schedule) -> Schedule:
+        """The sums of a block of rows on the stack; for each part of the depth, what each tile adds
+        to them; and all results."""
+        *others, last = (v.name for v in self.roles.summed)
+        schedule = schedule.split(last, self.part, "shorten")
+        if others:
+            schedule = schedule.reorder(f"{last}.o", *others, f"{last}.i")
+        schedule = self._expanded(schedule, "stack").expand(self.tile, "stack")
+        return (
+            schedule.distribute(self.tile, f"{last}.o", "e").distribute(self.tile, f"{last}.o")
+            .reorder(f"{last}.o", self.tile, self.row, self.column).promote(self.depth[0]))
+
+    def _finished_apart(self, schedule: Schedule) -> Schedule:
+        """The sums of a tile on the stack, and its results in loops of their own."""
+        return self._expanded(schedule, "stack").distribute(self.row, self.depth[0], "e").promote(
+            self.depth[0])
+
+    def _with_rows_computed(self, schedule: Schedule) -> Schedule:
+        """The rows of a tile on the stack, by vectors where they lie along the depth."""
+        *others, last = self.roles.summed
+        # Rows 4 KiB apart would share their places in L1.
+        schedule = schedule.reorder(self.column, self.row).hoist(
+            self.column, self.column, self.part + self.lanes).reorder(self.row, self.column)
+        if others or not reads_vectors_along(self.roles.lhs, last):
+            return schedule
+        return in_vectors(schedule, f"{self.column}.h.{self.depth[-1]}", self.lanes)
+
+    def _in_registers(self, schedule: Schedule) -> Schedule:
+        """The sums of a tile side by side inside of the loops over the depth."""
+        if self.in_parts or self.finishes_apart or not self.stores_columns:
+            schedule = self._expanded(schedule, "register")
+        for axis in self.depth:
+            schedule = schedule.distribute(self.row, axis).reorder(axis, self.row, self.column)
+        return schedule
+
+    def _expanded(self, schedule: Schedule, scope: str) -> Schedule:
+        return schedule.expand(self.column, scope, self.lanes).expand(self.row, scope)
+
+    def _packed(self, schedule: Schedule) -> Schedule:
+        """A panel of the right factor on the stack."""
+        rhs, last = self.roles.rhs, self.roles.summed[-1]
+        schedule = schedule.hoist(self.tile, self.row, self.lanes)
+        along, across = (f"{self.tile}.h.{name}" for name in (self.depth[-1], self.column))
+        if self.packs_beside:
+            schedule = schedule.fuse_first(along, self.depth[-1], self.tile, self.width)
+        if len(self.roles.summed) == 1 and isinstance(rhs, Load) and stride(rhs, last) == 1:
+            return _in_squares(schedule, along, across, self.lanes)
+        return _written_out(schedule, across, self.lanes)
+
+    def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
+        """Of the next panel, or of this one's next part, a line asked for now and then."""
+        matrix, every, steps = self._matrix(), self.depth[-1], self.parameters["next_panel"]
+        at = ((self.panel,) if self.roles.columns[-1].extent > self.width else ()) \
+            + ((f"{self.roles.summed[-1].name}.o",) if self.in_parts else ())
+        if matrix is None or not at or not steps:
+            return schedule
+        if steps > 1:
+            schedule, every = schedule.split(every, steps, "shorten"), f"{every}.o"
+        return schedule.prefetch_next(matrix.source.name, at, every)
+
+    def _matrix(self) -> Load | None:
+        """The matrix in the right factor whose elements lie side by side along the columns or the
+        only depth."""
+        if len(self.roles.summed) == 1:
+            for x in filter(is_plain, loads(self.roles.rhs)):
+                strides = [stride(x, v) for v in (self.roles.columns[-1], self.roles.summed[-1])]
+                if all(strides) and 1 in strides:
+                    return x
+        return None
+
+    def _in_vectors(self, schedule: Schedule) -> Schedule:
+        """Vectors of columns; the sums of a tile are written out, so that they are registers."""
+        schedule = _written_out(schedule, self.column, self.lanes).unroll(self.row)
+        late = f"{self.column}.e"
+        if late not in schedule.loop_names:
+            return schedule
+        if not self.in_parts and not self.finishes_apart:
+            schedule = schedule.split(late, self.lanes).unroll(f"{self.row}.e")
+            for part in (f"{late}.i", f"{late}.t"):
+                if part in schedule.loop_names:
+                    schedule = schedule.reorder(f"{self.row}.e", part).vectorize(part)
+            return schedule.unroll(f"{late}.o") if f"{late}.o" in schedule.loop_names else schedule
+        if sum(cost(a.value) for a in self.stage.assigns) <= EPILOGUE_ABREAST:
+            return _written_out(schedule, late, self.lanes)
+        return in_vectors(schedule, late, self.lanes)
+
+    def _with_rows_fetched(self, schedule: Schedule) -> Schedule:
+        """Rows of the right factor asked for some steps before they are read where they lie."""
+        rhs, ahead = self.roles.rhs, self.parameters["ahead"]
+        if not ahead or not is_direct(rhs, self.roles.columns[-1]) \
+                or (self.parameters["pack"] and not self.packs_beside):
+            return schedule
+        apart = stride(rhs, self.roles.summed[-1])
+        return schedule.prefetch(rhs.source.name, self.depth[-1], ahead * apart) if apart \
+            else schedule
+
+
+def _written_out(schedule: Schedule, name: str, lanes: int) -> Schedule:
+    """Vectors of a loop's iterations, side by side."""
+    schedule = in_vectors(schedule, name, lanes)
+    return schedule.unroll(f"{name}.o") if f"{name}.o" in schedule.loop_names else schedule
+
+
+def _in_squares(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
+    """A copy of what lies along the rows of a tile, in square blocks of which a few rows at a time
+    are written out: the printer transposes them in registers (`product.in_squares`)."""
+    schedule, inside = schedule.split(rows, lanes), f"{rows}.i"
+    is_square = inside in schedule.loop_names
+    if is_square:
+        schedule = schedule.reorder(columns, inside)
+    schedule = schedule.split(columns, lanes)
+    for part in (f"{columns}.i", f"{columns}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.reorder(inside, part) if is_square else schedule
+            schedule = schedule.vectorize(part)
+    return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
+        else schedule
 
 
 def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
@@ -132,6 +400,27 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     most_rows = STACK_PARTIAL // (width * size)
     fewest = -(-roles.rows[-1].extent // most_rows)
     return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
+
+
+def register_roles(stage: Stage, lanes: int) -> Contraction:
+    """The roles of a product's axes: columns are what goes into vectors.
+
+    As a rule that is the axis along which results lie side by side.  Where they are few, vectors
+    along the rows take fewer instructions if the left factor lies along these, though results are
+    shuffled then, or stored one by one: a million points times 3 x 3, from three rows of a million,
+    took 0.6 of the time.
+    """
+    roles = contraction(stage)
+    rows, columns = roles.rows[-1], roles.columns[-1]
+    if not columns.extent < lanes <= rows.extent or not reads_vectors_along(roles.lhs, rows):
+        return roles
+    depth = math.prod(v.extent for v in roles.summed)
+    in_turns = columns.extent <= SHUFFLED and all(
+        stride(a, rows) == columns.extent for a in stage.assigns)
+    stored = columns.extent * (columns.extent if in_turns else STORED_ALONE * lanes)
+    if columns.extent * depth + stored >= lanes * (depth + 1):
+        return roles
+    return replace(roles, rows=roles.columns, columns=roles.rows, lhs=roles.rhs, rhs=roles.lhs)
 
 
 def _lanes(stage: Stage, target: CpuTarget) -> int:

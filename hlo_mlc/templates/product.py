@@ -10,9 +10,9 @@ from hlo_mlc.expr.build import apply, load
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BF16, F32, DType
-from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import across, bounded, parallel_tasks
+from hlo_mlc.templates.base import across, bounded
 from hlo_mlc.tensor.classify import contraction, is_map, stride
 from hlo_mlc.tensor.core import Nest
 
@@ -46,17 +46,10 @@ class Tile:
         return Tile(Buffer(f"{name}{height}x{width}", dtype, (height, padded), "register"),
                     width, lanes)
 
-    def each(self, prefix: str, body: Statements, by_rows: bool = True) -> Body:
-        """`body(row, column)` for every element, written out; vectors of a row, or of the same
-        columns, one after the other."""
-        height = self.buffer.shape[0]
-        if by_rows:
-            return (loop(f"{prefix}i", height, LoopKind.UNROLL, lambda r: across(
-                f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
-        return panels(f"{prefix}j", self.width, self.lanes, lambda start, count: (
-            loop(f"{prefix}i", height, LoopKind.UNROLL, lambda r: (
-                loop(f"{prefix}l", count, LoopKind.VECTORIZE, lambda lane: body(
-                    r, index.add(start, lane))),)),), LoopKind.UNROLL)
+    def each(self, prefix: str, body: Statements) -> Body:
+        """`body(row, column)` for every element, written out."""
+        return (loop(f"{prefix}i", self.buffer.shape[0], LoopKind.UNROLL, lambda r: across(
+            f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
 
     def fill(self, prefix: str, value: Element) -> Body:
         """tile[r, c] = value(r, c)"""
@@ -72,49 +65,6 @@ class Tile:
     def at(self, r: Expr, c: Expr) -> Expr:
         """The sum of a row and a column."""
         return load(self.buffer, (r, c))
-
-
-@dataclass(frozen=True, slots=True)
-class RowTiles:
-    """Rows in `blocks` of nearly the same size, each in `tiles` of `height` rows.
-
-    Where rows may be computed twice, the last tile of a block begins where it ends with the block;
-    else some tiles have a row less, and code of their own.
-    """
-
-    extent: int
-    blocks: int
-    tiles: int
-    height: int
-    repeat: bool
-
-    @staticmethod
-    def of(extent: int, most_rows: int, blocks: int, repeat: bool) -> RowTiles:
-        blocks = min(blocks, -(-extent // most_rows))
-        longest = -(-extent // blocks)
-        tiles = -(-longest // most_rows)
-        height = -(-longest // tiles)
-        return RowTiles(extent, blocks, tiles, height, repeat and extent // blocks >= height)
-
-    def tile(self, block: Expr, number: Expr, body: Callable[[int, Expr], Body]) -> Body:
-        """`body(height, first row)` of the numbered tile of a block."""
-        begin, end = self._edge(block), self._edge(index.add(block, index.constant(1)))
-        before = index.multiply(number, index.constant(self.height))
-        if self.repeat or self.blocks * self.tiles * self.height == self.extent:
-            last = index.subtract(end, index.constant(self.height))
-            return body(self.height, index.minimum(index.add(begin, before), last))
-        low = self.height - 1
-        tall = index.subtract(index.subtract(end, begin), index.constant(self.tiles * low))
-        row = index.add(begin, index.add(index.multiply(number, index.constant(low)),
-                                         index.minimum(number, tall)))
-
-        def of_height(height: int) -> Body:
-            return body(height, bounded(row, self.extent - height + 1)) if height else ()
-
-        return (If(index.compare("lt", number, tall), of_height(self.height), of_height(low)),)
-
-    def _edge(self, block: Expr) -> Expr:
-        return index.floordiv(index.multiply(block, index.constant(self.extent)), self.blocks)
 
 
 def product_refusal(nest: Nest) -> str:
@@ -185,25 +135,6 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
     return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
 
 
-def in_turns(name: str, size: Expr, count: int, first: Callable[[Expr], Body],
-             body: Callable[[Expr], Body]) -> Body:
-    """`body(i)` for `size` numbers, `first(i)` in front of every `count` of them."""
-    if count == 1:
-        return (loop(name, size, LoopKind.SERIAL, lambda i: (*first(i), *body(i))),)
-    turns = index.floordiv(index.add(size, index.constant(count - 1)), count)
-    is_even = isinstance(size, Const) and size.value % count == 0
-
-    def turn(t: Var) -> Body:
-        done = index.multiply(t, index.constant(count))
-        left = index.constant(count)
-        if not is_even:
-            left = index.minimum(left, index.subtract(size, done))
-        return (*first(done), loop(name, left, LoopKind.SERIAL,
-                                   lambda i: body(index.add(done, i))))
-
-    return (loop(f"{name}_t", turns, LoopKind.SERIAL, turn),)
-
-
 def over(name: str, axes: Sequence[Var],
           body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
     """`body(position, {axis: index})` at every point of some axes."""
@@ -219,13 +150,12 @@ def over(name: str, axes: Sequence[Var],
     return nest(0, index.constant(0), {})
 
 
-def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body],
-           kind: LoopKind = LoopKind.SERIAL) -> Body:
+def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) -> Body:
     """`body(start, width)` for panels of `most` elements, and one for the rest."""
     whole, rest = divmod(width, most)
     result: Body = ()
     if whole:
-        result = (loop(name, whole, kind, lambda p: body(
+        result = (loop(name, whole, LoopKind.SERIAL, lambda p: body(
             index.multiply(p, index.constant(most)), most)),)
     return result + (body(index.constant(whole * most), rest) if rest else ())
 
@@ -255,12 +185,6 @@ def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int]
     count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
     return (loop(name, count, LoopKind.SERIAL, lambda t: body(
         index.minimum(index.multiply(t, index.constant(tall)), last), tall)),)
-
-
-def share_products(name: str, tasks: int, work: int, cores: int, task: Callable[[Expr], Body]
-                   ) -> Body:
-    """`task(number)` for each of `tasks`, which have `work` multiply-adds in all."""
-    return parallel_tasks(name, tasks, products_per_task(tasks, work, cores), task)
 
 
 def products_per_task(tasks: int, work: int, cores: int) -> int:

@@ -108,6 +108,26 @@ class RandomProgram:
         return [values.astype(self.dtype.numpy)]
 
 
+class RandomProduct(RandomProgram):
+    """Rows of a matrix [n, m], and what is computed of them, multiplied with each other."""
+
+    def add_stage(self, position: int) -> None:
+        i, j, k = (variable(f"{name}{position}", size)
+                   for name, size in (("i", self.n), ("j", self.n), ("k", self.m)))
+        accumulator, x = Var(f"acc{position}", self.dtype), self.operands[0]
+        buffer = Buffer(f"b{position}", self.dtype, (self.n, self.n), "scratch")
+        left, right = (apply("add", load(x, (row, k)), const(self.pick([0, 1]), self.dtype))
+                       for row in self.pick([(i, j), (j, i)]))
+        value = accumulator
+        if self.buffers:
+            value = apply("max", value, load(self.pick(self.buffers), (i, j)))
+        self.stages.append(Stage(
+            f"s{position}", (i, j), (Assign(buffer, (i, j), value),), (k,),
+            named_combiner("add", self.dtype), (apply("mul", left, right),),
+            (const(3, self.dtype),), (accumulator,)))
+        self.buffers.append(buffer)
+
+
 def _with_buffer(stage: Stage, old: Buffer, new: Buffer) -> Stage:
     def swap(assigns: tuple[Assign, ...]) -> tuple[Assign, ...]:
         return tuple(Assign(new if a.buffer == old else a.buffer, a.indices, a.value, a.guard)
@@ -121,6 +141,12 @@ def _with_buffer(stage: Stage, old: Buffer, new: Buffer) -> Stage:
 def random_program() -> Callable[..., RandomProgram]:
     """`random_program(seed, dtype=I32)`: integers make every order of summation exact."""
     return lambda seed, dtype=I32: RandomProgram(seed, dtype)
+
+
+@pytest.fixture(scope="session")
+def random_product() -> Callable[..., RandomProgram]:
+    """The same of products."""
+    return lambda seed, dtype=I32: RandomProduct(seed, dtype)
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,10 @@ ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")
 UNBOUND = [name for name in ANY if name != "bind"]
 
 
+# Those that take a product apart.
+OF_PRODUCTS = ("promote", "hoist", "fuse_first", "prefetch_next")
+
+
 def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) -> Step:
     """A step with arguments that exist, legal or not."""
     names = list(Schedule(program).loop_names)
@@ -61,6 +65,16 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (everything[int(rng.integers(len(everything)))],))
         case "prefetch":
             return Step(primitive, (everything[int(rng.integers(len(everything)))], loop, number))
+        case "prefetch_next":
+            buffer = everything[int(rng.integers(len(everything)))]
+            return Step(primitive, (buffer, (loop,), other))
+        case "hoist":
+            return Step(primitive, (loop, (loop, other)[number % 2], number))
+        case "fuse_first":
+            hoisted = [name for name in names if ".h." in name]
+            first = hoisted[int(rng.integers(len(hoisted)))] if hoisted else loop
+            at, _, second = first.partition(".h.") if number > 1 else (other, "", loop)
+            return Step(primitive, (first, second, at))
         case "bind":
             return Step(primitive, (loop, ("block", "thread")[int(rng.integers(2))]))
     return Step(primitive, (loop,))
@@ -70,6 +84,7 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "cache_read": "split", "prefetch": "vectorize",
+              "fuse_first": "hoist", "prefetch_next": "split",
               "specialize": "split shift"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 
@@ -84,14 +99,17 @@ def attempt(primitive: str, schedule: Schedule, rng: np.random.Generator, tries:
 
 
 @pytest.mark.parametrize("primitive", ANY)
-def test_each_primitive_keeps_the_meaning(primitive, random_program, assert_same) -> None:
+def test_each_primitive_keeps_the_meaning(primitive, random_program, random_product, assert_same
+                                          ) -> None:
     accepted = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        made = random_program(seed, F32 if primitive == "cascade" else I32)
+        make = random_product if primitive in OF_PRODUCTS else random_program
+        made = make(seed, F32 if primitive == "cascade" else I32)
         program, inputs = made.loops(), made.inputs()
         before = likely(primitive, Schedule(program), rng)
-        after = attempt(primitive, before, rng, 12 if primitive == "fuse_loops" else 3)
+        after = attempt(primitive, before, rng, 12 if primitive in (
+            "fuse_loops", *OF_PRODUCTS) else 3)
         has_effect = primitive != "cascade" or str(after) != str(before)
         if len(after.trace) > len(before.trace) and has_effect:
             accepted += 1
@@ -113,6 +131,18 @@ def test_chains_keep_the_meaning_and_replay(seed, random_program, assert_same) -
     assert_same(program, schedule.program, inputs)
     trace = [Step.from_json(step.to_json()) for step in schedule.trace]
     assert str(replay(program, trace)) == str(schedule)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_chains_on_products(seed, random_product, assert_same) -> None:
+    rng = np.random.default_rng(3000 + seed)
+    made = random_product(seed)
+    program, inputs = made.loops(), made.inputs()
+    schedule = Schedule(program)
+    for _ in range(25):
+        primitive = UNBOUND[int(rng.integers(len(UNBOUND)))]
+        schedule = attempt(primitive, schedule, rng, 2)
+    assert_same(program, schedule.program, inputs)
 
 
 @pytest.mark.parametrize("seed", range(10))

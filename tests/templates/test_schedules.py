@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from hlo_mlc.schedule import replay
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.templates.base import Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
+from hlo_mlc.templates.contraction import ContractionTemplate
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
-from hlo_mlc.tensor.core import Nest
+from hlo_mlc.tensor.canonical import canonical, written
+from hlo_mlc.tensor.core import Nest, TensorProgram
 from making.verified import unproven
 
 EXTENTS = (1, 2, 3, 8, 15, 17, 33, 47, 100, 257)
@@ -119,6 +121,42 @@ def test_products_along_the_depth(take_apart, arrays, name) -> None:
                 _assert_legal(DotTemplate(), nest, target, rng)
                 taken += 1
     assert taken >= 4
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, "columns", "computed", "in place"])
+def test_products_in_tiles(take_apart, arrays, name) -> None:
+    """With and without packing, in blocks of rows and of the depth, whatever the factors are."""
+    function = {
+        **PRODUCTS,
+        "columns": lambda x, w: x[0].T @ (x[1] + 1),
+        "computed": lambda x, w: jnp.tanh((x[0] * 2 - 1) @ (w[0] / 3).T),
+        "in place": lambda x, w: lax.fori_loop(
+            0, 3, lambda _, y: y + x[0] @ w[0].T, jnp.ones((x.shape[1], w.shape[1]))),
+    }[name]
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for m, n, k in ((13, 70, 33), (47, 131, 300), (1, 17, 1100), (300, 5, 20), (64, 600, 511),
+                    (19, 40, 12)):
+        x, w = arrays("float32", (2, m, k), (2, n, k))
+        for nest in _nests(take_apart(function, x, w).programs):
+            target = replace(named(str(rng.choice(["x86-64-v2", "x86-64-v4"]))), l2_bytes=1 << 14)
+            if not ContractionTemplate().refusal(nest, target):
+                _assert_legal(ContractionTemplate(), nest, target, rng)
+                taken += 1
+    assert taken >= 5
+
+
+def _nests(steps: Iterable[Any]) -> list[Nest]:
+    """The nests in some steps, what they read and write given and taken."""
+    found: list[Nest] = []
+    for step in steps:
+        if isinstance(step, Nest):
+            outputs = tuple(b for b in written((step,)) if b not in step.private)
+            inputs = dict.fromkeys(b for s in step.stages for b in s.inputs
+                                   if b not in (*step.private, *outputs))
+            found += canonical("nest", (step,), tuple(inputs), outputs).steps
+        else:
+            found += _nests(step.steps if isinstance(step, TensorProgram) else step.inner)
+    return found
 
 
 def test_results_apart_from_the_folds_of_their_rows(take_apart, arrays) -> None:

@@ -99,6 +99,7 @@ class Function(Names):
         self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0, "")]
         self.bindings: dict[Var, Value] = {}
         self.constants: dict[Var, int] = {}  # variables of loops being unrolled
+        self.unrolled_in: dict[Var, int] = {}  # and how many scopes there are around these
         self.lane: Lane | None = None
         self.mask: Value | None = None  # lanes in which a guarded statement is executed
         self.guard: Expr | None = None  # what the mask is the value of

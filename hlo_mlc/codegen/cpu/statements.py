@@ -17,6 +17,7 @@ from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Buffer, Expr, loads
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import (
+    STACK_BYTES,
     Accumulate,
     Allocate,
     Call,
@@ -29,7 +30,7 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.support.errors import CodegenError, CodeLimitError
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES, MAX_STACK_BYTES
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16
@@ -91,6 +92,7 @@ def _write_unrolled(writer: Writer, loop: For) -> None:
     block, constants = writer.function.block, writer.function.constants
     label, begin, count = block.label, len(block.lines), _constant_extent(writer, loop)
     between = _stored_between(writer, loop, count)
+    writer.function.unrolled_in[loop.var] = len(writer.function.scopes)
     places, values, copies = [], [], []
     for number in range(count):
         constants[loop.var] = number
@@ -389,14 +391,11 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     lanes = function.lane.width if function.lane is not None else 0
     rows = element_strides(buffer)[0] * buffer.shape[0] if buffer.shape else 1
     size = rows * buffer.dtype.bytes * (lanes or 1)
-    writer.stack_bytes += size
-    if writer.stack_bytes > MAX_STACK_BYTES:
-        raise CodegenError(
-            f"Expected at most {MAX_STACK_BYTES} bytes on the stack of kernel "
-            f"{writer.module.program.name!r}, got {writer.stack_bytes} with {buffer!r}: put large "
-            f"buffers into scratch")
-    pointer = function.prepare(f"alloca [{size} x i8], align 64")
     module, is_register = writer.module, buffer.scope == "register"
+    # Copies of the same code have the same buffers, one after the other.
+    room, pointer = writer.stack.get(buffer.name, (0, ""))
+    if room < size or is_register:
+        room, pointer = size, _stack(writer, buffer, size)
     writer.allocate(buffer, Storage(
         pointer, 64, module.alias_class(buffer), size, "" if is_register else module.tags(buffer),
         lanes, size if is_register else 0,
@@ -407,6 +406,19 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     function.forget((module.alias_class(buffer),))
     function.registers.drop(writer.storage(buffer).array)
     writer.allocate(buffer, None)
+    if not is_register:
+        writer.stack[buffer.name] = room, pointer
+
+
+def _stack(writer: Writer, buffer: Buffer, size: int) -> str:
+    """So many bytes of the function's own."""
+    writer.stack_bytes += size
+    if writer.stack_bytes > STACK_BYTES:
+        raise CodegenError(
+            f"Expected at most {STACK_BYTES} bytes on the stack of kernel "
+            f"{writer.module.program.name!r}, got {writer.stack_bytes} with {buffer!r}: put large "
+            f"buffers into scratch")
+    return writer.function.prepare(f"alloca [{size} x i8], align 64")
 
 
 def _write_store(writer: Writer, stmt: Store) -> None:
@@ -421,7 +433,8 @@ def _write_store(writer: Writer, stmt: Store) -> None:
 def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
     place = resolve(writer, stmt.buffer, stmt.indices)
     # Vectors that share a line with the one before need not ask for it again.
-    if not place.is_contiguous or place.constant % CACHE_LINE_BYTES:
+    if writer.function.lane is not None and (
+            not place.is_contiguous or place.constant % CACHE_LINE_BYTES):
         return
     block = writer.function.block
     address = displaced(block, pointer(writer, place).text,

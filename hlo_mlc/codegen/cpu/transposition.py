@@ -38,12 +38,15 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     function, lane = writer.function, writer.function.lane
     if lane is None or lane.width < _SMALLEST or function.mask is not None \
             or node.guard is not None or place.varying or abs(place.stride) < 2 \
-            or place.dtype is BOOL or not is_inside(node):
+            or place.dtype is BOOL:
         return None
     found = _unrolled_across(writer, node, lane.width)
     if found is None:
         return None
     across, backwards = found
+    # Behind a branch not every iteration may read its column.
+    if function.scopes[-1].floor >= function.unrolled_in.get(across, 0) and not is_inside(node):
+        return None
     count, constants, storage = across.extent, function.constants, place.storage
     column = count - 1 - constants[across] if backwards else constants[across]
     depth = max(place.depth, function.load_depth(storage.writable))

@@ -30,6 +30,7 @@ class Writer:
         self.captured: list[Value] = []
         self.streams = False  # whether non-temporal stores were written
         self.stack_bytes = 0
+        self.stack: dict[str, tuple[int, str]] = {}  # bytes that buffers of a name had, and where
         self.computed: Buffer | None = None  # by the statement being written
         self._storages: dict[Buffer, Storage] = {}
         self._literals: dict[Const, Value] = {}
