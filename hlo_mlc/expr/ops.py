@@ -354,8 +354,8 @@ _TABLE = [
     _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 10)),
     _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4)),
     _function("erf_inv", erf_inv, cost=25, xla_ns=(2.7, 19)),
-    _function("lgamma", lgamma, cost=200, xla_ns=(11, 30)),
-    _function("digamma", digamma, cost=170, xla_ns=(18, 25)),
+    _function("lgamma", lgamma, cost=110, xla_ns=(11, 30)),
+    _function("digamma", digamma, cost=110, xla_ns=(18, 25)),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

@@ -11,8 +11,10 @@ from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.schedule import (
+    caching,
     cascade,
     fusion,
+    kinds,
     loops,
     pipelining,
     prefetching,
@@ -26,18 +28,18 @@ Argument = int | str | tuple[str, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, loops.unroll,
-                     loops.write_out, loops.vectorize, loops.parallel, loops.bind,
+    for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, kinds.unroll,
+                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
                      fusion.distribute, storage.contract, storage.expand, storage.promote,
-                     storage.hoist, storage.cache_read, storage.cache_write, storage.stream,
+                     storage.hoist, caching.cache_read, caching.cache_write, caching.stream,
                      prefetching.prefetch, prefetching.prefetch_next, pipelining.persist,
                      pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
-    for function in (loops.split, loops.reorder, loops.vectorize, loops.parallel,
+    for function in (loops.split, loops.reorder, kinds.vectorize, kinds.parallel,
                      reduction.rfactor, fusion.fuse_first, fusion.distribute, storage.hoist)
 }
 

@@ -12,7 +12,7 @@ from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Prefetch, Stmt, b
 from hlo_mlc.loops.dependence import accesses
 from hlo_mlc.loops.rewrite import Body, expressions, paths, transform, with_bodies, with_body
 from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops
-from hlo_mlc.schedule.storage import Tile, tile_around
+from hlo_mlc.schedule.tiles import Tile, tile_around
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES
 

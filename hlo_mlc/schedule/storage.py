@@ -1,14 +1,12 @@
-"""Schedule primitives that decide where values live: contract, expand, promote, hoist,
-cache_read, cache_write, stream."""
+"""Schedule primitives that decide where values live: contract, expand, promote, hoist."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import TypeVar
 
-from hlo_mlc.expr import build, index
+from hlo_mlc.expr import build
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
@@ -26,13 +24,12 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.dependence import Access, Memory, accesses, carried, variables
+from hlo_mlc.loops.dependence import Memory, accesses, carried, variables
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
     expressions,
-    loop,
     paths,
     redirect,
     substitute,
@@ -42,72 +39,11 @@ from hlo_mlc.loops.rewrite import (
     with_body,
 )
 from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops, rewrite_loops
+from hlo_mlc.schedule.tiles import tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
 
 T = TypeVar("T")
 
-_LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tile:
-    """The part of a buffer that some statements touch: `extents` elements from `base` on.
-
-    A dimension of which they touch one element is not part of the tile's own shape.
-    """
-
-    base: tuple[Expr, ...]
-    extents: tuple[int, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(e for e in self.extents if e > 1)
-
-    def place(self, indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        """Where in the tile the element at `indices` of the buffer is."""
-        return tuple(index.subtract(i, b)
-                     for i, b, e in zip(indices, self.base, self.extents, strict=True) if e > 1)
-
-    def origin(self, inside: Iterable[Expr]) -> tuple[Expr, ...]:
-        """Where in the buffer an element of the tile is."""
-        position = iter(inside)
-        return tuple(index.add(b, next(position)) if e > 1 else b
-                     for b, e in zip(self.base, self.extents, strict=True))
-
-
-def _written(statements: Body) -> set[Buffer]:
-    """The buffers of which a read, here and there, may not give the same value."""
-    return {a.buffer for a in accesses(statements) if a.writes}
-
-
-def tile_around(buffer: Buffer, found: list[Access], statements: Body) -> Tile:
-    """The smallest tile around what `statements` touch, placed by what does not change in them;
-    `found` are all accesses there."""
-    inner, unstable = variables(statements), {a.buffer for a in found if a.writes}
-    touched = [a for a in found if a.buffer == buffer]
-    spans = [_span(buffer.shape[d], [a.indices[d] for a in touched], inner, unstable)
-             for d in range(len(buffer.shape))]
-    return Tile(tuple(base for base, _ in spans), tuple(extent for _, extent in spans))
-
-
-def _span(size: int, indices: list[Expr], inner: set[Var],
-          unstable: set[Buffer]) -> tuple[Expr, int]:
-    """Start and length of the range of one dimension that `indices` cover."""
-    whole = index.constant(0), size
-    starts = set()
-    low, high = math.inf, -math.inf
-    for i in indices:
-        terms, offset = index.affine(i)
-        outer = {a: c for a, c in terms.items() if a.free.isdisjoint(inner)}
-        if any(load.source in unstable for atom in outer for load in loads(atom)):
-            return whole
-        starts.add(index.from_affine(outer, 0))
-        ends = index.bounds(index.from_affine(
-            {a: c for a, c in terms.items() if a not in outer}, offset))
-        low, high = min(low, ends[0]), max(high, ends[1])
-    if len(starts) > 1 or high - low + 1 >= size:
-        return whole
-    return index.add(starts.pop(), index.constant(int(low))), int(high - low) + 1
 
 
 def contract(program: LoopProgram, name: str) -> LoopProgram:
@@ -169,15 +105,15 @@ def _contract_in(statements: Body, buffer: Buffer, memory: Memory, depth: int) -
         raise refuse("contract", users[0], f": {buffer.name} {reason}")
     first, last = statements.index(users[0]), statements.index(users[-1])
     part = statements[first:last + 1]
-    _refuse_tasks("contract", part, buffer)
+    refuse_tasks("contract", part, buffer)
     tile = tile_around(buffer, accesses(part), part)
     small = Buffer(buffer.name, buffer.dtype, tile.shape, "stack" if tile.shape else "register")
-    _refuse_large("contract", users[0], small)
+    refuse_large("contract", users[0], small)
     held = Allocate(small, redirect(part, {buffer: small}, tile.place))
     return (*statements[:first], held, *statements[last + 1:])
 
 
-def _refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
+def refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
     """Refuse to put a private buffer around tasks that would share it."""
     for stmt in walk(statements):
         if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL \
@@ -189,7 +125,7 @@ def _refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
 def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     """Whether no two of these statements touch the same element."""
     groups = [accesses((s,), buffer) for s in users]
-    varying, unstable = variables(tuple(users)), _written(tuple(users))
+    varying, unstable = variables(tuple(users)), unstable_in(tuple(users))
     return all(settle(a, b, varying, unstable) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
                for a in group for b in other)
@@ -237,7 +173,7 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
 
     def grow(stmt: For) -> Body | None:
         nonlocal found
-        private, body = _taken_out(stmt.body)
+        private, body = taken_out(stmt.body)
         if not private:
             return None
         found = True
@@ -248,7 +184,7 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
             raise refuse("expand", stmt, "has several private buffers of one name")
         larger = {b: replace(b, shape=placed(b.shape, size), scope=scope) for b in private}
         for buffer in larger.values():
-            _refuse_large("expand", stmt, buffer)
+            refuse_large("expand", stmt, buffer)
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
         return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
 
@@ -365,7 +301,7 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
         sizes = [most_iterations("hoist", s) for s in loops]
         sizes[-1] = -(-sizes[-1] // multiple) * multiple
         buffer = Buffer(f"{name}.h", value.dtype, tuple(sizes), "stack")
-        _refuse_large("hoist", stmt, buffer)
+        refuse_large("hoist", stmt, buffer)
         place = tuple(s.var for s in loops)
         body = transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place)))
         fill: Body = (Store(buffer, place, value),)
@@ -376,7 +312,7 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
                for s in walk(program.body)):
             raise refuse("hoist", stmt, f"is behind {buffer.name} already")
         body = (For(stmt.var, stmt.extent, stmt.kind, body),)
-        _refuse_tasks("hoist", body, buffer)
+        refuse_tasks("hoist", body, buffer)
         return (Allocate(buffer, (*fill, *body)),)
 
     result = rewrite_loops(program, "hoist", name, before)
@@ -419,209 +355,22 @@ def _refuse_unstable(stmt: For, value: Expr, loops: list[For], memory: Memory) -
             raise refuse("hoist", path[-1], "does not always happen")
 
 
-def _taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
+def taken_out(body: Body) -> tuple[tuple[Buffer, ...], Body]:
     """The buffers that are allocated in a body outside of its loops and branches, and the body
     without that."""
     buffers: tuple[Buffer, ...] = ()
     rest: Body = ()
     for stmt in body:
         if isinstance(stmt, Allocate):
-            inner, stmts = _taken_out(stmt.body)
+            inner, stmts = taken_out(stmt.body)
             buffers, rest = (*buffers, stmt.buffer, *inner), rest + stmts
         else:
             rest += (stmt,)
     return buffers, rest
 
 
-def _refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
+def refuse_large(primitive: str, stmt: Stmt, buffer: Buffer) -> None:
     """Refuse a private buffer for which a thread's stack has no room."""
     if buffer.bytes > STACK_BYTES:
         raise refuse(primitive, stmt, f"needs {buffer.bytes} bytes of {buffer.name} at once; a "
                      f"private buffer may have {STACK_BYTES}")
-
-
-def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
-    """Copy what each iteration of a loop reads of a buffer to a private tile first.
-
-        for i in 0..4:                   for i in 0..4:
-          for j in 0..8:                   alloc x.i: 8xf32 stack:
-            y[i, j] = x[j, i]      ->        for x.i.0 in 0..8:
-                                               x.i[x.i.0] = x[x.i.0, i]
-                                             for j in 0..8:
-                                               y[i, j] = x.i[j]
-
-    Halide: in + compute_at; TVM: cache_read.
-    """
-
-    def stage(stmt: For, touched: list[Access]) -> Body:
-        writer = next((a for a in touched if a.writes), None)
-        if writer is not None:
-            raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
-        buffer = touched[0].buffer
-        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
-        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
-        copy = _copy(tile, cached, lambda inside, origin, guard: Store(
-            cached, inside, Load(buffer, origin), guard), buffer)
-        return (Allocate(cached, (*copy, *redirect(stmt.body, {buffer: cached}, tile.place))),)
-
-    return _staged(program, "cache_read", name, at, stage)
-
-
-def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") -> LoopProgram:
-    """Collect what each iteration of a loop writes of a buffer in a private tile.
-
-        for i in 0..4:                   for i in 0..4:
-          for j in 0..8:                   alloc y.i: 8xf32 stack:
-            y[j, i] = x[i, j]      ->        for j in 0..8:
-                                               y.i[j] = x[i, j]
-                                             for y.i.0 in 0..8:
-                                               y[y.i.0, i] = y.i[y.i.0]
-
-    With the `layout` "transposed" the dimensions of the tile are in reverse order, and so are the
-    loops over them: `y.i.0` is over the last one.  Refused unless an iteration writes the whole
-    tile.  Where it reads the tile before that, the tile starts as a copy.  TVM: cache_write.
-    """
-    if layout not in _LAYOUTS:
-        raise ScheduleError(f"cache_write: expected a layout of {name!r} out of "
-                            f"{', '.join(_LAYOUTS)}; got {layout!r}")
-    turn = _LAYOUTS[layout]
-
-    def stage(stmt: For, touched: list[Access]) -> Body:
-        buffer = touched[0].buffer
-        together = next((a for a in touched if isinstance(a.stmt, Accumulate)
-                         and len(a.stmt.buffers) > 1), None)
-        if together is not None:
-            raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
-                         f"{together}")
-        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
-        cover = _cover(stmt, touched, math.prod(tile.extents))
-        if cover is None:
-            raise refuse("cache_write", stmt, f"does not surely write every element of the "
-                         f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
-        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape[::turn], "stack")
-        reads = [n for n, s in enumerate(_taken_out(stmt.body)[1]) for a in accesses((s,), buffer)
-                 if not a.writes or isinstance(a.stmt, Accumulate)]
-        start: Body = ()
-        if reads and min(reads) <= max(cover):
-            start = _copy(tile, cached, lambda inside, origin, guard: Store(
-                cached, inside, Load(buffer, origin), guard), buffer, turn)
-        finish = _copy(tile, cached, lambda inside, origin, guard: Store(
-            buffer, origin, Load(cached, inside), guard), buffer, turn)
-        body = redirect(stmt.body, {buffer: cached}, lambda place: tile.place(place)[::turn])
-        return (Allocate(cached, (*start, *body, *finish)),)
-
-    return _staged(program, "cache_write", name, at, stage)
-
-
-def stream(program: LoopProgram, name: str) -> LoopProgram:
-    """Let stores to a buffer bypass the caches, where the target can.
-
-        y[i] = x[i]       ->       y[i] = x[i] streaming
-
-    Halide: store_in with a streaming hint; elsewhere non-temporal stores.
-    """
-    found = 0
-
-    def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, Store) or stmt.buffer.name != name:
-            return None
-        found += 1
-        return (replace(stmt, streaming=True),)
-
-    body = transform(program.body, visit)
-    if not found:
-        raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
-    return with_body(program, body)
-
-
-def _staged(program: LoopProgram, primitive: str, name: str, at: str,
-            stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
-    buffers = {a.buffer.name: a.buffer for a in accesses(program.body)}
-    if name not in buffers:
-        raise ScheduleError(f"{primitive}: no buffer is called {name!r}; those in use are: "
-                            f"{', '.join(buffers)}")
-    for inner in walk(program.body):
-        if isinstance(inner, Allocate) and inner.buffer.name == _tile_name(name, at):
-            raise refuse(primitive, inner, f"keeps a part of {name} at {at} already")
-    found = 0
-
-    def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, For) or stmt.var.name != at:
-            return None
-        if stmt.kind is LoopKind.VECTORIZE:
-            raise refuse(primitive, stmt, "is a vector; stage around a loop outside of it")
-        _refuse_tasks(primitive, stmt.body, buffers[name])
-        touched = accesses(stmt.body, buffers[name])
-        if not touched:
-            return None
-        found += 1
-        return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
-
-    body = transform(program.body, visit)
-    if not found:
-        stmt = require_loops(program, primitive, at)[0]
-        raise refuse(primitive, stmt, f"does not use {name}")
-    return with_body(program, body)
-
-
-def _tile_name(buffer: str, at: str) -> str:
-    return f"{buffer}.{at}"
-
-
-def _copy(tile: Tile, cached: Buffer,
-          store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
-          buffer: Buffer, turn: int = 1) -> Body:
-    """Loops over a tile; elements outside of the buffer are left out."""
-
-    def nest(inside: tuple[Expr, ...]) -> Body:
-        if len(inside) == len(cached.shape):
-            origin = tile.origin(inside[::turn])
-            return (store(inside, origin, _inside(buffer, origin)),)
-        depth = len(inside)
-        return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,
-                     lambda var: nest((*inside, var))),)
-
-    return nest(())
-
-
-def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
-    """The condition that an element is one of the buffer, None where that is known."""
-    conditions = [
-        build.apply(op, i, index.constant(bound))
-        for i, extent in zip(indices, buffer.shape, strict=True)
-        for op, bound in (("ge", 0), ("lt", extent))]
-    guard = build.all_of(*conditions)
-    return None if guard is build.TRUE else guard
-
-
-def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
-    """Positions in the body, its private buffers aside, of stores that together write `size`
-    elements for certain, found by counting writes that never hit the same element; None where they
-    do not add up."""
-    varying, unstable = variables(stmt.body), _written(stmt.body)
-    position = {}
-    certain: dict[int, list[For]] = {}
-    for n, part in enumerate(_taken_out(stmt.body)[1]):
-        for path in paths((part,)):
-            position[id(path[-1])] = n
-            if not any(isinstance(s, If | While) for s in path):
-                certain[id(path[-1])] = [s for s in path if isinstance(s, For)]
-    chosen: list[Access] = []
-    covered = 0
-    for a in touched:
-        if not isinstance(a.stmt, Store) or not a.writes or a.guards or id(a.stmt) not in certain:
-            continue
-        free = frozenset().union(*(i.free for i in a.indices))
-        loops = [s for s in certain[id(a.stmt)] if s.var in free]
-        settled = settle(a, a, varying, unstable)
-        if settled is None or any(s.var not in settled for s in loops) \
-                or any(settle(a, b, varying, unstable) is not None for b in chosen):
-            continue
-        counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
-        if len(counts) < len(loops):
-            continue
-        chosen.append(a)
-        covered += math.prod(counts)
-    return [position[id(a.stmt)] for a in chosen] if covered == size else None

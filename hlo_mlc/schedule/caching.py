@@ -1,0 +1,219 @@
+"""Schedule primitives that copy what loops touch, or keep stores out of caches: cache_read,
+cache_write, stream."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    walk,
+)
+from hlo_mlc.loops.dependence import Access, accesses, variables
+from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.rewrite import Body, loop, paths, redirect, transform, with_body
+from hlo_mlc.schedule.loops import refuse, require_loops
+from hlo_mlc.schedule.storage import refuse_tasks, taken_out
+from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
+from hlo_mlc.support.errors import ScheduleError
+
+_LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
+
+
+def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
+    """Copy what each iteration of a loop reads of a buffer to a private tile first.
+
+        for i in 0..4:                   for i in 0..4:
+          for j in 0..8:                   alloc x.i: 8xf32 stack:
+            y[i, j] = x[j, i]      ->        for x.i.0 in 0..8:
+                                               x.i[x.i.0] = x[x.i.0, i]
+                                             for j in 0..8:
+                                               y[i, j] = x.i[j]
+
+    Halide: in + compute_at; TVM: cache_read.
+    """
+
+    def stage(stmt: For, touched: list[Access]) -> Body:
+        writer = next((a for a in touched if a.writes), None)
+        if writer is not None:
+            raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
+        buffer = touched[0].buffer
+        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
+        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
+        copy = _copy(tile, cached, lambda inside, origin, guard: Store(
+            cached, inside, Load(buffer, origin), guard), buffer)
+        return (Allocate(cached, (*copy, *redirect(stmt.body, {buffer: cached}, tile.place))),)
+
+    return _staged(program, "cache_read", name, at, stage)
+
+
+def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") -> LoopProgram:
+    """Collect what each iteration of a loop writes of a buffer in a private tile.
+
+        for i in 0..4:                   for i in 0..4:
+          for j in 0..8:                   alloc y.i: 8xf32 stack:
+            y[j, i] = x[i, j]      ->        for j in 0..8:
+                                               y.i[j] = x[i, j]
+                                             for y.i.0 in 0..8:
+                                               y[y.i.0, i] = y.i[y.i.0]
+
+    With the `layout` "transposed" the dimensions of the tile are in reverse order, and so are the
+    loops over them: `y.i.0` is over the last one.  Refused unless an iteration writes the whole
+    tile.  Where it reads the tile before that, the tile starts as a copy.  TVM: cache_write.
+    """
+    if layout not in _LAYOUTS:
+        raise ScheduleError(f"cache_write: expected a layout of {name!r} out of "
+                            f"{', '.join(_LAYOUTS)}; got {layout!r}")
+    turn = _LAYOUTS[layout]
+
+    def stage(stmt: For, touched: list[Access]) -> Body:
+        buffer = touched[0].buffer
+        together = next((a for a in touched if isinstance(a.stmt, Accumulate)
+                         and len(a.stmt.buffers) > 1), None)
+        if together is not None:
+            raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
+                         f"{together}")
+        tile = tile_around(buffer, accesses(stmt.body), stmt.body)
+        cover = _cover(stmt, touched, math.prod(tile.extents))
+        if cover is None:
+            raise refuse("cache_write", stmt, f"does not surely write every element of the "
+                         f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
+        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape[::turn], "stack")
+        reads = [n for n, s in enumerate(taken_out(stmt.body)[1]) for a in accesses((s,), buffer)
+                 if not a.writes or isinstance(a.stmt, Accumulate)]
+        start: Body = ()
+        if reads and min(reads) <= max(cover):
+            start = _copy(tile, cached, lambda inside, origin, guard: Store(
+                cached, inside, Load(buffer, origin), guard), buffer, turn)
+        finish = _copy(tile, cached, lambda inside, origin, guard: Store(
+            buffer, origin, Load(cached, inside), guard), buffer, turn)
+        body = redirect(stmt.body, {buffer: cached}, lambda place: tile.place(place)[::turn])
+        return (Allocate(cached, (*start, *body, *finish)),)
+
+    return _staged(program, "cache_write", name, at, stage)
+
+
+def stream(program: LoopProgram, name: str) -> LoopProgram:
+    """Let stores to a buffer bypass the caches, where the target can.
+
+        y[i] = x[i]       ->       y[i] = x[i] streaming
+
+    Halide: store_in with a streaming hint; elsewhere non-temporal stores.
+    """
+    found = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, Store) or stmt.buffer.name != name:
+            return None
+        found += 1
+        return (replace(stmt, streaming=True),)
+
+    body = transform(program.body, visit)
+    if not found:
+        raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
+    return with_body(program, body)
+
+
+def _staged(program: LoopProgram, primitive: str, name: str, at: str,
+            stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
+    buffers = {a.buffer.name: a.buffer for a in accesses(program.body)}
+    if name not in buffers:
+        raise ScheduleError(f"{primitive}: no buffer is called {name!r}; those in use are: "
+                            f"{', '.join(buffers)}")
+    for inner in walk(program.body):
+        if isinstance(inner, Allocate) and inner.buffer.name == _tile_name(name, at):
+            raise refuse(primitive, inner, f"keeps a part of {name} at {at} already")
+    found = 0
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, For) or stmt.var.name != at:
+            return None
+        if stmt.kind is LoopKind.VECTORIZE:
+            raise refuse(primitive, stmt, "is a vector; stage around a loop outside of it")
+        refuse_tasks(primitive, stmt.body, buffers[name])
+        touched = accesses(stmt.body, buffers[name])
+        if not touched:
+            return None
+        found += 1
+        return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
+
+    body = transform(program.body, visit)
+    if not found:
+        stmt = require_loops(program, primitive, at)[0]
+        raise refuse(primitive, stmt, f"does not use {name}")
+    return with_body(program, body)
+
+
+def _tile_name(buffer: str, at: str) -> str:
+    return f"{buffer}.{at}"
+
+
+def _copy(tile: Tile, cached: Buffer,
+          store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
+          buffer: Buffer, turn: int = 1) -> Body:
+    """Loops over a tile; elements outside of the buffer are left out."""
+
+    def nest(inside: tuple[Expr, ...]) -> Body:
+        if len(inside) == len(cached.shape):
+            origin = tile.origin(inside[::turn])
+            return (store(inside, origin, _inside(buffer, origin)),)
+        depth = len(inside)
+        return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,
+                     lambda var: nest((*inside, var))),)
+
+    return nest(())
+
+
+def _inside(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr | None:
+    """The condition that an element is one of the buffer, None where that is known."""
+    conditions = [
+        build.apply(op, i, index.constant(bound))
+        for i, extent in zip(indices, buffer.shape, strict=True)
+        for op, bound in (("ge", 0), ("lt", extent))]
+    guard = build.all_of(*conditions)
+    return None if guard is build.TRUE else guard
+
+
+def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
+    """Positions in the body, its private buffers aside, of stores that together write `size`
+    elements for certain, found by counting writes that never hit the same element; None where they
+    do not add up."""
+    varying, unstable = variables(stmt.body), unstable_in(stmt.body)
+    position = {}
+    certain: dict[int, list[For]] = {}
+    for n, part in enumerate(taken_out(stmt.body)[1]):
+        for path in paths((part,)):
+            position[id(path[-1])] = n
+            if not any(isinstance(s, If | While) for s in path):
+                certain[id(path[-1])] = [s for s in path if isinstance(s, For)]
+    chosen: list[Access] = []
+    covered = 0
+    for a in touched:
+        if not isinstance(a.stmt, Store) or not a.writes or a.guards or id(a.stmt) not in certain:
+            continue
+        free = frozenset().union(*(i.free for i in a.indices))
+        loops = [s for s in certain[id(a.stmt)] if s.var in free]
+        settled = settle(a, a, varying, unstable)
+        if settled is None or any(s.var not in settled for s in loops) \
+                or any(settle(a, b, varying, unstable) is not None for b in chosen):
+            continue
+        counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
+        if len(counts) < len(loops):
+            continue
+        chosen.append(a)
+        covered += math.prod(counts)
+    return [position[id(a.stmt)] for a in chosen] if covered == size else None

@@ -1,0 +1,194 @@
+"""Schedule primitives that say what the iterations of a loop are: copies, lanes, tasks, threads."""
+
+from __future__ import annotations
+
+from hlo_mlc.expr import index
+from hlo_mlc.loops.core import (
+    MAX_LANES,
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    While,
+    walk,
+)
+from hlo_mlc.loops.dependence import Memory, accesses, carried
+from hlo_mlc.loops.rewrite import Body, expressions, paths, substitute
+from hlo_mlc.loops.text import headline
+from hlo_mlc.schedule.loops import (
+    commutes,
+    refuse,
+    refuse_inside,
+    require_constant,
+    require_kind,
+    require_loops,
+    rewrite_loops,
+)
+from hlo_mlc.support.errors import ScheduleError
+
+
+def unroll(program: LoopProgram, name: str) -> LoopProgram:
+    """Write the iterations of a loop out.
+
+        for i in 0..4:        ->     for i in 0..4 unroll:
+          y[i] = x[i]                  y[i] = x[i]
+
+    Halide and TVM: unroll.
+    """
+    return _mark(program, "unroll", name, LoopKind.UNROLL)
+
+
+def write_out(program: LoopProgram, name: str) -> LoopProgram:
+    """Put the iterations of a loop one after the other, with numbers in the place of its variable.
+
+        for i in 0..2:        ->     y[0] = x[0]
+          y[i] = x[i]                y[1] = x[1]
+
+    What `unroll` leaves to the printer, which may write copies of loops side by side, is done at
+    once: guards that hold in some iterations disappear there.  Exo: unroll_loop.
+    """
+    def iterations(stmt: For) -> Body:
+        require_kind("write_out", stmt, LoopKind.SERIAL)
+        return tuple(s for n in range(require_constant("write_out", stmt))
+                     for s in substitute(stmt.body, {stmt.var: index.constant(n)}))
+
+    return rewrite_loops(program, "write_out", name, iterations)
+
+
+def vectorize(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
+    """Execute all iterations of a loop at once, one to a lane.
+
+        for i in 0..8:        ->     for i in 0..8 vectorize:
+          y[i] = x[i]                  y[i] = x[i]
+
+    The extent must be a constant of at most 64.  Refused where iterations touch each other's
+    elements; an Accumulate into one element is combined over the lanes, in any order, so that its
+    combiner has to commute.  Halide and TVM: vectorize.
+    """
+    if not checked:
+        return _mark(program, "vectorize", name, LoopKind.VECTORIZE, checked)
+    refuse_inside(program, "vectorize", name, LoopKind.VECTORIZE)
+    for stmt in require_loops(program, "vectorize", name):
+        if require_constant("vectorize", stmt) > MAX_LANES:
+            raise refuse("vectorize", stmt, f"has more than {MAX_LANES} iterations; split it by "
+                         "the number of lanes first")
+        private = {s.buffer for s in walk(stmt.body) if isinstance(s, Allocate)}
+        for inner in walk(stmt.body):
+            if isinstance(inner, While) or (isinstance(inner, For) and inner.kind in (
+                    LoopKind.PARALLEL, LoopKind.VECTORIZE)):
+                raise refuse("vectorize", stmt, f"holds `{headline(inner)}`, which cannot run "
+                             "within a vector")
+            if isinstance(inner, Accumulate) and not commutes(inner) \
+                    and all(stmt.var not in i.free for i in inner.indices) \
+                    and private.isdisjoint(inner.buffers):
+                raise refuse("vectorize", stmt, "would change the order of terms, and the combiner "
+                             f"of `{headline(inner)}` does not commute; rfactor first")
+            if isinstance(inner, For | If) and stmt.var in expressions(inner)[0].free:
+                raise refuse("vectorize", stmt, f"decides how `{headline(inner)}` goes on, but "
+                             "the lanes of a vector go the same way")
+    return _mark(program, "vectorize", name, LoopKind.VECTORIZE)
+
+
+def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopProgram:
+    """Run the iterations of a loop as independent tasks.
+
+        for i in 0..8:        ->     for i in 0..8 parallel:
+          y[i] = x[i]                  y[i] = x[i]
+
+    Refused unless it is proved that no iteration writes what another one reads or writes.
+    Halide and TVM: parallel.
+    """
+    if not checked:
+        return _mark(program, "parallel", name, LoopKind.PARALLEL, checked)
+    for stmt in require_loops(program, "parallel", name):
+        for inner in walk(stmt.body):
+            if isinstance(inner, For) and inner.kind is LoopKind.PARALLEL:
+                raise refuse("parallel", stmt, f"holds `{headline(inner)}`, which is parallel "
+                             "already; fuse the two loops instead")
+    refuse_inside(program, "parallel", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
+    _check_private(program, "parallel", name)
+    return _mark(program, "parallel", name, LoopKind.PARALLEL)
+
+
+def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
+    """Run the iterations of a loop as the blocks of a GPU's grid, or as the threads of a block.
+
+        for i.o in 0..8:             for i.o in 0..8 block:
+          for i.i in 0..256:   ->      for i.i in 0..256 thread:
+            y[i.o, i.i] = …              y[i.o, i.i] = …
+
+    `to` is "block" or "thread"; blocks are bound before the threads in them, and both after all
+    other rewrites.  Refused unless it is proved that no iteration writes what another one reads or
+    writes.  Halide: gpu_blocks, gpu_threads; TVM: bind.
+    """
+    kind = {"block": LoopKind.BLOCK, "thread": LoopKind.THREAD}.get(to)
+    if kind is None:
+        raise ScheduleError(f'bind: expected "block" or "thread" for {name!r}, got {to!r}')
+    outer = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.THREAD)
+    refuse_inside(program, "bind", name, *outer, *((kind,) if kind is LoopKind.BLOCK else ()))
+    for *above, stmt in paths(program.body):
+        if isinstance(stmt, For) and stmt.var.name == name and kind is LoopKind.THREAD \
+                and not any(isinstance(s, For) and s.kind is LoopKind.BLOCK for s in above):
+            raise refuse("bind", stmt, "is in no block; bind a loop around it to blocks first")
+    for stmt in require_loops(program, "bind", name):
+        for inner in walk(stmt.body):
+            if isinstance(inner, For) and (inner.kind in (LoopKind.PARALLEL, LoopKind.BLOCK)
+                                           or (kind is LoopKind.BLOCK and _is_threads(inner))):
+                raise refuse("bind", stmt, f"holds `{headline(inner)}`")
+    _check_private(program, "bind", name)
+    result = _mark(program, "bind", name, kind)
+    _check_all_by_threads(result)
+    return result
+
+
+def _check_all_by_threads(program: LoopProgram) -> None:
+    """Refuse blocks of which some statements are for the threads and some for nobody."""
+    for block in walk(program.body):
+        if not isinstance(block, For) or block.kind is not LoopKind.BLOCK \
+                or not any(_is_threads(s) for s in walk(block.body)):
+            continue
+        for *above, stmt in paths(block.body):
+            inside = any(_is_threads(s) for s in above)
+            if isinstance(stmt, Store | Accumulate | Allocate) and not inside:
+                raise refuse("bind", block, f"would hold `{headline(stmt)}` beside its threads")
+            if inside and _is_threads(stmt) and not (_is_threads(above[-1])
+                                                     and len(above[-1].body) == 1):
+                raise refuse("bind", stmt, "is not all that the threads around it do")
+
+
+def _is_threads(stmt: Stmt) -> bool:
+    return isinstance(stmt, For) and stmt.kind is LoopKind.THREAD
+
+
+def _check_private(program: LoopProgram, primitive: str, name: str) -> None:
+    """Refuse tasks that use a stack or register buffer from outside."""
+    for *above, stmt in paths(program.body):
+        if not isinstance(stmt, For) or stmt.var.name != name:
+            continue
+        private = {s.buffer for s in above if isinstance(s, Allocate)}
+        for access in accesses(stmt.body):
+            if access.buffer in private:
+                raise refuse(primitive, stmt, f"uses {access.buffer.name}, which is private to "
+                             "the task around it")
+
+
+def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
+          checked: bool = True) -> LoopProgram:
+    memory = Memory.of(program) if checked else None
+
+    def mark(stmt: For) -> Body:
+        require_kind(primitive, stmt, LoopKind.SERIAL)
+        if kind is LoopKind.UNROLL:
+            require_constant(primitive, stmt)
+        elif memory is not None:
+            conflict = carried(stmt, memory,
+                               reductions_are_free=kind is LoopKind.VECTORIZE)
+            if conflict is not None:
+                raise refuse(primitive, stmt, f"has dependent iterations: {conflict}")
+        return (For(stmt.var, stmt.extent, kind, stmt.body),)
+
+    return rewrite_loops(program, primitive, name, mark)
