@@ -245,7 +245,7 @@ class _Question:
                 or any(v.extent is None for v in around):
             return False
         common = tuple(sorted(around, key=lambda v: v.name))
-        places = parted_axes(merged_axes(shape, (a.indices, b.indices))[1])
+        places = parted_axes(merged_axes(shape, (a.indices, b.indices))[1], (ours, theirs))
         try:
             values = enumerated({v: v.extent for v in (*common, *inside)})
             parts = []

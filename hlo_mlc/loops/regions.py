@@ -17,7 +17,7 @@ import numpy as np
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Var
-from hlo_mlc.loops.facts import Facts
+from hlo_mlc.loops.facts import Facts, never_positive
 
 # Points that are put in at most: some ten milliseconds of NumPy's time.
 MOST_POINTS = 1 << 19
@@ -283,19 +283,21 @@ def merged_axes(shape: Sequence[int], places: Sequence[tuple[Expr, ...]]
     return extents, list(zip(*columns, strict=True))
 
 
-def parted_axes(places: Sequence[tuple[Expr, ...]]) -> list[tuple[Expr, ...]]:
+def parted_axes(places: Sequence[tuple[Expr, ...]], known: Sequence[Facts]
+                ) -> list[tuple[Expr, ...]]:
     """Indices that are equal where these are, with an axis for each part of one that counts in
-    steps of what the parts below it never reach: `[r * 128 + c]` with c < 128 is `[r, c]`."""
+    steps of what the parts below it never reach: `[r * 128 + c]` with c < 128 is `[r, c]`.
+    `known` are facts that hold where each of the places is touched."""
     columns = list(zip(*places, strict=True))
     axis = 0
     while axis < len(columns):
-        parts = _parted(columns[axis])
+        parts = _parted(columns[axis], known)
         columns[axis:axis + 1] = parts
         axis += len(parts) == 1
     return list(zip(*columns, strict=True)) if columns else list(places)
 
 
-def _parted(column: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
+def _parted(column: tuple[Expr, ...], known: Sequence[Facts]) -> list[tuple[Expr, ...]]:
     forms = [index.affine(i) for i in column]
     for step in sorted({k for terms, _ in forms for k in terms.values() if k > 1}, reverse=True):
         large, small = [], []
@@ -305,9 +307,10 @@ def _parted(column: tuple[Expr, ...]) -> list[tuple[Expr, ...]]:
                 {atom: k // step for atom, k in terms.items() if k % step == 0}, steps))
             small.append(index.from_affine(
                 {atom: k for atom, k in terms.items() if k % step}, rest))
-        bounds = [index.bounds(e) for e in small]
-        if any(high for _, high in bounds) and all(low >= 0 and high < step
-                                                   for low, high in bounds):
+        if any(index.bounds(e)[1] for e in small) and all(
+                index.bounds(e)[0] >= 0 and never_positive(
+                    index.subtract(e, index.constant(step - 1)), facts)
+                for e, facts in zip(small, known, strict=True)):
             return [tuple(large), tuple(small)]
     return [column]
 

@@ -47,7 +47,7 @@ def test_parts_meet_where_the_whole_does() -> None:
     parted = 0
     for _ in range(600):
         places = [(random_place(rng),), (random_place(rng),)]
-        first, second = parted_axes(places)
+        first, second = parted_axes(places, [(), ()])
         parted += len(first) > 1
         assert np.array_equal(meetings(*places), meetings(first, second)), places
     assert parted > 100
@@ -59,4 +59,17 @@ def test_a_part_reaches_no_further_than_the_next_step(scale: int, shift: int, ax
     row, column = variable("r", 7), variable("c", 5)
     place = index.add(index.multiply(row, index.constant(scale)),
                       index.add(column, index.constant(shift)))
-    assert len(parted_axes([(place,)])[0]) == axes
+    assert len(parted_axes([(place,)], [()])[0]) == axes
+
+
+def test_a_part_reaches_no_further_than_is_known_of_it() -> None:
+    """The last of the panels of a row is not as wide as the others."""
+    row, panel, column = variable("r", 7), variable("p", 2), variable("c", 6)
+    place = index.add(index.multiply(row, index.constant(10)),
+                      index.add(index.multiply(panel, index.constant(6)), column))
+    beyond = index.subtract(index.add(index.multiply(panel, index.constant(6)), column),
+                            index.constant(9))
+    assert len(parted_axes([(place,)], [()])[0]) == 1
+    assert len(parted_axes([(place,)], [(panel,)])[0]) == 3  # panel <= 0
+    assert len(parted_axes([(place,)], [(beyond,)])[0]) == 3
+    assert len(parted_axes([(place,), (place,)], [(beyond,), ()])[0]) == 1

@@ -261,3 +261,17 @@ def test_convolutions(check, arrays):
                                          feature_group_count=3))
 
     check(function, x, w, d, ulps=64)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(65, 64, 100), (130, 200, 70), (33, 512, 1000),
+                                           (300, 30, 150), (64, 64, 128)])
+def test_results_one_behind_the_other(check, arrays, m, k, n):
+    """Rows and columns share an index: tasks are shown to be apart by how far panels can go."""
+    x, w = arrays("float32", (m, k), (k, n))
+
+    def function(x, w):
+        product = x @ w
+        return product.reshape(-1), jnp.maximum(product[::-1], 0).reshape(-1, 2)
+
+    check(function, x, w, ulps=64)
+    check(lambda x, w: (x @ w).reshape(-1), x, w, ulps=64)

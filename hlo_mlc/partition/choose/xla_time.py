@@ -262,7 +262,7 @@ def _interrupted_us(stage: Stage) -> float:
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
     each = len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
-    if row and row[-1].extent < _SHORT_ROW:
+    if row and 0 < row[-1].extent < _SHORT_ROW:
         each += figure("short_row_ns") / row[-1].extent
     return points(stage) * each / 1e3
 
