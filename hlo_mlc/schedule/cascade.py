@@ -67,14 +67,14 @@ def cascade(program: LoopProgram, length: int = RUN) -> LoopProgram:
 
 def in_runs(statements: Body, length: int = RUN) -> Body:
     """The same of statements, in runs of some `length` terms."""
-    new, _ = _in_runs(statements, length, frozenset(loop_names(statements)))
+    new, _ = _in_runs(statements, length, dict.fromkeys(loop_names(statements), ""))
     return statements if new == statements else new
 
 
-def _in_runs(statements: Body, terms: int, taken: frozenset[str]
+def _in_runs(statements: Body, terms: int, names: dict[str, str]
              ) -> tuple[Body, dict[Accumulate, int]]:
     """Statements with their loops cut, and what they add to private sums of others, with how often
-    a place is added to at most; `taken` are names of loops that were there before."""
+    a place is added to at most; `names` are those of loops and of loops over their runs."""
     result: list[Stmt] = []
     added: dict[Accumulate, int] = {}
     for stmt in statements:
@@ -83,7 +83,7 @@ def _in_runs(statements: Body, terms: int, taken: frozenset[str]
             if isinstance(stmt, Accumulate) and _is_private_sum(stmt):
                 added[stmt] = 1
             continue
-        inside = [_in_runs(body, terms, taken) for body in bodies(stmt)]
+        inside = [_in_runs(body, terms, names) for body in bodies(stmt)]
         own = {u: n for _, found in inside for u, n in found.items()}
         stmt = with_bodies(stmt, tuple([body for body, _ in inside]))
         new: Body = (stmt,)
@@ -93,13 +93,13 @@ def _in_runs(statements: Body, terms: int, taken: frozenset[str]
             most = stmt.var.extent or 2 * terms
             own = {u: n * most if _goes_on(u, stmt.var) else n for u, n in own.items()}
             if sum(own.values()) >= 2 * terms:
-                new = _cut(stmt, terms, taken)
+                new = _cut(stmt, terms, names)
         result += new
         added |= own
     return tuple(result), added
 
 
-def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
+def _cut(stmt: For, terms: int, names: dict[str, str]) -> Body:
     """A loop around others that are cut already."""
     longest = stmt.var.extent
     if stmt.kind is not LoopKind.SERIAL or longest is None or longest < 2:
@@ -126,12 +126,19 @@ def _cut(stmt: For, terms: int, taken: frozenset[str]) -> Body:
                                           *(s for u in updates for s in u.finish(parts))))
 
     count = index.floordiv(index.add(stmt.extent, index.constant(length - 1)), length)
-    runs = f"{name}.r"
-    while runs in taken:
-        runs = f"{runs}.r"
-    whole = loop(runs, count, stmt.kind, run)
+    whole = loop(_runs(name, names), count, stmt.kind, run)
     # Each run is added once.
-    return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, taken)
+    return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, names)
+
+
+def _runs(name: str, names: dict[str, str]) -> str:
+    """What a loop over runs is called: alike for loops of one name, which no other loop has."""
+    if not names.get(name):
+        runs = f"{name}.r"
+        while runs in names:
+            runs = f"{runs}.r"
+        names |= {name: runs, runs: ""}
+    return names[name]
 
 
 def _even(extent: int, length: int) -> int:

@@ -83,12 +83,14 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
     arguments = {
         "split": (first, number, str(rng.choice(["peel", "shorten", "repeat", "shift"]))),
         "fuse": (first, second), "fuse_loops": (first, second), "distribute": (first, second),
+        "fuse_first": (first, second, str(rng.choice(loops))), "hoist": (first, second),
         "reorder": ((first, second),), "bind": (first, "block"), "rfactor": (first, number, 2),
         "cascade": (number + 1,), "contract": (buffer,), "specialize": (first, second),
         "expand": (first, "register", number, str(rng.choice(["first", "last"]))),
         "cache_read": (buffer, first), "stream": (buffer,),
         "cache_write": (buffer, first, str(rng.choice(["rows", "transposed"]))),
-        "prefetch": (buffer, first, number), "persist": (first, number)}
+        "prefetch": (buffer, first, number), "prefetch_next": (buffer, (first,), second),
+        "persist": (first, number)}
     return Step(name, arguments.get(name, (first,)))
 
 

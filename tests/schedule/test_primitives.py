@@ -553,6 +553,18 @@ def test_cascade_adds_every_term_once(tiny, extent, lanes, count, length) -> Non
     assert result == values.sum()
 
 
+def test_cascades_of_cascades(tiny) -> None:
+    """A loop over runs of runs is not called as one around it is."""
+    x, y = tiny.operand("x", 37), tiny.result("y")
+    schedule = Schedule(tiny.program(tiny.fold(y, "", "k", 37, lambda k: load(x, (k,)))))
+    values = 2.0 ** (np.arange(37, dtype=np.float32) % 14)
+    for length in (6, 2, 2, 2):
+        schedule = schedule.cascade(length)
+        assert unproven(schedule.program) == ()
+        result, = interpret(schedule.program, [values])
+        assert result == values.sum()
+
+
 def test_cascade_leaves_alone_what_is_no_sum_of_floats(tiny) -> None:
     x, y = tiny.operand("x", 64), tiny.result("y")
     largest = tiny.program(tiny.fold(y, "", "k", 64, lambda k: load(x, (k,)), "max"))
