@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -121,6 +122,24 @@ def test_runs_that_are_merged(take_apart, machine_code, runs, count):
     tuned = {0: ("sort", {"ranked": 0, "digit": 8, "runs": runs, "candidates": 0, "bits": 0})}
     positions, = parts.run([x], machine_code.executing(tuned=tuned, threads=2))
     np.testing.assert_array_equal(positions, in_order(x))
+
+
+@pytest.mark.parametrize("count", [200_000, 199_999])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_records_are_moved_within_results(take_apart, rows, count):
+    """So that there is room for one more of each, on any number of cores for two."""
+    def scratch(function, dtype):
+        program, = take_apart(function, values(dtype, (rows, count), 3)).programs
+        target = replace(named("x86-64-v3"), cores=cores)
+        return schedule_program(program, target)[0].scratch_bytes / (rows * count)
+
+    cores = 2
+    assert 4 <= scratch(jnp.sort, "float32") < 4.01
+    assert 12 <= scratch(jnp.argsort, "float32") < 12.01
+    assert 8 <= scratch(lambda x: lax.sort_key_val(x, x * 2), "float32") < 8.01
+    assert 2 <= scratch(jnp.sort, "int8") < 2.01
+    cores = 16
+    assert 4 <= scratch(jnp.sort, "float32") < 8.02
 
 
 @pytest.mark.parametrize("order", ["as they come", "sorted", "reversed", "equal", "two values",

@@ -24,12 +24,12 @@ from hlo_mlc.templates.sorting.ranks import counted
 from hlo_mlc.templates.sorting.records import (
     STACK,
     Body,
+    Room,
     Sorting,
     alone,
     first_wanted,
     in_row,
     moved,
-    read,
 )
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -63,7 +63,7 @@ def by_candidates(sorting: Sorting) -> Body:
 
     def row(number: Expr) -> Body:
         place = alone if private else functools.partial(in_row, number)
-        digits = Digits(sorting, front, back, place, most)
+        digits = Digits(sorting, Room.of(front, place), Room.of(back, place), most)
         body = _Candidates(digits, decoded(sorting.outer, number)).row()
         return allocated((*front, *back), body) if private else body
 
@@ -104,7 +104,7 @@ class _Candidates:
             body += self._collect(index.constant(blocks * BLOCK), rest)
         is_few = apply("le", load(self.held, ()), const(FEW, U32))
         body += (If(is_few, self._few_in_order(), self.digits.sorted(self._length())),
-                 *s.hand_out(self.digits.ordered, self.digits.place, self.at))
+                 *s.hand_out(self.digits.ordered, self.at))
         return allocated((self.held, self.ties, self.last, self.best), body)
 
     def _length(self, most: int | None = None) -> Expr:
@@ -176,14 +176,13 @@ class _Candidates:
                 Store(keys, (i,), const(0, keys.dtype)), Store(rank, (i,), const(0, U32))),
                 LoopKind.SERIAL),
             loop("keys", length, LoopKind.SERIAL, lambda i: (
-                Store(keys, (i,), s.keys(read(d.front, d.place(i)))[0]),)),
+                Store(keys, (i,), s.keys(d.front.read(i))[0]),)),
             counted(s, (keys,), rank, length),
             loop("moved", length, LoopKind.SERIAL, lambda i: moved(
-                d.front, d.place(i), d.back, d.place, load(rank, (i,)), d.most)))
+                d.front.read(i), d.back, load(rank, (i,)), index.constant(d.most))))
         if d.ordered is d.front:
-            body += (loop("back", length, LoopKind.SERIAL, lambda i: tuple(
-                Store(b, d.place(i), value)
-                for b, value in zip(d.front, read(d.back, d.place(i)), strict=True))),)
+            body += (loop("back", length, LoopKind.SERIAL,
+                          lambda i: d.front.store(i, d.back.read(i))),)
         return allocated((keys, rank), body)
 
     def _where_wanted(self, first: Expr, count: int, body: Body) -> Body:
@@ -219,8 +218,7 @@ class _Candidates:
             wanted = self._is_wanted(s.keys(values)[0])
             to = as_index(load(self.held, ()))
             guard = apply("and", wanted, index.compare("lt", to, index.constant(self.digits.most)))
-            return (*(Store(b, self.digits.place(to), value, guard)
-                      for b, value in zip(self.digits.front, values, strict=True)),
+            return (*self.digits.front.store(to, values, guard),
                     Store(self.held, (), apply("add", load(self.held, ()),
                                                apply("convert", wanted, dtype=U32))))
 
@@ -231,9 +229,8 @@ class _Candidates:
         d, kept = self.digits, first_wanted(self.sorting.stage)
         steps = d.sorted(self._length())
         if d.ordered is not d.front:
-            steps += across("kept", kept, self.sorting.width, lambda i: tuple(
-                Store(b, d.place(i), value) for b, value in
-                zip(d.front, read(d.ordered, d.place(i)), strict=True)), LoopKind.SERIAL)
-        last = self.sorting.keys(read(d.front, d.place(index.constant(kept - 1))))[0]
+            steps += across("kept", kept, self.sorting.width,
+                            lambda i: d.front.store(i, d.ordered.read(i)), LoopKind.SERIAL)
+        last = self.sorting.keys(d.front.read(index.constant(kept - 1)))[0]
         return (*steps, Store(self.last, (), last), Store(self.ties, (), const(0, U32)),
                 Store(self.held, (), const(kept, U32)))

@@ -22,13 +22,11 @@ from hlo_mlc.templates.sorting.records import (
     MOVED,
     STACK,
     Body,
-    Place,
-    Records,
+    Room,
     Sorting,
     alone,
     in_row,
     moved,
-    read,
 )
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -43,15 +41,16 @@ def by_digits(sorting: Sorting) -> Body:
     n = sorting.element.extent
     private = 2 * n * sorting.bytes <= STACK
     shape, scope = ((n,), "stack") if private else ((sorting.rows, n), "scratch")
-    front, back = (sorting.records(name, shape, scope) for name in ("front", "back"))
+    front = sorting.records("front", shape, scope)
+    back = sorting.records("back", shape, scope, in_results=not private and sorting.comes_back)
 
     def row(number: Expr) -> Body:
         at = decoded(sorting.outer, number)
         place = alone if private else functools.partial(in_row, number)
-        digits = Digits(sorting, front, back, place, n)
-        body = (*sorting.fill(front, place, at, index.constant(0), n),
-                *digits.sorted(index.constant(n)),
-                *sorting.hand_out(digits.ordered, place, at))
+        begin = index.constant(0)
+        digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, begin), n)
+        body = (*sorting.fill(digits.front, at, begin, n), *digits.sorted(index.constant(n)),
+                *sorting.hand_out(digits.ordered, at))
         return allocated((*front, *back), body) if private else body
 
     total = sorting.rows * n * MOVED * (len(sorting.digits) + 2)
@@ -63,15 +62,14 @@ class Digits:
     """Up to `most` records that lie in `front`, with room to move them in `back`."""
 
     sorting: Sorting
-    front: Records
-    back: Records
-    place: Place
+    front: Room
+    back: Room
     most: int
 
     @property
-    def ordered(self) -> Records:
+    def ordered(self) -> Room:
         """Where records are when they have been put in order."""
-        return self.back if len(self.sorting.digits) % 2 else self.front
+        return self.front if self.sorting.comes_back else self.back
 
     @property
     def _places(self) -> int:
@@ -90,10 +88,10 @@ class Digits:
             loop("places", self._places, LoopKind.SERIAL, lambda q: across(
                 "digit", self._counters, self.sorting.width,
                 lambda i: (Store(counts, (d, q, i), const(0, U32)),), LoopKind.SERIAL)),))
-        first = self._record(self.front, index.constant(0))
+        first = self.front.read(index.constant(0))
 
         def count(q: int, i: Expr) -> Body:
-            record = self._record(self.front, i)
+            record = self.front.read(i)
             return tuple(Accumulate((counts,), self._counter(d, q, self._digit(d, record)), _ADD,
                                     (_ONE,)) for d in digits)
 
@@ -112,9 +110,6 @@ class Digits:
             steps += self._pass(counts, d + 1, back, front, length)
             body.append(If(apply("or", differ(d), differ(d + 1)), steps))
         return allocated((counts,), tuple(body))
-
-    def _record(self, records: Records, i: Expr) -> tuple[Expr, ...]:
-        return read(records, self.place(i))
 
     def _in_places(self, length: Expr, body: Callable[[int, Expr], Body]) -> Body:
         """`body(place, record)` for all records."""
@@ -150,8 +145,7 @@ class Digits:
         most = index.constant(self._counters - 1)
         return index.constant(number), index.constant(place), index.minimum(as_index(digit), most)
 
-    def _pass(self, counts: Buffer, number: int, front: Records, back: Records, length: Expr
-              ) -> Body:
+    def _pass(self, counts: Buffer, number: int, front: Room, back: Room, length: Expr) -> Body:
         """Where the records with each digit begin, then every record to the next place of its."""
         name = self.sorting.stage.name
         total, own = (Buffer(f"{name}_{what}", U32, (), "register") for what in ("total", "own"))
@@ -168,9 +162,10 @@ class Digits:
 
         def move(i: Expr) -> Body:
             counter = self._counter(number, 0, load(digit, ()))
-            return (Store(digit, (), self._digit(number, self._record(front, i))),
+            record = front.read(i)
+            return (Store(digit, (), self._digit(number, record)),
                     Store(own, (), load(counts, counter)),
-                    *moved(front, self.place(i), back, self.place, load(own, ()), self.most),
+                    *moved(record, back, load(own, ()), length),
                     Store(counts, counter, apply("add", load(own, ()), _ONE)))
 
         return allocated((total, own, digit), (

@@ -15,11 +15,11 @@ from hlo_mlc.templates.sorting.records import (
     MOVED,
     Body,
     Records,
+    Room,
     Sorting,
     alone,
     comes_first,
     moved,
-    read,
 )
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -28,7 +28,8 @@ def by_ranks(sorting: Sorting) -> Body:
     """Each element goes to the place that tells how many come before it."""
     n = sorting.element.extent
     asked = len(sorting.kept)  # parts of a record: keys besides were compared before it is moved
-    given, ordered = sorting.records("given", (n,)), sorting.records("ordered", (n,))[:asked]
+    given = Room.of(sorting.records("given", (n,)), alone)
+    ordered = Room.of(sorting.records("ordered", (n,))[:asked], alone)
     keys = tuple(Buffer(f"{sorting.stage.name}_key{k}", key.dtype, (n,), "stack")
                  for k, key in enumerate(sorting.stage.sort.keys))
     rank = Buffer(f"{sorting.stage.name}_rank", U32, (n,), "stack")
@@ -37,15 +38,15 @@ def by_ranks(sorting: Sorting) -> Body:
         at = decoded(sorting.outer, number)
         start = across("start", n, sorting.width, lambda i: (
             *(Store(b, (i,), key) for b, key in
-              zip(keys, sorting.keys(read(given, (i,))), strict=True)),
+              zip(keys, sorting.keys(given.read(i)), strict=True)),
             Store(rank, (i,), const(0, U32))), LoopKind.SERIAL)
 
         count = counted(sorting, keys, rank, n)
         move = loop("moved", n, LoopKind.SERIAL, lambda i: moved(
-            given[:asked], (i,), ordered, alone, load(rank, (i,)), n))
-        return allocated((*given, *ordered, *keys, rank), (
-            *sorting.fill(given, alone, at, index.constant(0), n), *start, count, move,
-            *sorting.hand_out(ordered, alone, at)))
+            given.read(i)[:asked], ordered, load(rank, (i,)), index.constant(n)))
+        return allocated((*given.buffers, *ordered.buffers, *keys, rank), (
+            *sorting.fill(given, at, index.constant(0), n), *start, count, move,
+            *sorting.hand_out(ordered, at)))
 
     total = sorting.rows * n * (n // sorting.width + MOVED)
     return shared_out(sorting.stage.name, sorting.rows, total, row)
@@ -56,7 +57,8 @@ def counted(sorting: Sorting, keys: Records, rank: Buffer, length: Expr | int) -
     (most,) = rank.shape
 
     def compared(j: Expr, i: Expr) -> Body:
-        first = comes_first(read(keys, (j,)), read(keys, (i,)), index.compare("lt", j, i))
+        mine, theirs = (tuple(load(b, (k,)) for b in keys) for k in (j, i))
+        first = comes_first(mine, theirs, index.compare("lt", j, i))
         return (Accumulate((rank,), (i,), named_combiner("add", U32),
                            (apply("convert", first, dtype=U32),)),)
 

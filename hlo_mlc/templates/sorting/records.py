@@ -3,6 +3,7 @@ and those keys that do not follow from them."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +19,28 @@ from hlo_mlc.tensor.core import Stage
 Body = tuple[Stmt, ...]
 Place = Callable[[Expr], tuple[Expr, ...]]  # the indices of a record in its buffers
 Records = tuple[Buffer, ...]  # one buffer for each part of a record
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Where records lie: the buffer of each of their parts, and where in it a record has it."""
+
+    buffers: Records
+    places: tuple[Place, ...]
+
+    @staticmethod
+    def of(buffers: Records, place: Place) -> Room:
+        """Records whose parts are all at the same place."""
+        return Room(buffers, (place,) * len(buffers))
+
+    def read(self, i: Expr) -> tuple[Expr, ...]:
+        """A record."""
+        return tuple(load(b, place(i)) for b, place in zip(self.buffers, self.places, strict=True))
+
+    def store(self, i: Expr, values: Sequence[Expr], guard: Expr | None = None) -> Body:
+        """A record that is written."""
+        return tuple(Store(b, place(i), value, guard) for b, place, value in
+                     zip(self.buffers, self.places, values, strict=True))
 
 # Bytes of a row with the room to move it, up to which it is private to a task.
 STACK = 128 * 1024
@@ -64,14 +87,30 @@ class Sorting:
         return tuple((k, bit) for k in reversed(range(len(keys)))
                      for bit in range(0, keys[k].dtype.bits, self.digit))
 
-    def records(self, name: str, shape: tuple[int, ...], scope: str = "stack") -> Records:
-        """Buffers of so many records."""
-        dtypes = [v.dtype for v in self.kept] + [self.stage.sort.keys[k].dtype for k in self.extra]
-        found = tuple(Buffer(f"{self.stage.name}_{name}{n}", dtype, shape, scope)
-                      for n, dtype in enumerate(dtypes))
-        if scope == "scratch":
-            self.scratch.extend(found)
+    @property
+    def comes_back(self) -> bool:
+        """Whether records are where they began when they were moved for each digit."""
+        return len(self.digits) % 2 == 0
+
+    def records(self, name: str, shape: tuple[int, ...], scope: str = "stack", *,
+                in_results: bool = False) -> Records:
+        """Buffers of so many records; parts may lie in the results that are to hold them all."""
+        parts = [*self.kept, *(self.stage.sort.keys[k] for k in self.extra)]
+        results = {a.value: a.buffer for a in self.stage.assigns} if in_results else {}
+        found = tuple(results.get(part) or Buffer(
+            f"{self.stage.name}_{name}{n}", part.dtype, shape, scope)
+            for n, part in enumerate(parts))
+        self.scratch.extend(b for b in found if b.scope == "scratch")
         return found
+
+    def room(self, buffers: Records, place: Place, at: dict[Var, Expr], first: Expr) -> Room:
+        """Records in buffers, and in results from the place `first` of a row on."""
+        def within(indices: tuple[Expr, ...], i: Expr) -> tuple[Expr, ...]:
+            point = {**at, self.stage.sort.place: index.add(first, i)}
+            return tuple(substitute(e, point) for e in indices)
+
+        results = {a.buffer: functools.partial(within, a.indices) for a in self.stage.assigns}
+        return Room(buffers, tuple(results.get(b, place) for b in buffers))
 
     @property
     def bytes(self) -> int:
@@ -100,17 +139,15 @@ class Sorting:
         return tuple(Store(a.buffer, tuple(substitute(i, point) for i in a.indices),
                            substitute(a.value, point)) for a in self.stage.assigns)
 
-    def fill(self, into: Records, place: Place, at: dict[Var, Expr], first: Expr, count: int
-             ) -> Body:
+    def fill(self, into: Room, at: dict[Var, Expr], first: Expr, count: int) -> Body:
         """The records of `count` elements from the one at `first` on."""
-        return across("fill", count, self.width, lambda i: tuple(
-            Store(b, place(i), value) for b, value in
-            zip(into, self.given(at, index.add(first, i)), strict=True)), LoopKind.SERIAL)
+        return across("fill", count, self.width, lambda i: into.store(
+            i, self.given(at, index.add(first, i))), LoopKind.SERIAL)
 
-    def hand_out(self, records: Records, place: Place, at: dict[Var, Expr]) -> Body:
+    def hand_out(self, records: Room, at: dict[Var, Expr]) -> Body:
         """The results of a row, from its records in order."""
         return across("out", self.stage.sort.place.extent, self.width, lambda i: self.results(
-            at, i, read(records, place(self.rank(at, i)))), LoopKind.SERIAL)
+            at, i, records.read(self.rank(at, i))), LoopKind.SERIAL)
 
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
         """How many records come before the one that takes a place of the results."""
@@ -135,11 +172,6 @@ def first_wanted(stage: Stage) -> int:
     return int(index.bounds(stage.sort.at)[1]) + 1
 
 
-def read(records: Records, at: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """A record."""
-    return tuple(load(b, at) for b in records)
-
-
 def comes_first(one: Sequence[Expr], other: Sequence[Expr], tied: Expr = FALSE) -> Expr:
     """Whether keys come before others; `tied` where they are the same."""
     for mine, theirs in reversed(tuple(zip(one, other, strict=True))):
@@ -162,11 +194,8 @@ def in_row(row: Expr, i: Expr) -> tuple[Expr, ...]:
     return (row, i)
 
 
-def moved(front: Records, source: tuple[Expr, ...], back: Records, place: Place, to: Expr,
-          most: int) -> Body:
-    """One record to the place that a counter says; whether that is inside is asked, so that nobody
+def moved(record: Sequence[Expr], room: Room, to: Expr, length: Expr) -> Body:
+    """A record to the place that a counter says; whether that is inside is asked, so that nobody
     need believe the counters."""
     there = as_index(to)
-    inside = index.compare("lt", there, index.constant(most))
-    return tuple(Store(b, place(there), value, inside)
-                 for b, value in zip(back, read(front, source), strict=True))
+    return room.store(there, record, index.compare("lt", there, length))

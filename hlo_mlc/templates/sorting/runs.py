@@ -16,12 +16,10 @@ from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.records import (
     Body,
     Records,
+    Room,
     Sorting,
-    alone,
     comes_first,
-    in_row,
     length,
-    read,
 )
 
 # Parts of a share that are merged side by side.
@@ -32,28 +30,35 @@ def by_runs(sorting: Sorting, runs: int) -> Body:
     """Runs in order, then pairs of them merged until there is one."""
     n = sorting.element.extent
     size = -(-n // (runs * sorting.width)) * sorting.width
-    front, back = (sorting.records(name, (sorting.rows * runs, size), "scratch")
-                   for name in ("front", "back"))
+    room = (sorting.rows * runs * size,)
+    front = sorting.records("front", room, "scratch")
+    back = sorting.records("back", room, "scratch", in_results=sorting.comes_back)
 
     def sort(number: Expr) -> Body:
         run = index.floormod(number, runs)
         at = decoded(sorting.outer, index.floordiv(number, runs))
-        place = functools.partial(in_row, number)
+        place = functools.partial(_in_run, number, size)
         first = index.multiply(run, index.constant(size))
         last = n - (runs - 1) * size
         whole = index.compare("lt", run, index.constant(runs - 1))
-        return (If(whole, sorting.fill(front, place, at, first, size),
-                   sorting.fill(front, place, at, index.constant((runs - 1) * size), last)),
-                *Digits(sorting, front, back, place, size).sorted(length(run, size, n)))
+        digits = Digits(sorting, Room.of(front, place), sorting.room(back, place, at, first), size)
+        return (If(whole, sorting.fill(digits.front, at, first, size),
+                   sorting.fill(digits.front, at, index.constant((runs - 1) * size), last)),
+                *digits.sorted(length(run, size, n)))
 
     body = parallel_tasks(f"{sorting.stage.name}_run", sorting.rows * runs, 1, sort)
-    source = Digits(sorting, front, back, alone, size).ordered
-    while runs > 1:
-        merged = None if runs == 2 else sorting.records(
-            f"merged{runs}_", (sorting.rows * runs // 2, 2 * size), "scratch")
-        body += _merge(sorting, source, merged, runs, size)
-        source, runs, size = merged, runs // 2, 2 * size
-    return body
+    source, other = (front, back) if sorting.comes_back else (back, front)
+    if runs > 2 and sorting.comes_back:  # results are the last that is merged into
+        other = sorting.records("merged", room, "scratch")
+    while runs > 2:
+        body += _merge(sorting, source, other, runs, size)
+        source, other, runs, size = other, source, runs // 2, 2 * size
+    return body + _merge(sorting, source, None, runs, size)
+
+
+def _in_run(number: Expr, size: int, i: Expr) -> tuple[Expr, ...]:
+    """Record i of a run, of which each has room for so many."""
+    return (index.add(index.multiply(number, index.constant(size)), i),)
 
 
 def _merge(sorting: Sorting, source: Records, into: Records | None, runs: int, size: int) -> Body:
@@ -114,7 +119,7 @@ class _Merge:
         """A record of one run; any, where there is none."""
         inside = index.maximum(index.minimum(position, index.constant(self.size - 1)),
                                index.constant(0))
-        return read(self.source, (self.runs[side], inside))
+        return tuple(load(b, _in_run(self.runs[side], self.size, inside)) for b in self.source)
 
     def _second_first(self, i: Expr, j: Expr) -> Expr:
         """Whether record j of the second run comes before record i of the first."""
@@ -134,7 +139,7 @@ class _Merge:
             s = self.sorting
             stores = s.results(decoded(s.outer, self.row), place, chosen)
         else:
-            stores = tuple(Store(b, (self.pair, place), value)
+            stores = tuple(Store(b, _in_run(self.pair, 2 * self.size, place), value)
                            for b, value in zip(self.into, chosen, strict=True))
         return (Store(ours, (), first), *stores, Store(taken, (), apply(
             "add", load(taken, ()), apply("convert", load(ours, ()), dtype=U32))))
