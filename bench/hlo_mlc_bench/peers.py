@@ -134,7 +134,8 @@ def run_case(case: Case, compile_ours: Callable, peers: Sequence[Peer], rounds: 
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Raises Unfit in here when so much time has passed; only the main thread can be told to."""
+    """Raises Unfit in here when so much time has passed, and every second from then on: what is
+    raised in a callback of the garbage collector is lost.  Only the main thread can be told to."""
     def give_up(*_: Any) -> None:
         raise Unfit(f"not compiled after {seconds:g} s")
 
@@ -142,7 +143,7 @@ def _at_most(seconds: float) -> Iterator[None]:
         yield
         return
     usual = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
