@@ -40,6 +40,7 @@ class ScalarOp:
     and Emerald Rapids with 128k and 256k normally distributed values in f32. `xla_ns` are
     nanoseconds of one thread for each f32 and each f64 where it calls a function for every element
     (64k evenly distributed values, Zen 5), no matter how wide the machine's vectors are; else 0.
+    `strict`: whether it is NaN if one of the args is.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ScalarOp:
     cost: int = 1
     xla_extra: int = 0
     xla_ns: tuple[float, float] = (0.0, 0.0)
+    strict: bool = False
 
 
 def _wrap(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -296,18 +298,20 @@ def _arithmetic(name: str, meaning: Callable[[Array, Array], Array], *, cost: in
                 infix: str = "") -> ScalarOp:
     """An op of two operands whose result is rounded once."""
     return ScalarOp(name, 2, _through_f32(meaning), commutative=commutative, infix=infix,
-                    accuracy=Accuracy.ROUNDED, cost=cost, xla_ns=xla_ns)
+                    accuracy=Accuracy.ROUNDED, cost=cost, xla_ns=xla_ns, strict=True)
 
 
 def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[ScalarOp]:
-    return [ScalarOp(name, arity, _through_f32(f)) for name, arity, f in names_and_functions]
+    return [ScalarOp(name, arity, _through_f32(f), strict=True)
+            for name, arity, f in names_and_functions]
 
 
 def _function(name: str, meaning: Callable[..., Array], *, arity: int = 1, cost: int = 12,
-              xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0)) -> ScalarOp:
+              xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0),
+              strict: bool = True) -> ScalarOp:
     """An op that is composed of simple ones."""
     return ScalarOp(name, arity, _through_f32(meaning), accuracy=Accuracy.APPROXIMATE, cost=cost,
-                    xla_extra=xla_extra, xla_ns=xla_ns)
+                    xla_extra=xla_extra, xla_ns=xla_ns, strict=strict)
 
 
 _TABLE = [
@@ -319,20 +323,22 @@ _TABLE = [
     _arithmetic("div", _divide, infix="/", cost=4),
     _arithmetic("div_common", _divide, cost=2),  # by a divisor that many quotients share
     _arithmetic("rem", _remainder, infix="%", cost=8, xla_ns=(14, 14)),
-    ScalarOp("max", 2, _through_f32(_maximum), commutative=True),
-    ScalarOp("min", 2, _through_f32(_minimum), commutative=True),
-    ScalarOp("fma", 3, _through_f32(_fma), accuracy=Accuracy.ROUNDED),
+    ScalarOp("max", 2, _through_f32(_maximum), commutative=True, strict=True),
+    ScalarOp("min", 2, _through_f32(_minimum), commutative=True, strict=True),
+    # the second float if it is larger, else the first: what maxps does, of numbers their maximum
+    ScalarOp("larger", 2, lambda x, y: np.where(y > x, y, x)),
+    ScalarOp("fma", 3, _through_f32(_fma), accuracy=Accuracy.ROUNDED, strict=True),
     ScalarOp("pick", 17, _pick),
     # the exponent is a float, rounded down
     ScalarOp("ldexp", 2, _wrap(_ldexp), accuracy=Accuracy.ROUNDED),
     *_exact(("neg", 1, np.negative), ("abs", 1, np.abs), ("sign", 1, _sign),
             ("floor", 1, np.floor), ("ceil", 1, np.ceil), ("round_even", 1, np.rint),
             ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),
-    ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4),
+    ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4, strict=True),
     # functions
     _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45),
     _function("cbrt", np.cbrt, xla_ns=(10.5, 10.5)),
-    _function("pow", _power, arity=2, cost=75, xla_ns=(4, 9)),
+    _function("pow", _power, arity=2, cost=75, xla_ns=(4, 9), strict=False),
     _function("exp", np.exp, xla_extra=9),
     _function("expm1", np.expm1, xla_extra=15),
     _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
@@ -427,11 +433,11 @@ def identity(op: str, dtype: DType) -> int | float | bool | None:
         return -0.0 if dtype.is_float else (False if dtype.kind is Kind.BOOL else 0)
     if op == "mul":
         return 1.0 if dtype.is_float else 1
-    if op in ("max", "min"):
+    if op in ("max", "min", "larger"):
         if dtype.is_float:
             limits = ml_dtypes.finfo(dtype.numpy)  # some floats of a byte have no infinity
             infinite = np.isinf(np.array(math.inf).astype(dtype.numpy).astype(np.float32))
-            if op == "max":
+            if op != "min":
                 return -math.inf if infinite else float(limits.min)
             return math.inf if infinite else float(limits.max)
         if dtype is BOOL:

@@ -242,6 +242,12 @@ def _extremum(args: tuple[Expr, ...], neutral: float) -> Expr | None:
     return y if _is_nan(y) else None
 
 
+def _larger(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
+    """larger(x, x) -> x;  larger(x, -inf) -> x"""
+    x, y = args
+    return x if x is y or _is(y, -math.inf) else None
+
+
 def _select(args: tuple[Expr, ...], dtype: DType) -> Expr | None:
     """select(true, a, b) -> a;  select(p, a, a) -> a;  select(p, true, false) -> p"""
     predicate, on_true, on_false = args
@@ -317,6 +323,7 @@ RULES: dict[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "and": _and, "or": _or,
     "xor": _xor, "shl": _shift, "shr_logical": _shift_right,
     "shr_arithmetic": _shift_right_arithmetic, "not": _not, "max": _max, "min": _min,
+    "larger": _larger,
     "select": _select, "select_unlikely": _select, "convert": _convert, "bitcast": _bitcast,
     **{op: _compared(op) for op in ("lt", "le", "gt", "ge", "eq")},
     "ne": _not_equal,

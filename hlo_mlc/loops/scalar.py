@@ -149,7 +149,7 @@ class Compiler:
         elif dtype in (F32, F64):
             if op == "div":
                 return f"{args[0]} / {args[1]}"
-            if op in ("max", "min", "neg", "abs") or (op == "fma" and dtype is F32):
+            if op in ("max", "min", "larger", "neg", "abs") or (op == "fma" and dtype is F32):
                 return f"{self._bind(_FLOAT[op])}({', '.join(args)})"
         if op == "convert":
             if node.dtype is INDEX and dtype.is_integer:
@@ -196,7 +196,8 @@ def _fma(x: np.float32, y: np.float32, z: np.float32) -> np.float32:
 
 
 _FLOAT: dict[str, Callable[..., object]] = {
-    "max": _maximum, "min": _minimum, "neg": lambda x: -x, "abs": abs, "fma": _fma}
+    "max": _maximum, "min": _minimum, "larger": lambda x, y: y if y > x else x,
+    "neg": lambda x: -x, "abs": abs, "fma": _fma}
 
 
 def _out_of_bounds(access: tuple[Buffer, str], indices: tuple[int, ...]) -> None:

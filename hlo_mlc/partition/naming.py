@@ -24,9 +24,10 @@ from hlo_mlc.tensor.core import Branch, Loop, Nest, Stage, Step, TensorProgram, 
 _PLACING = frozenset(("broadcast", "copy"))
 _PARTS = 2  # that a name lists: with three, it is longer than a column of a table
 _MINOR = 0.1  # of the work of the largest: what has less is not named
-_FOLDS = {"add": "sum", "mul": "product", "max": "max", "min": "min", "and": "all", "or": "any"}
+_FOLDS = {"add": "sum", "mul": "product", "max": "max", "larger": "max", "min": "min", "and": "all",
+          "or": "any"}
 _SCANS = {"add": "cumsum", "mul": "cumprod", "max": "cummax", "min": "cummin"}
-_POOLS = {"add": "sum_pool", "max": "max_pool", "min": "min_pool"}
+_POOLS = {"add": "sum_pool", "max": "max_pool", "larger": "max_pool", "min": "min_pool"}
 _ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divide",
                "neg": "negate", "fma": "multiply", "max": "maximum", "min": "minimum",
                "select": "select", "convert": "convert", "abs": "abs", "sqrt": "sqrt",
@@ -142,15 +143,15 @@ _PRODUCTS = frozenset(("matmul", "matvec", "conv"))
 def _known(nest: Nest) -> str:
     """The name of several stages that are one thing to a person; "" for others."""
     folds = [stage for stage in nest.stages if stage.combiner is not None and stage.scan is None]
-    kinds = [stage.combiner.name for stage in folds]
+    kinds = [_FOLDS.get(stage.combiner.name) for stage in folds]
     linked = isinstance(chain(nest), Chain)
     if linked and not ("max" in kinds and any(_uses(fold.terms, "exp") for fold in folds)):
         between = _function([a.value for stage in nest.stages[:-1] for a in stage.assigns])
         return "+".join(filter(None, ("matmul", between, "matmul")))
     if linked:
         return "attention"
-    if "max" in kinds and "add" in kinds[kinds.index("max"):]:
-        total = folds[kinds.index("add", kinds.index("max"))]
+    if "max" in kinds and "sum" in kinds[kinds.index("max"):]:
+        total = folds[kinds.index("sum", kinds.index("max"))]
         if _uses(total.terms, "exp"):
             after = [a.value for stage in nest.stages for a in stage.assigns]
             if not _uses(after, "log"):

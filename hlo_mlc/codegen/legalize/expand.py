@@ -23,6 +23,7 @@ from hlo_mlc.codegen.legalize import (
     rounding,
     trigonometric,
 )
+from hlo_mlc.codegen.legalize.arithmetic import compare, select
 from hlo_mlc.expr.build import apply, transform
 from hlo_mlc.expr.core import Apply, Expr, loads, walk
 from hlo_mlc.expr.dtypes import F32, INDEX, DType
@@ -36,6 +37,7 @@ _FLOAT: Mapping[str, Expansion] = {
     "erf_inv": error_function.erf_inv,
     "asin": inverse.asin, "acos": inverse.acos, "atan": inverse.atan, "atan2": inverse.atan2,
     "asinh": inverse.asinh, "acosh": inverse.acosh, "atanh": inverse.atanh,
+    "larger": lambda x, y: select(compare("gt", y, x), y, x),
     "sign": rounding.sign, "round_away": rounding.round_away, "rsqrt": rounding.rsqrt,
 }
 # These have another form in f32 where the target picks from tables.

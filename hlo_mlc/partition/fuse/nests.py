@@ -26,6 +26,7 @@ from hlo_mlc.tensor.classify import (
 from hlo_mlc.tensor.combine import side_by_side
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 from hlo_mlc.tensor.rewrite import map_expressions, rename_axes, replace_loads
+from hlo_mlc.tensor.strictness import without_nans
 
 # Elements of one row that may be kept between the passes over it: with f32 about half of a
 # typical 32-48 KiB L1 cache per buffer, the measured knee for softmax and layernorm.
@@ -382,4 +383,4 @@ def finish(joined: Joined, needed: frozenset[Buffer]) -> Nest:
     kept.reverse()
     written = dict.fromkeys(b for s in kept for b in s.outputs)
     private = tuple(b for b in written if b not in needed)
-    return Nest(tuple(kept), joined.shared, private)
+    return without_nans(Nest(tuple(kept), joined.shared, private))
