@@ -262,6 +262,20 @@ def test_choices_in_loops(check, arrays):
     check(lambda x: lax.fori_loop(0, 5, body, x), x)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("spec,terms,written", [
+    ("ijn,jkn->ikn", 2, True), ("ijn,jkn->ikn", 8, True), ("ijn,jkn->ikn", 9, False),
+    ("nxyc,mxyc->nmxy", 4, True), ("nxyc,mxyc->nmxy", 5, False), ("inj,jkn->ikn", 3, True),
+    ("nij,njk->nik", 3, False), ("ijn,njk->ikn", 3, False), ("ijm,jkm->ikm", 3, False)])
+def test_products_along_many_matrices(check, arrays, spec, terms, written, dtype):
+    """Vectors of elements of different matrices, where these lie side by side."""
+    sizes = {"i": 3, "j": terms, "k": 5, "n": 19, "m": 15, "x": 2, "y": 21, "c": terms}
+    x, y = arrays(dtype, *([sizes[c] for c in side] for side in spec[:spec.index("-")].split(",")))
+    report = check(lambda x, y: jnp.einsum(spec, x, y), x, y, kernels=1)
+    nest, = report.kernels[0].nests
+    assert (nest.template == "elementwise") == written
+
+
 def test_short_sums_are_written_out(check, arrays):
     """Sums over three coordinates between all pairs, and maxima of two; NaNs and infinities too."""
     x, m = arrays("float32", (21, 3), (21,), special=True)

@@ -198,10 +198,9 @@ def _sort_us(stage: Stage) -> float:
 
 
 def written_out_us(nodes: Sequence[Node]) -> float:
-    """What XLA needs for the reductions among them that stages have no trace of."""
+    """What XLA needs for the reductions and products among them that stages have no trace of."""
     short = written_out(nodes)
-    return sum(_few_terms_ns(node) * node.operands[0].type.size
-               for node in nodes if node in short) / 1e3
+    return sum(map(_few_terms_ns, (node for node in nodes if node in short))) / 1e3
 
 
 def convolutions_us(nodes: Sequence[Node]) -> float:
@@ -220,9 +219,15 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
 
 
 def _few_terms_ns(node: Node) -> float:
-    axes, rank = node.attributes["dimensions"], len(node.operands[0].type.shape)
-    return figure("few_columns_ns") if rank - 1 in axes \
+    taken = node.operands[0].type
+    if node.op == "stablehlo.dot_general":
+        summed = node.attributes["lhs_contracting_dimensions"]
+        terms = math.prod(taken.shape[d] for d in summed)
+        return figure("few_products_ns") * node.results[0].type.size * terms
+    axes, rank = node.attributes["dimensions"], len(taken.shape)
+    each = figure("few_columns_ns") if rank - 1 in axes \
         else figure("few_rows_ns") if 0 in axes else figure("few_between_ns")
+    return each * taken.size
 
 
 def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
