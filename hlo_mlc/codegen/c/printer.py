@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.c.prelude import CONTEXT, HEAD, needed_by
-from hlo_mlc.codegen.c.statements import Functions, FunctionWriter, touched_by
+from hlo_mlc.codegen.c.statements import Functions, FunctionWriter, takes_context, touched_by
 from hlo_mlc.codegen.clike.values import Memory
 from hlo_mlc.loops import dependence
 from hlo_mlc.loops.core import LoopProgram
@@ -31,16 +31,20 @@ def print_program(program: LoopProgram, symbol: str, lines: Mapping[str, str] | 
     places = {b: f"{buffers}[{n}]" for n, b in enumerate((*program.operands, *program.results))}
     places |= {b: f"(void*)((char*){scratch} + {offset})" for b, offset in program.scratch}
     used = set(touched_by(program.body))
-    for buffer, declared in writer.declare([b for b in places if b in used]):
+    needed = [b for b in places if b in used]
+    for buffer, kind, name in writer.declare(needed):
         sizes = ", ".join(map(str, buffer.shape))
         where = (lines or {}).get(buffer.name, "")
         described = f"{buffer.dtype.name}[{sizes}]{': ' if where else ''}{where}"
-        writer.lines.emit(f"{declared} = {places[buffer]};  /* {described.replace('*/', '* /')} */")
+        described = described.replace("*/", "* /")
+        writer.lines.emit(f"{kind} {name} = {places[buffer]};  /* {described} */")
     writer.write(program.body)
-    body = "\n".join(writer.lines.text)
+    arena = {buffer for buffer, _ in program.scratch}
+    is_used = {"context": takes_context(program.body), dims: False,
+               buffers: any(b not in arena for b in needed),
+               scratch: any(b in arena for b in needed)}
     unused = [f"  (void){name};" for name in ("context", buffers, dims, scratch)
-              if f"{name}[" not in body and f"){name} +" not in body and f"{name}->" not in body
-              and f"({name}," not in body]
+              if not is_used[name]]
     return "\n".join((
         *functions.texts,
         f"{'static ' if is_static else ''}void {symbol}(",

@@ -270,11 +270,11 @@ class FunctionWriter(Writer):
         own, closure, number = map(task.lines.fresh, ("own", "closure", "task"))
         fields, packed = [f"MlcContext* {CONTEXT}"], [CONTEXT]
         touched = [b for b in touched_by(stmt.body) if b in self.memory.places]
-        for buffer, declared in task.declare(touched):
+        for buffer, kind, declared in task.declare(touched):
             name = task.memory.places[buffer].name
-            fields.append(declared.replace("restrict ", ""))
+            fields.append(f"{kind} {name}")
             packed.append(self._pointer(buffer))
-            task.lines.emit(f"{declared} = {own}->{name};")
+            task.lines.emit(f"{kind} {declared} = {own}->{name};")
         for var in self.variables:
             if var in _free(stmt.body):
                 name = task.lines.fresh(identifier(var.name))
@@ -282,7 +282,7 @@ class FunctionWriter(Writer):
                 fields.append(f"{index_type(var)} {name}")
                 packed.append(self.variables[var])
                 task.lines.emit(f"const {index_type(var)} {name} = {own}->{name};")
-        if any(map(_takes_context, walk(stmt.body))):
+        if takes_context(stmt.body):
             task.lines.emit(f"MlcContext* {CONTEXT} = {own}->{CONTEXT};")
         kind, name = index_type(stmt.var), task.lines.fresh(identifier(stmt.var.name))
         task.bind(stmt.var, name)
@@ -297,15 +297,15 @@ class FunctionWriter(Writer):
         self.lines.emit(f"struct {task.name} {shared} = {{{', '.join(packed)}}};")
         self.lines.emit(f"{CONTEXT}->parallel_for({CONTEXT}, {task.name}, &{shared}, {extent});")
 
-    def declare(self, buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, str]]:
-        """Gives each buffer a pointer, and says how it is declared."""
+    def declare(self, buffers: Sequence[Buffer]) -> Iterator[tuple[Buffer, str, str]]:
+        """Gives each buffer a pointer, and says its type and how it is declared."""
         for buffer in buffers:
             name = self.lines.fresh(identifier(buffer.name))
             self.memory.places[buffer] = Place(name)
             alone = not any(self.overlaps.may_overlap(buffer, b) for b in buffers if b != buffer)
             constant = "const " if buffer.scope == "operand" else ""
-            yield buffer, (f"{constant}{C.element_type(buffer.dtype)}* "
-                           f"{'restrict ' if alone else ''}{name}")
+            yield (buffer, f"{constant}{C.element_type(buffer.dtype)}*",
+                   f"{'restrict ' if alone else ''}{name}")
 
 
 class Functions:
@@ -328,11 +328,10 @@ class Functions:
         if name is None:
             name = self._called[program] = self.fresh(f"{self.kernel}_{identifier(program.name)}")
             writer = FunctionWriter(Memory({}, dialect), dependence.Memory.of(program), name, self)
-            parameters = [declared for _, declared in writer.declare(
+            parameters = [f"{kind} {declared}" for _, kind, declared in writer.declare(
                 (*program.operands, *program.results))]
             writer.write(program.body)
-            unused = () if any(map(_takes_context, walk(program.body))) else (
-                f"  (void){CONTEXT};",)
+            unused = () if takes_context(program.body) else (f"  (void){CONTEXT};",)
             self.texts.append("\n".join((
                 f"static void {name}(MlcContext* {CONTEXT}, {', '.join(parameters)}) {{", *unused,
                 *writer.text(), "}\n")))
@@ -351,8 +350,10 @@ def touched_by(statements: tuple[Stmt, ...]) -> tuple[Buffer, ...]:
     return tuple(touched)
 
 
-def _takes_context(stmt: Stmt) -> bool:
-    return isinstance(stmt, Call) or (isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL)
+def takes_context(statements: tuple[Stmt, ...]) -> bool:
+    """Whether any of them needs what runs tasks."""
+    return any(isinstance(s, Call) or (isinstance(s, For) and s.kind is LoopKind.PARALLEL)
+               for s in walk(statements))
 
 
 def _free(statements: tuple[Stmt, ...]) -> set[Var]:

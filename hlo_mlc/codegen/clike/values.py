@@ -62,7 +62,10 @@ class Lines:
         self._temporaries = itertools.count()
 
     def emit(self, line: str) -> None:
-        self.text.append("  " * self.depth + line)
+        self.text.append(self.indented(line))
+
+    def indented(self, line: str) -> str:
+        return "  " * self.depth + line
 
     def fresh(self, prefix: str) -> str:
         """`prefix`, with a number if that was given out before."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import memory, types
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place
-from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place, resolve, scattered
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Apply
@@ -79,10 +80,10 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
         start, after = inner_block.label, function.label()
         with function.scope(inner_block, branch=True):
             _add_once(writer, stmt, places, total, None)
-        block.emit(f"br i1 {taken}, label %{start}, label %{after}")
+        block.branch(taken, start, after)
         block.start(start)
-        block.lines += inner_block.lines
-        block.emit(f"br label %{after}")
+        block.instructions += inner_block.instructions
+        block.jump(after)
         block.start(after)
     function.mask = mask
 
@@ -143,10 +144,12 @@ def _lanes(writer: Writer, value: Value, start: int, count: int) -> Value:
     """Lanes start, start + 1, …; one lane is a scalar."""
     block = writer.function.block
     if count == 1:
-        text = block.define(f"extractelement {value.typed}, i64 {start}")
+        text = block.define(f"extractelement {value.type} ", value.text, f", i64 {start}")
     else:
-        text = block.define(f"shufflevector {value.typed}, {value.type} poison, "
-                            f"{types.shuffle_mask(tuple(range(start, start + count)))}")
+        text = block.define(f"shufflevector {value.type} ", value.text,
+                            f", {value.type} poison, "
+                            f"{types.shuffle_mask(tuple(range(start, start + count)))}",
+                            lanes=count)
     return value._replace(text=text, lanes=count if count > 1 else 0, depth=writer.function.depth)
 
 
@@ -155,8 +158,8 @@ def _select(writer: Writer, condition: Value, chosen: Value, other: Value) -> Va
     lanes = max(condition.lanes, chosen.lanes, other.lanes)
     whole = types.vector(chosen.element, lanes)
     picked, on_true, on_false = (function.widen(v, lanes) for v in (condition, chosen, other))
-    text = function.block.define(f"select {types.vector('i1', lanes)} {picked}, "
-                                 f"{whole} {on_true}, {whole} {on_false}")
+    text = function.block.define(f"select {types.vector('i1', lanes)} ", picked, f", {whole} ",
+                                 on_true, f", {whole} ", on_false, lanes=lanes)
     return chosen._replace(text=text, lanes=lanes, depth=function.depth)
 
 
@@ -182,15 +185,16 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
         if conditions is None:
             _add_lane(writer, stmt, places, addresses, terms, number)
             continue
-        taken = block.define(f"extractelement {conditions.typed}, i64 {number}")
+        taken = block.define(f"extractelement {conditions.type} ", conditions.text,
+                             f", i64 {number}")
         inner_block = Block(function, function.label())
         start, after = inner_block.label, function.label()
         with function.scope(inner_block, branch=True):
             _add_lane(writer, stmt, places, addresses, terms, number)
-        block.emit(f"br i1 {taken}, label %{start}, label %{after}")
+        block.branch(taken, start, after)
         block.start(start)
-        block.lines += inner_block.lines
-        block.emit(f"br label %{after}")
+        block.instructions += inner_block.instructions
+        block.jump(after)
         block.start(after)
     function.forget(place.storage.alias_class for place in places)
 

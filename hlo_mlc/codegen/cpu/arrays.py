@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
@@ -43,20 +42,22 @@ class Use(NamedTuple):
         return index.affine(last)[0].get(lane) == 1 and all(lane not in r.free for r in rows)
 
 
-def uses(statements: Statements, vector: For | None = None) -> Iterator[Use]:
+def uses(statements: Statements, vector: For | None = None) -> list[Use]:
     """Every access of the statements to a buffer."""
+    found: list[Use] = []
     for stmt in statements:
         if isinstance(stmt, Call):
-            yield from (Use(buffer, (), vector) for buffer in stmt.buffers)
+            found += [Use(buffer, (), vector) for buffer in stmt.buffers]
         elif isinstance(stmt, Store):
-            yield Use(stmt.buffer, stmt.indices, vector)
+            found.append(Use(stmt.buffer, stmt.indices, vector))
         elif isinstance(stmt, Accumulate):
-            yield from (Use(buffer, stmt.indices, vector) for buffer in stmt.buffers)
+            found += [Use(buffer, stmt.indices, vector) for buffer in stmt.buffers]
         for expression in expressions(stmt):
-            yield from (Use(one.source, one.indices, vector) for one in loads(expression))
+            found += [Use(one.source, one.indices, vector) for one in loads(expression)]
         is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
         for body in bodies(stmt):
-            yield from uses(body, stmt if is_vector else vector)
+            found += uses(body, stmt if is_vector else vector)
+    return found
 
 
 def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:

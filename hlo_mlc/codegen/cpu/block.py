@@ -1,13 +1,43 @@
-"""Lines of LLVM IR, block by block, and the names in them."""
+"""Instructions of LLVM IR, block by block, and the names in them.
+
+They stay what they are until the whole function is spelled, so that nobody has to look into text
+for what the emitter knows.
+"""
 
 from __future__ import annotations
 
+import enum
+
+
+class Kind(enum.Enum):
+    """What an instruction does besides giving a value."""
+
+    COMPUTE = enum.auto()  # nothing: the value is made of operands, and of memory that stays as is
+    READ = enum.auto()  # reads memory that may be written
+    WRITE = enum.auto()  # writes memory, or calls what may
+    HINT = enum.auto()  # nothing that any result depends on
+    CONTROL = enum.auto()  # goes to another basic block
+    LABEL = enum.auto()  # begins one
+
+
+Instruction = tuple[str | None, int, Kind, tuple[str, ...]]
+"""The name that it defines, if any; the lanes of that (0: no vector); its kind; and its pieces of
+text, of which every second one is an operand, a name or a literal.
+
+A plain tuple: one with named fields takes 0.25 µs more to make, 4 % of the time of printing."""
+
 
 class Names:
-    """Names that a function has not used yet."""
+    """Names that a function has not used yet, and how long it is by now."""
 
     def __init__(self) -> None:
-        self.count = 0  # of the names given
+        self.count = 0  # of the names given, each of which has an instruction sooner or later
+        self.others = 0  # instructions that define nothing, and lines of functions that it needs
+
+    @property
+    def length(self) -> int:
+        """Instructions that the function is sure to have, with what it needs."""
+        return self.count + self.others
 
     def fresh(self) -> str:
         """A value's name."""
@@ -21,25 +51,47 @@ class Names:
 
 
 class Block:
-    """Lines, and the label of the basic block that the last of them stands in."""
+    """Instructions, and the label of the basic block that the last of them stands in."""
 
-    __slots__ = ("label", "lines", "names")
+    __slots__ = ("instructions", "label", "names")
 
     def __init__(self, names: Names, label: str) -> None:
-        self.names, self.label, self.lines = names, label, []
+        self.names, self.label = names, label
+        self.instructions: list[Instruction] = []
 
-    def define(self, instruction: str) -> str:
-        """Emit an instruction and return its result's name."""
+    def lines(self) -> list[str]:
+        """The text of the instructions."""
+        return [f"  {name} = {''.join(pieces)}" if name is not None
+                else f"{'' if kind is Kind.LABEL else '  '}{''.join(pieces)}"
+                for name, _, kind, pieces in self.instructions]
+
+    def define(self, *pieces: str, lanes: int = 0, kind: Kind = Kind.COMPUTE) -> str:
+        """Emit an instruction, text and operands in turns, and return its result's name."""
         names = self.names
-        names.count += 1
-        name = f"%v{names.count}"
-        self.lines.append(f"  {name} = {instruction}")
+        count = names.count = names.count + 1
+        name = f"%v{count}"
+        self.instructions.append((name, lanes, kind, pieces))
         return name
 
-    def emit(self, line: str) -> None:
-        self.lines.append("  " + line)
+    def name(self, name: str, *pieces: str, lanes: int = 0) -> None:
+        """Emit an instruction whose result has a name already."""
+        self.instructions.append((name, lanes, Kind.COMPUTE, pieces))
+
+    def emit(self, *pieces: str, kind: Kind = Kind.WRITE) -> None:
+        """Emit an instruction that has no result."""
+        self.names.others += 1
+        self.instructions.append((None, 0, kind, pieces))
 
     def start(self, label: str) -> None:
         """Begin a basic block; the one before has been ended."""
-        self.lines.append(f"{label}:")
+        self.instructions.append((None, 0, Kind.LABEL, (f"{label}:",)))
         self.label = label
+
+    def jump(self, label: str) -> None:
+        """End a basic block."""
+        self.emit(f"br label %{label}", kind=Kind.CONTROL)
+
+    def branch(self, condition: str, label: str, otherwise: str, weights: str = "") -> None:
+        """End a basic block in one of two ways."""
+        self.emit("br i1 ", condition, f", label %{label}, label %{otherwise}{weights}",
+                  kind=Kind.CONTROL)

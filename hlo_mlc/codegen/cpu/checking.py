@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hlo_mlc.codegen.cpu import indices, types
-from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place
 from hlo_mlc.codegen.cpu.program import Module
 from hlo_mlc.codegen.cpu.values import Writer
@@ -51,9 +52,9 @@ def check_span(writer: Writer, place: Place, what: str, block: Block, address: s
     if _has_known_place(writer, place):
         return
     offset = _offset(block, place, address, 0)
-    bad = block.define(f"icmp ugt i64 {offset}, {place.storage.bytes - size}")
+    bad = block.define("icmp ugt i64 ", offset, f", {place.storage.bytes - size}")
     if condition is not None:
-        bad = block.define(f"and i1 {bad}, {condition}")
+        bad = block.define("and i1 ", bad, ", ", condition)
     _call(writer, block, _span(writer, place, what, size), Value(offset, "i64"), bad)
 
 
@@ -65,11 +66,11 @@ def check_lanes(writer: Writer, place: Place, what: str, block: Block, addresses
     width, size = writer.function.lane.width, place.dtype.bytes
     offsets, mask = _offset(block, place, addresses, width), types.vector("i1", width)
     last = types.spread(str(place.storage.bytes - size), "i64", width)
-    bad = block.define(f"icmp ugt {types.vector('i64', width)} {offsets}, {last}")
-    bad = block.define(f"and {mask} {bad}, {active}")
+    bad = block.define(f"icmp ugt {types.vector('i64', width)} ", offsets, ", ", last, lanes=width)
+    bad = block.define(f"and {mask} ", bad, ", ", active, lanes=width)
     if condition is not None:
         spread = writer.function.widen(Value(condition, "i1", 0, writer.function.depth), width)
-        bad = block.define(f"and {mask} {bad}, {spread}")
+        bad = block.define(f"and {mask} ", bad, ", ", spread, lanes=width)
     _call(writer, block, _span(writer, place, what, size), Value(offsets, "i64", width), bad)
 
 
@@ -80,15 +81,16 @@ def lane_addresses(writer: Writer, place: Place, block: Block, address: str,
     if not writer.module.checked:
         return address
     width = writer.function.lane.width
-    return block.define(f"getelementptr {place.element}, ptr {address}, "
-                        f"{types.vector('i64', width)} {types.iota('i64', width, stride)}")
+    return block.define(f"getelementptr {place.element}, ptr ", address,
+                        f", {types.vector('i64', width)} {types.iota('i64', width, stride)}",
+                        lanes=width)
 
 
 def poison(writer: Writer, pointer: str, size: int) -> None:
     """Fill an array on the stack, so that what is read before it is written shows."""
     writer.function.block.emit(
-        f"call void @llvm.memset.p0.i64(ptr {pointer}, i8 {_STACK_POISON - 256}, i64 {size}, "
-        f"i1 false)")
+        "call void @llvm.memset.p0.i64(ptr ", pointer,
+        f", i8 {_STACK_POISON - 256}, i64 {size}, i1 false)")
 
 
 def entry(module: Module, body: str) -> str:
@@ -162,13 +164,13 @@ def _text(module: Module, text: str) -> str:
 def _offset(block: Block, place: Place, addresses: str, lanes: int) -> str:
     """How far from the start of the buffer addresses are, in bytes."""
     numbers, pointers = types.vector("i64", lanes), types.vector("ptr", lanes)
-    start = block.define(f"ptrtoint ptr {place.storage.pointer} to i64")
+    start = block.define("ptrtoint ptr ", place.storage.pointer, " to i64")
     if lanes:
-        first = block.define(f"insertelement {numbers} poison, i64 {start}, i64 0")
-        start = block.define(f"shufflevector {numbers} {first}, {numbers} poison, "
-                             f"<{lanes} x i32> zeroinitializer")
-    at = block.define(f"ptrtoint {pointers} {addresses} to {numbers}")
-    return block.define(f"sub {numbers} {at}, {start}")
+        first = block.define(f"insertelement {numbers} poison, i64 ", start, ", i64 0", lanes=lanes)
+        start = block.define(f"shufflevector {numbers} ", first,
+                             f", {numbers} poison, <{lanes} x i32> zeroinitializer", lanes=lanes)
+    at = block.define(f"ptrtoint {pointers} ", addresses, f" to {numbers}", lanes=lanes)
+    return block.define(f"sub {numbers} ", at, ", ", start, lanes=lanes)
 
 
 def _check(writer: Writer, access: str, position: Value, size: Value,
@@ -185,12 +187,13 @@ def _check(writer: Writer, access: str, position: Value, size: Value,
     block = function.at(depth)
     if lanes:
         position = indices.resize(function, position, types.INDEX_TYPE)
-    bad = block.define(f"icmp uge {position.type} {position.text}, {function.widen(size, lanes)}")
+    bad = block.define(f"icmp uge {position.type} ", position.text, ", ",
+                       function.widen(size, lanes), lanes=lanes)
     for condition in given:
         text = function.widen(condition, lanes) if lanes else writer.any_lane(condition, block)
-        bad = block.define(f"and {types.vector('i1', lanes)} {bad}, {text}")
+        bad = block.define(f"and {types.vector('i1', lanes)} ", bad, ", ", text, lanes=lanes)
     if lanes and not lane.is_full:
-        bad = block.define(f"and {types.vector('i1', lanes)} {bad}, {lane.mask}")
+        bad = block.define(f"and {types.vector('i1', lanes)} ", bad, ", ", lane.mask, lanes=lanes)
     _call(writer, block, access, position, bad)
     function.remember(key, Value("", "i1", 0, depth))
 
@@ -198,16 +201,16 @@ def _check(writer: Writer, access: str, position: Value, size: Value,
 def _call(writer: Writer, block: Block, access: str, number: Value, bad: str) -> None:
     """Report the number, or that of the first lane, for which `bad` holds."""
     name = _checker(writer.module, number.lanes)
-    block.emit(f"call void {name}(ptr {writer.context()}, ptr {access}, {number.typed}, "
-               f"{types.vector('i1', number.lanes)} {bad})")
+    block.emit(f"call void {name}(ptr ", writer.context(), f", ptr {access}, {number.type} ",
+               number.text, f", {types.vector('i1', number.lanes)} ", bad, ")")
 
 
 def _checker(module: Module, lanes: int) -> str:
     """The function that looks at so many numbers."""
     name = f"@check{lanes or ''}"
-    header = f"define internal void {name}("
-    if any(function.startswith(header) for function in module.functions):
+    if lanes in module.root.checkers:
         return name
+    module.root.checkers.add(lanes)
     mask, numbers = types.vector("i1", lanes), types.vector("i64", lanes)
     any_bad, number = "%bad", "%number"
     before: list[str] = []
@@ -219,7 +222,8 @@ def _checker(module: Module, lanes: int) -> str:
                   f"  %lane = call i{lanes} @llvm.cttz.i{lanes}(i{lanes} %bits, i1 true)",
                   f"  %first = extractelement {numbers} %number, i{lanes} %lane"]
     module.functions.append("\n".join([
-        f"{header}ptr %ctx, ptr %access, {numbers} %number, {mask} %bad) noinline nounwind {{",
+        f"define internal void {name}(ptr %ctx, ptr %access, {numbers} %number, {mask} %bad) "
+        "noinline nounwind {",
         "entry:", *before,
         f"  br i1 {any_bad}, label %fault, label %fine, !prof !2",
         "fine:",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlo_mlc.codegen.cpu import types
-from hlo_mlc.codegen.cpu.function import Block
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.expr.dtypes import BF16, BOOL, F16, F32, F64, I32, U8, U16, U32, U64, DType
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -27,7 +27,8 @@ def convert(block: Block, target: CpuTarget, x: str, source: DType, to: DType, l
     from_type, to_type = _type(source, lanes), _type(to, lanes)
     if source is BOOL and to.is_float:
         one, zero = _literal(1.0, to, lanes), _literal(0.0, to, lanes)
-        return block.define(f"select {from_type} {x}, {to_type} {one}, {to_type} {zero}")
+        return block.define(f"select {from_type} ", x, f", {to_type} ", one, f", {to_type} ", zero,
+                            lanes=lanes)
     if source.is_float and to.is_float:
         instruction = "fpext" if to.bits > source.bits else "fptrunc"
     elif to.is_float:
@@ -40,13 +41,14 @@ def convert(block: Block, target: CpuTarget, x: str, source: DType, to: DType, l
         instruction = "trunc"
     else:
         instruction = "sext" if source.is_signed else "zext"
-    return block.define(f"{instruction} {from_type} {x} to {to_type}")
+    return block.define(f"{instruction} {from_type} ", x, f" to {to_type}", lanes=lanes)
 
 
 def truncate_in_range(block: Block, x: str, source: DType, to: DType, lanes: int) -> str:
     """A float known to fit, rounded toward zero: the machine's own conversion."""
     instruction = "fptosi" if to.is_signed else "fptoui"
-    return block.define(f"{instruction} {_type(source, lanes)} {x} to {_type(to, lanes)}")
+    return block.define(f"{instruction} {_type(source, lanes)} ", x, f" to {_type(to, lanes)}",
+                        lanes=lanes)
 
 
 def _type(dtype: DType, lanes: int) -> str:
@@ -60,10 +62,11 @@ def _literal(value: int | float, dtype: DType, lanes: int) -> str:
 def _to_bool(block: Block, x: str, source: DType, lanes: int) -> str:
     kind = _type(source, lanes)
     if source.is_narrow_float:
-        magnitude = block.define(f"and {kind} {x}, {_integer(0x7FFF, 16, lanes)}")
-        return block.define(f"icmp ne {kind} {magnitude}, {_integer(0, 16, lanes)}")
+        magnitude = block.define(f"and {kind} ", x, ", ", _integer(0x7FFF, 16, lanes), lanes=lanes)
+        return block.define(f"icmp ne {kind} ", magnitude, ", ", _integer(0, 16, lanes),
+                            lanes=lanes)
     compare = "fcmp une" if source.is_float else "icmp ne"
-    return block.define(f"{compare} {kind} {x}, {_literal(0, source, lanes)}")
+    return block.define(f"{compare} {kind} ", x, ", ", _literal(0, source, lanes), lanes=lanes)
 
 
 def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str:
@@ -76,21 +79,22 @@ def _saturate(block: Block, x: str, source: DType, to: DType, lanes: int) -> str
     kind, whole, condition = _type(source, lanes), _type(to, lanes), types.vector("i1", lanes)
 
     def compare(relation: str, y: str, limit: str) -> str:
-        return block.define(f"fcmp {relation} {kind} {y}, {limit}")
+        return block.define(f"fcmp {relation} {kind} ", y, ", ", limit, lanes=lanes)
 
     def select(where: str, of: str, chosen: str, other: str) -> str:
-        return block.define(f"select {condition} {where}, {of} {chosen}, {of} {other}")
+        return block.define(f"select {condition} ", where, f", {of} ", chosen, f", {of} ", other,
+                            lanes=lanes)
 
     low, end, zero = (_literal(float(v), source, lanes) for v in (lowest, beyond, 0))
     raised = select(compare("ogt", x, low), kind, x, low)  # NaN becomes the lowest
     below = compare("olt", raised, end)
     inside = select(below, kind, raised, zero)
     if to.bits < 32:
-        wide = block.define(f"fptosi {kind} {inside} to {_type(I32, lanes)}")
-        number = block.define(f"trunc {_type(I32, lanes)} {wide} to {whole}")
+        wide = block.define(f"fptosi {kind} ", inside, f" to {_type(I32, lanes)}", lanes=lanes)
+        number = block.define(f"trunc {_type(I32, lanes)} ", wide, f" to {whole}", lanes=lanes)
     else:
         instruction = "fptosi" if to.is_signed else "fptoui"
-        number = block.define(f"{instruction} {kind} {inside} to {whole}")
+        number = block.define(f"{instruction} {kind} ", inside, f" to {whole}", lanes=lanes)
     number = select(below, whole, number, _literal(beyond - 1, to, lanes))
     nan = compare("uno", x, x)
     return select(nan, whole, _literal(0, to, lanes), number)
@@ -113,29 +117,35 @@ class _Words:
 
     def op(self, instruction: str, x: str, y: int | str) -> str:
         operand = _integer(y, 32, self.lanes) if isinstance(y, int) else y
-        return self.block.define(f"{instruction} {self.words} {x}, {operand}")
+        return self.block.define(f"{instruction} {self.words} ", x, ", ", operand, lanes=self.lanes)
 
     def select(self, condition: str, on_true: int | str, on_false: int | str) -> str:
         chosen, other = (_integer(x, 32, self.lanes) if isinstance(x, int) else x
                          for x in (on_true, on_false))
-        return self.block.define(f"select {types.vector('i1', self.lanes)} {condition}, "
-                                 f"{self.words} {chosen}, {self.words} {other}")
+        return self.block.define(f"select {types.vector('i1', self.lanes)} ", condition,
+                                 f", {self.words} ", chosen, f", {self.words} ", other,
+                                 lanes=self.lanes)
 
     def bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.floats} {x} to {self.words}")
+        return self.block.define(f"bitcast {self.floats} ", x, f" to {self.words}",
+                                 lanes=self.lanes)
 
     def float(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.words} {x} to {self.floats}")
+        return self.block.define(f"bitcast {self.words} ", x, f" to {self.floats}",
+                                 lanes=self.lanes)
 
     def float_op(self, instruction: str, x: str, value: float) -> str:
         operand = _literal(value, F32, self.lanes)
-        return self.block.define(f"{instruction} {self.floats} {x}, {operand}")
+        return self.block.define(f"{instruction} {self.floats} ", x, ", ", operand,
+                                 lanes=self.lanes)
 
     def from_halves(self, x: str) -> str:
-        return self.block.define(f"zext {types.vector('i16', self.lanes)} {x} to {self.words}")
+        return self.block.define(f"zext {types.vector('i16', self.lanes)} ", x, f" to {self.words}",
+                                 lanes=self.lanes)
 
     def to_halves(self, x: str) -> str:
-        return self.block.define(f"trunc {self.words} {x} to {types.vector('i16', self.lanes)}")
+        return self.block.define(f"trunc {self.words} ", x,
+                                 f" to {types.vector('i16', self.lanes)}", lanes=self.lanes)
 
 
 def widen_bf16(block: Block, x: str, lanes: int) -> str:
@@ -147,10 +157,10 @@ def widen_bf16(block: Block, x: str, lanes: int) -> str:
 def widen_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f16 to f32, exact."""
     if target.has_f16c:
-        half = block.define(f"bitcast {types.vector('i16', lanes)} {x} "
-                            f"to {types.vector('half', lanes)}")
-        return block.define(f"fpext {types.vector('half', lanes)} {half} "
-                            f"to {types.vector('float', lanes)}")
+        half = block.define(f"bitcast {types.vector('i16', lanes)} ", x,
+                            f" to {types.vector('half', lanes)}", lanes=lanes)
+        return block.define(f"fpext {types.vector('half', lanes)} ", half,
+                            f" to {types.vector('float', lanes)}", lanes=lanes)
     words = _Words(block, lanes)
     half = words.from_halves(x)
     sign = words.op("shl", words.op("and", half, 0x8000), 16)
@@ -181,13 +191,13 @@ def _to_odd(block: Block, x: str, lanes: int) -> str:
     """f64 to f32, inexact results made odd, so that rounding once more gives the right result."""
     doubles, singles = types.vector("double", lanes), types.vector("float", lanes)
     words = _Words(block, lanes)
-    nearest = block.define(f"fptrunc {doubles} {x} to {singles}")
-    back = block.define(f"fpext {singles} {nearest} to {doubles}")
+    nearest = block.define(f"fptrunc {doubles} ", x, f" to {singles}", lanes=lanes)
+    back = block.define(f"fpext {singles} ", nearest, f" to {doubles}", lanes=lanes)
     bits = words.bits(nearest)
-    magnitudes = [block.define(f"call {doubles} @llvm.fabs.{types.suffix('double', lanes)}"
-                               f"({doubles} {v})") for v in (back, x)]
-    above = block.define(f"fcmp ogt {doubles} {', '.join(magnitudes)}")
-    inexact = block.define(f"fcmp one {doubles} {back}, {x}")
+    head = f"call {doubles} @llvm.fabs.{types.suffix('double', lanes)}({doubles} "
+    magnitude, of_x = (block.define(head, v, ")", lanes=lanes) for v in (back, x))
+    above = block.define(f"fcmp ogt {doubles} ", magnitude, ", ", of_x, lanes=lanes)
+    inexact = block.define(f"fcmp one {doubles} ", back, ", ", x, lanes=lanes)
     toward_zero = words.select(above, words.op("sub", bits, 1), bits)
     return words.float(words.select(inexact, words.op("or", toward_zero, 1), bits))
 
@@ -202,17 +212,17 @@ def _narrow_bf16(block: Block, x: str, lanes: int) -> str:
     odd = words.op("and", words.op("lshr", bits, 16), 1)
     rounded = words.op("add", words.op("add", bits, 0x7FFF), odd)
     quiet = words.op("or", bits, 0x400000)
-    nan = block.define(f"fcmp uno {words.floats} {x}, {x}")
+    nan = block.define(f"fcmp uno {words.floats} ", x, ", ", x, lanes=lanes)
     return words.to_halves(words.op("lshr", words.select(nan, quiet, rounded), 16))
 
 
 def _narrow_f16(block: Block, target: CpuTarget, x: str, lanes: int) -> str:
     """f32 to f16, to nearest, ties to even."""
     if target.has_f16c:
-        half = block.define(f"fptrunc {types.vector('float', lanes)} {x} "
-                            f"to {types.vector('half', lanes)}")
-        return block.define(f"bitcast {types.vector('half', lanes)} {half} "
-                            f"to {types.vector('i16', lanes)}")
+        half = block.define(f"fptrunc {types.vector('float', lanes)} ", x,
+                            f" to {types.vector('half', lanes)}", lanes=lanes)
+        return block.define(f"bitcast {types.vector('half', lanes)} ", half,
+                            f" to {types.vector('i16', lanes)}", lanes=lanes)
     words = _Words(block, lanes)
     bits = words.bits(x)
     sign = words.op("lshr", words.op("and", bits, -0x80000000), 16)

@@ -58,8 +58,8 @@ def _safe_divisor(site: Site, x: str, y: str, zero: str) -> str:
         mask = types.vector("i1", site.lanes)
         lowest = site.op("icmp eq", x, site.literal(-(1 << (site.dtype.bits - 1))))
         minus_one = site.op("icmp eq", y, site.literal(-1))
-        overflow = site.block.define(f"and {mask} {lowest}, {minus_one}")
-        traps = site.block.define(f"or {mask} {zero}, {overflow}")
+        overflow = site.block.define(f"and {mask} ", lowest, ", ", minus_one, lanes=site.lanes)
+        traps = site.block.define(f"or {mask} ", zero, ", ", overflow, lanes=site.lanes)
     return site.select(traps, site.literal(1), y)
 
 
@@ -111,7 +111,8 @@ def _divide_in_two_steps(site: Site, x: str, y: str) -> str:
 
 
 def _magnitude(site: Site, x: str) -> str:
-    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} {x}, i1 false)")
+    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x,
+                             ", i1 false)", lanes=site.lanes)
 
 
 def _convert(site: Site, x: str, to: DType) -> str:

@@ -1,8 +1,8 @@
 """A function being written: scopes, where values are placed, and what has been computed already.
 
 A scope is a loop body or a branch.  Each value is emitted into the outermost scope in which its
-operands are known, so loop-invariant code never enters a loop; the lines of an inner scope are
-joined to the outer's only when it is closed, hence whatever was hoisted meanwhile comes first.
+operands are known, so loop-invariant code never enters a loop; the instructions of an inner scope
+are joined to the outer's only when it is closed, hence whatever was hoisted meanwhile comes first.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class Value(NamedTuple):
     @property
     def type(self) -> str:
         return types.vector(self.element, self.lanes)
-
-    @property
-    def typed(self) -> str:
-        return f"{types.vector(self.element, self.lanes)} {self.text}"
 
 
 class Lane(NamedTuple):
@@ -90,11 +86,11 @@ class Scope:
 
 
 class Function(Names):
-    """The lines of one LLVM function, with the values that its scopes hold."""
+    """The instructions of one LLVM function, with the values that its scopes hold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.prologue: list[str] = []
+        self.prologue = Block(self, "entry")
         self.registers = Registers(self.prologue)
         self.scopes = [Scope(Block(self, "entry"), False, NO_READS, 0, "")]
         self.bindings: dict[Var, Value] = {}
@@ -105,16 +101,6 @@ class Function(Names):
         self.guard: Expr | None = None  # what the mask is the value of
         self.memo: dict[object, Value] = {}  # values known so far
         self._dependents: dict[int, list[object]] = {}
-
-    @property
-    def length(self) -> int:
-        """Lines so far: those of the blocks that scopes are open in, and before them."""
-        length, last = len(self.prologue), None
-        for scope in self.scopes:
-            if scope.block is not last:
-                last = scope.block
-                length += len(last.lines)
-        return length
 
     # Blocks
 
@@ -136,11 +122,9 @@ class Function(Names):
             depth -= 1
         return depth
 
-    def prepare(self, instruction: str) -> str:
-        """Emit an instruction at the very start of the function."""
-        name = self.fresh()
-        self.prologue.append(f"  {name} = {instruction}")
-        return name
+    def prepare(self, *pieces: str) -> str:
+        """Define a value at the very start of the function."""
+        return self.prologue.define(*pieces)
 
     # Scopes
 
@@ -257,9 +241,10 @@ class Function(Names):
         known = self.memo.get(key)
         if known is None:
             block, whole = self.at(value.depth), types.vector(value.element, lanes)
-            first = block.define(f"insertelement {whole} poison, {value.typed}, i64 0")
-            text = block.define(f"shufflevector {whole} {first}, {whole} poison, "
-                                f"<{lanes} x i32> zeroinitializer")
+            first = block.define(f"insertelement {whole} poison, {value.type} ", value.text,
+                                 ", i64 0", lanes=lanes)
+            text = block.define(f"shufflevector {whole} ", first,
+                                f", {whole} poison, <{lanes} x i32> zeroinitializer", lanes=lanes)
             known = self.remember(key, Value(text, value.element, lanes, value.depth))
         return known.text
 

@@ -47,7 +47,8 @@ def resize(function: Function, value: Value, element: str) -> Value:
     if known is None:
         instruction = "trunc" if element == _SMALL else "sext"
         text = function.at(value.depth).define(
-            f"{instruction} {value.typed} to {types.vector(element, value.lanes)}")
+            f"{instruction} {value.type} ", value.text, f" to {types.vector(element, value.lanes)}",
+            lanes=value.lanes)
         known = function.remember(key, value._replace(text=text, element=element))
     return known
 
@@ -71,8 +72,8 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
     if node.op in _COMPARISONS:
         left, right, element = _same_width(function, args, node.args if lanes else ())
         whole = types.vector(element, lanes)
-        text = block.define(f"icmp {_COMPARISONS[node.op]} {whole} "
-                            f"{function.widen(left, lanes)}, {function.widen(right, lanes)}")
+        text = block.define(f"icmp {_COMPARISONS[node.op]} {whole} ", function.widen(left, lanes),
+                            ", ", function.widen(right, lanes), lanes=lanes)
         return Value(text, "i1", lanes, depth, reads)
     element = _SMALL if lanes and fits_small(node) else _WIDE
     if node.op in ("select", "select_unlikely"):
@@ -104,8 +105,8 @@ def _select(function: Function, args: Sequence[Value], element: str, lanes: int,
     whole = types.vector(element, lanes)
     chosen, other = (function.widen(resize(function, a, element), lanes) for a in arms)
     text = function.at(depth).define(
-        f"select {types.vector('i1', lanes)} {function.widen(condition, lanes)}, "
-        f"{whole} {chosen}, {whole} {other}")
+        f"select {types.vector('i1', lanes)} ", function.widen(condition, lanes), f", {whole} ",
+        chosen, f", {whole} ", other, lanes=lanes)
     return Value(text, element, lanes, depth, reads)
 
 
@@ -117,12 +118,13 @@ def _arithmetic(function: Function, node: Apply, args: Sequence[str], element: s
         case "add" | "sub" | "mul":
             # Addresses of lanes that are switched off may leave the range: no `nsw` there.
             flags = "" if lanes else " nsw"
-            return define(f"{node.op}{flags} {whole} {args[0]}, {args[1]}")
+            return define(f"{node.op}{flags} {whole} ", args[0], ", ", args[1], lanes=lanes)
         case "neg":
-            return define(f"sub {whole} {types.spread('0', element, lanes)}, {args[0]}")
+            return define(f"sub {whole} {types.spread('0', element, lanes)}, ", args[0],
+                          lanes=lanes)
         case "min" | "max":
-            return define(f"call {whole} @llvm.s{node.op}.{types.suffix(element, lanes)}"
-                          f"({whole} {args[0]}, {whole} {args[1]})")
+            return define(f"call {whole} @llvm.s{node.op}.{types.suffix(element, lanes)}({whole} ",
+                          args[0], f", {whole} ", args[1], ")", lanes=lanes)
         case "floordiv":
             return _floor_divide(function, node, args[0], element, lanes, depth)
         case "floormod":
@@ -137,16 +139,17 @@ def _floor_divide(function: Function, node: Apply, x: str, element: str, lanes: 
     divisor = node.args[1].value
     by = types.spread(str(divisor), element, lanes)
     if index.bounds(node.args[0])[0] >= 0:
-        return define(f"udiv {whole} {x}, {by}")
+        return define(f"udiv {whole} ", x, ", ", by, lanes=lanes)
     if divisor & (divisor - 1) == 0:
         shift = types.spread(str(divisor.bit_length() - 1), element, lanes)
-        return define(f"ashr {whole} {x}, {shift}")
+        return define(f"ashr {whole} ", x, f", {shift}", lanes=lanes)
     zero = types.spread("0", element, lanes)
-    negative = define(f"icmp slt {whole} {x}, {zero}")
-    lowered = define(f"sub {whole} {x}, {types.spread(str(divisor - 1), element, lanes)}")
-    start = define(f"select {types.vector('i1', lanes)} {negative}, {whole} {lowered}, "
-                   f"{whole} {x}")
-    return define(f"sdiv {whole} {start}, {by}")
+    negative = define(f"icmp slt {whole} ", x, ", ", zero, lanes=lanes)
+    lowered = define(f"sub {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}",
+                     lanes=lanes)
+    start = define(f"select {types.vector('i1', lanes)} ", negative, f", {whole} ", lowered,
+                   f", {whole} ", x, lanes=lanes)
+    return define(f"sdiv {whole} ", start, ", ", by, lanes=lanes)
 
 
 def _floor_modulo(function: Function, node: Apply, x: str, element: str, lanes: int,
@@ -155,12 +158,14 @@ def _floor_modulo(function: Function, node: Apply, x: str, element: str, lanes: 
     whole = types.vector(element, lanes)
     divisor = node.args[1].value
     if divisor & (divisor - 1) == 0:
-        return define(f"and {whole} {x}, {types.spread(str(divisor - 1), element, lanes)}")
+        return define(f"and {whole} ", x, f", {types.spread(str(divisor - 1), element, lanes)}",
+                      lanes=lanes)
     by = types.spread(str(divisor), element, lanes)
     if index.bounds(node.args[0])[0] >= 0:
-        return define(f"urem {whole} {x}, {by}")
+        return define(f"urem {whole} ", x, ", ", by, lanes=lanes)
     quotient = _floor_divide(function, node, x, element, lanes, depth)
-    return define(f"sub {whole} {x}, {define(f'mul {whole} {quotient}, {by}')}")
+    product = define(f"mul {whole} ", quotient, ", ", by, lanes=lanes)
+    return define(f"sub {whole} ", x, ", ", product, lanes=lanes)
 
 
 def _from_index(function: Function, target: CpuTarget, node: Apply, value: Value,

@@ -6,13 +6,16 @@ table, to the buffer's first element, to bytes that nobody reads, or is not made
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
-from hlo_mlc.codegen.cpu.function import Block, Element, Value
+from hlo_mlc.codegen.cpu.function import Element, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
+from hlo_mlc.codegen.cpu.registers import Form
 from hlo_mlc.codegen.cpu.strides import (
     has_masks,
     is_apart,
@@ -77,8 +80,8 @@ def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
     depth = function.pure_depth((guard, value, default))
     whole = types.vector(value.element, lanes)
     condition, chosen, other = (function.widen(v, lanes) for v in (guard, value, default))
-    text = function.at(depth).define(f"select {types.vector('i1', lanes)} {condition}, "
-                                     f"{whole} {chosen}, {whole} {other}")
+    text = function.at(depth).define(f"select {types.vector('i1', lanes)} ", condition,
+                                     f", {whole} ", chosen, f", {whole} ", other, lanes=lanes)
     reads = value.reads.union(guard.reads, default.reads)
     return Value(text, value.element, lanes, depth, reads)
 
@@ -117,22 +120,28 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
     if place.dtype is BOOL:
         whole = types.vector("i8", lanes)
         zero = types.spread("0", "i8", lanes)
-        text = function.at(depth).define(f"icmp ne {whole} {text}, {zero}")
+        text = function.at(depth).define(f"icmp ne {whole} ", text, ", ", zero, lanes=lanes)
     return Value(text, types.register_type(place.dtype), lanes, depth, reads)
 
 
-def _read_own(writer: Writer, place: Place, offset: int, kind: str, size: int, depth: int) -> str:
+def _read_own(writer: Writer, place: Place, offset: int, lanes: int, depth: int) -> str:
     """What is at a place of an array that becomes registers."""
     function = writer.function
-    return function.registers.load(place.storage.array, offset, kind, size, function.at(depth),
-                                   function.block_depth(depth))
+    return function.registers.load(place.storage.array, offset, _form(place.dtype, lanes),
+                                   function.at(depth), function.block_depth(depth))
 
 
-def _write_own(writer: Writer, place: Place, kind: str, size: int, text: str) -> None:
+def _write_own(writer: Writer, place: Place, lanes: int, text: str) -> None:
     """Let `text` be at a place of an array that becomes registers."""
     function = writer.function
-    function.registers.store(place.storage.array, place.constant, kind, size, text,
+    function.registers.store(place.storage.array, place.constant, _form(place.dtype, lanes),
+                             text,
                              function.block, function.block_depth(function.depth))
+
+
+@functools.cache
+def _form(dtype: DType, lanes: int) -> Form:
+    return Form(types.vector(types.memory_type(dtype), lanes), lanes, (lanes or 1) * dtype.bytes)
 
 
 def settle(writer: Writer, place: Place) -> None:
@@ -152,7 +161,7 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
     block, element = writer.function.at(depth), place.element
     if place.storage.own_bytes:
         if place.is_own_element and switch is None and mask is None:
-            return _read_own(writer, place, place.constant, element, place.dtype.bytes, depth)
+            return _read_own(writer, place, place.constant, 0, depth)
         settle(writer, place)
     address = displaced(block, pointer(writer, place).text, place.constant)
     condition = switch.text if switch is not None else None
@@ -161,9 +170,10 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
     check_span(writer, place, "load", block, address, place.dtype.bytes, condition)
     if condition is not None:
         table = writer.module.table(element, place.padding(fill), 0)
-        address = block.define(f"select i1 {condition}, ptr {address}, ptr {table}")
-    return block.define(f"load {element}, ptr {address}, align {place.dtype.bytes}"
-                        f"{place.storage.load_tags}")
+        address = block.define("select i1 ", condition, ", ptr ", address, ", ptr ", table)
+    return block.define(f"load {element}, ptr ", address,
+                        f", align {place.dtype.bytes}{place.storage.load_tags}",
+                        kind=place.storage.load_kind)
 
 
 def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
@@ -174,7 +184,7 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     first = place.constant - (width - 1) * size if backwards else place.constant
     free = place.holds_vector(width) and (mask is None or fill is None)
     if free and switch is None:
-        return _read_own(writer, place, first, whole, width * size, depth)
+        return _read_own(writer, place, first, width, depth)
     settle(writer, place)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
@@ -183,14 +193,15 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
         address = _kept_near(block, place, address, width * size)
     if switch is not None:
         table = writer.module.table(place.element, padding, width)
-        address = block.define(f"select i1 {switch.text}, ptr {address}, ptr {table}")
+        address = block.define("select i1 ", switch.text, ", ptr ", address, ", ptr ", table)
         alignment = size
     active = None if free else _active(writer, place, mask, block)
     switched = None if switch is None else switch.text
     if active is None:
         check_span(writer, place, "load", block, start, width * size, switched)
-        text = block.define(f"load {whole}, ptr {address}, align {alignment}"
-                            f"{place.storage.load_tags}")
+        text = block.define(f"load {whole}, ptr ", address,
+                            f", align {alignment}{place.storage.load_tags}",
+                            lanes=width, kind=place.storage.load_kind)
     else:
         if backwards:
             active = _reverse(block, "i1", width, active)
@@ -198,8 +209,9 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
                     active, switched)
         text = block.define(
             f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-            f"ptr align {size} {address}, {types.vector('i1', width)} {active}, "
-            f"{whole} {types.spread(padding, place.element, width)}){place.storage.load_tags}")
+            f"ptr align {size} ", address, f", {types.vector('i1', width)} ", active,
+            f", {whole} {types.spread(padding, place.element, width)}){place.storage.load_tags}",
+            lanes=width, kind=place.storage.load_kind)
     return _reverse(block, place.element, width, text) if backwards else text
 
 
@@ -223,12 +235,12 @@ def _kept_near(block: Block, place: Place, address: str, width: int) -> str:
     any: a rotated image, whose vectors are read from both of its ends, took 30 times as long as
     usual where it happened to lie at the end of a heap."""
     base = place.storage.pointer
-    here, start = (block.define(f"ptrtoint ptr {p} to i64") for p in (address, base))
-    offset = block.define(f"sub i64 {here}, {start}")
-    offset = block.define(f"add i64 {offset}, {width}")
+    here, start = (block.define("ptrtoint ptr ", p, " to i64") for p in (address, base))
+    offset = block.define("sub i64 ", here, ", ", start)
+    offset = block.define("add i64 ", offset, f", {width}")
     end = place.buffer.size * place.dtype.bytes + width
-    near = block.define(f"icmp ult i64 {offset}, {end}")
-    return block.define(f"select i1 {near}, ptr {address}, ptr {base}")
+    near = block.define("icmp ult i64 ", offset, f", {end}")
+    return block.define("select i1 ", near, ", ptr ", address, ", ptr ", base)
 
 
 def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> str | None:
@@ -240,13 +252,15 @@ def _active(writer: Writer, place: Place, mask: Value | None, block: Block) -> s
     text = writer.function.widen(mask, lane.width)
     if whole:
         return text
-    return block.define(f"and {types.vector('i1', lane.width)} {text}, {lane.mask}")
+    return block.define(f"and {types.vector('i1', lane.width)} ", text, ", ", lane.mask,
+                        lanes=lane.width)
 
 
 def _reverse(block: Block, element: str, width: int, text: str) -> str:
     whole = types.vector(element, width)
-    return block.define(f"shufflevector {whole} {text}, {whole} poison, "
-                        f"{types.shuffle_mask(tuple(range(width - 1, -1, -1)))}")
+    return block.define(f"shufflevector {whole} ", text,
+                        f", {whole} poison, {types.shuffle_mask(tuple(range(width - 1, -1, -1)))}",
+                        lanes=width)
 
 
 def _gather(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
@@ -262,11 +276,12 @@ def _gather(writer: Writer, place: Place, switch: Value | None, mask: Value | No
     check_lanes(writer, place, "load", block, addresses, lane.mask)
     text = block.define(
         f"call {whole} @llvm.masked.gather.{types.suffix(place.element, width)}.v{width}p0("
-        f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
-        f"{mask_type} {lane.mask}, {whole} {padding}){place.storage.load_tags}")
+        f"{types.vector('ptr', width)} align {place.dtype.bytes} ", addresses,
+        f", {mask_type} {lane.mask}, {whole} {padding}){place.storage.load_tags}",
+        lanes=width, kind=place.storage.load_kind)
     if mask is not None and fill is not None:
-        text = block.define(f"select {mask_type} {function.widen(mask, width)}, {whole} {text}, "
-                            f"{whole} {padding}")
+        text = block.define(f"select {mask_type} ", function.widen(mask, width), f", {whole} ",
+                            text, f", {whole} ", padding, lanes=width)
     return text
 
 
@@ -289,10 +304,10 @@ def write(writer: Writer, place: Place, value: Value, streaming: bool = False) -
     if place.is_uniform and mask is None:
         text = value.text
         if value.lanes:  # the iterations store in order, so the last one's value stays
-            text = block.define(f"extractelement {value.typed}, i64 {lane.live - 1}")
+            text = block.define(f"extractelement {value.type} ", value.text,
+                                f", i64 {lane.live - 1}")
         if place.is_own_element:
-            _write_own(writer, place, place.element, place.dtype.bytes,
-                       _to_memory(block, place.dtype, text, 0))
+            _write_own(writer, place, 0, _to_memory(block, place.dtype, text, 0))
         else:
             release(writer, place)
             address = displaced(block, pointer(writer, place).text, place.constant)
@@ -339,34 +354,36 @@ def _element(place: Place) -> Element | None:
 
 def read_element(block: Block, place: Place, address: str) -> str:
     """One element of a place's buffer, in the form that registers have."""
-    text = block.define(f"load {place.element}, ptr {address}, align {place.dtype.bytes}"
-                        f"{place.storage.load_tags}")
-    return block.define(f"icmp ne i8 {text}, 0") if place.dtype is BOOL else text
+    text = block.define(f"load {place.element}, ptr ", address,
+                        f", align {place.dtype.bytes}{place.storage.load_tags}",
+                        kind=place.storage.load_kind)
+    return block.define("icmp ne i8 ", text, ", 0") if place.dtype is BOOL else text
 
 
 def write_element(block: Block, place: Place, address: str, text: str) -> None:
     """Store one element of a place's buffer."""
     text = _to_memory(block, place.dtype, text, 0)
-    block.emit(f"store {place.element} {text}, ptr {address}, align {place.dtype.bytes}"
-               f"{place.storage.tags}")
+    block.emit(f"store {place.element} ", text, ", ptr ", address,
+               f", align {place.dtype.bytes}{place.storage.tags}")
 
 
 def _to_memory(block: Block, dtype: DType, text: str, lanes: int) -> str:
     if dtype is not BOOL:
         return text
-    return block.define(f"zext {types.vector('i1', lanes)} {text} to {types.vector('i8', lanes)}")
+    return block.define(f"zext {types.vector('i1', lanes)} ", text,
+                        f" to {types.vector('i8', lanes)}", lanes=lanes)
 
 
 def _write_registers(writer: Writer, place: Place, text: str) -> None:
     """A vector of an array that becomes registers; lanes that are off keep what they have."""
     function, width = writer.function, writer.function.lane.width
-    block, whole, size = function.block, types.vector(place.element, width), place.dtype.bytes
+    block, whole = function.block, types.vector(place.element, width)
     active = _active(writer, place, function.mask, block)
     if active is not None:
-        old = _read_own(writer, place, place.constant, whole, width * size, function.depth)
-        text = block.define(f"select {types.vector('i1', width)} {active}, {whole} {text}, "
-                            f"{whole} {old}")
-    _write_own(writer, place, whole, width * size, text)
+        old = _read_own(writer, place, place.constant, width, function.depth)
+        text = block.define(f"select {types.vector('i1', width)} ", active, f", {whole} ", text,
+                            f", {whole} ", old, lanes=width)
+    _write_own(writer, place, width, text)
 
 
 def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) -> None:
@@ -385,8 +402,8 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
                             place.constant + alone * place.stride * size)
         check_span(writer, place, "store", block, address, size)
         at = alone if place.stride > 0 else width - 1 - alone
-        element = block.define(f"extractelement {whole} {text}, i64 {at}")
-        block.emit(f"store {place.element} {element}, ptr {address}, align {size}{tags}")
+        element = block.define(f"extractelement {whole} ", text, f", i64 {at}")
+        block.emit(f"store {place.element} ", element, ", ptr ", address, f", align {size}{tags}")
         return
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
@@ -396,13 +413,13 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
         check_lanes(writer, place, "store", block, lane_addresses(writer, place, block, address),
                     active)
     if active is not None:
-        block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0("
-                   f"{whole} {text}, ptr align {size} {address}, "
-                   f"{types.vector('i1', width)} {active}){tags}")
-    elif streaming and _write_streaming(writer, place, f"{whole} {text}", address, width * size):
+        block.emit(f"call void @llvm.masked.store.{types.suffix(place.element, width)}.p0({whole} ",
+                   text, f", ptr align {size} ", address, f", {types.vector('i1', width)} ", active,
+                   f"){tags}")
+    elif streaming and _write_streaming(writer, place, whole, text, address, width * size):
         return
     else:
-        block.emit(f"store {whole} {text}, ptr {address}, align {alignment}{tags}")
+        block.emit(f"store {whole} ", text, ", ptr ", address, f", align {alignment}{tags}")
 
 
 def _only_lane(writer: Writer) -> int | None:
@@ -422,7 +439,8 @@ def _only_lane(writer: Writer) -> int | None:
     return found[0] if len(found) == 1 else None
 
 
-def _write_streaming(writer: Writer, place: Place, typed: str, address: str, size: int) -> bool:
+def _write_streaming(writer: Writer, place: Place, whole: str, text: str, address: str,
+                     size: int) -> bool:
     """A store past the caches, if the vector is aligned in case the buffer is (asked at run time).
 
     Says whether it was possible.
@@ -437,18 +455,20 @@ def _write_streaming(writer: Writer, place: Place, typed: str, address: str, siz
         known = function.memo.get(key)
         if known is None:
             outer = function.at(0)
-            number = outer.define(f"ptrtoint ptr {storage.pointer} to i64")
-            low = outer.define(f"and i64 {number}, {unit - 1}")
-            known = function.remember(key, Value(outer.define(f"icmp eq i64 {low}, 0"), "i1"))
+            number = outer.define("ptrtoint ptr ", storage.pointer, " to i64")
+            low = outer.define("and i64 ", number, f", {unit - 1}")
+            known = function.remember(key, Value(outer.define("icmp eq i64 ", low, ", 0"), "i1"))
         past, plain, done = function.label(), function.label(), function.label()
-        block.emit(f"br i1 {known.text}, label %{past}, label %{plain}")
+        block.branch(known.text, past, plain)
         block.start(plain)
-        block.emit(f"store {typed}, ptr {address}, align {place.dtype.bytes}{storage.tags}")
-        block.emit(f"br label %{done}")
+        block.emit(f"store {whole} ", text, ", ptr ", address,
+                   f", align {place.dtype.bytes}{storage.tags}")
+        block.jump(done)
         block.start(past)
-    block.emit(f"store {typed}, ptr {address}, align {unit}, !nontemporal !1{storage.tags}")
+    block.emit(f"store {whole} ", text, ", ptr ", address,
+               f", align {unit}, !nontemporal !1{storage.tags}")
     if storage.alignment < unit:
-        block.emit(f"br label %{done}")
+        block.jump(done)
         block.start(done)
     writer.streams = True
     return True
@@ -463,6 +483,6 @@ def _scatter(writer: Writer, place: Place, text: str) -> None:
     check_lanes(writer, place, "store", block, addresses, active)
     block.emit(
         f"call void @llvm.masked.scatter.{types.suffix(place.element, width)}.v{width}p0("
-        f"{types.vector(place.element, width)} {text}, "
-        f"{types.vector('ptr', width)} align {place.dtype.bytes} {addresses}, "
-        f"{types.vector('i1', width)} {active}){place.storage.tags}")
+        f"{types.vector(place.element, width)} ", text,
+        f", {types.vector('ptr', width)} align {place.dtype.bytes} ", addresses,
+        f", {types.vector('i1', width)} ", active, f"){place.storage.tags}")

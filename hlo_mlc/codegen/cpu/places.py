@@ -11,7 +11,8 @@ import math
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import indices, types
-from hlo_mlc.codegen.cpu.function import NO_READS, Block, Value
+from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.function import NO_READS, Value
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
@@ -137,16 +138,16 @@ def pointer(writer: Writer, place: Place) -> Value:
             if text is None:
                 define, amount = function.at(depth).define, value.text
                 if scale < 0:
-                    amount, scale = define(f"mul nsw i64 {amount}, {scale}"), 1
+                    amount, scale = define("mul nsw i64 ", amount, f", {scale}"), 1
                 kind = "i8" if scale == 1 else f"[{scale} x i8]"
-                text = define(f"getelementptr {kind}, ptr {current.text}, i64 {amount}")
+                text = define(f"getelementptr {kind}, ptr ", current.text, ", i64 ", amount)
             known = function.remember(key, Value(text, "ptr", 0, depth))
         current = known
     return current
 
 
 def displaced(block: Block, base: str, constant: int) -> str:
-    return block.define(f"getelementptr i8, ptr {base}, i64 {constant}") if constant else base
+    return block.define("getelementptr i8, ptr ", base, f", i64 {constant}") if constant else base
 
 
 def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> str:
@@ -166,11 +167,12 @@ def scattered(writer: Writer, place: Place, mask: Value | None, depth: int) -> s
         offsets = _lane_offsets(writer, place, element, depth)
         start = _uniform_offset(writer, place, element, depth)
         whole = types.vector(element, width)
-        total = block.define(f"add {whole} {offsets}, {function.widen(start, width)}")
-        offsets = block.define(f"select {mask.type} {function.widen(mask, width)}, "
-                               f"{whole} {total}, {whole} zeroinitializer")
-    return block.define(f"getelementptr {place.element}, ptr {base}, "
-                        f"{types.vector(element, width)} {offsets}")
+        total = block.define(f"add {whole} ", offsets, ", ", function.widen(start, width),
+                             lanes=width)
+        offsets = block.define(f"select {mask.type} ", function.widen(mask, width), f", {whole} ",
+                               total, f", {whole} zeroinitializer", lanes=width)
+    return block.define(f"getelementptr {place.element}, ptr ", base,
+                        f", {types.vector(element, width)} ", offsets, lanes=width)
 
 
 def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str:
@@ -181,9 +183,11 @@ def _lane_offsets(writer: Writer, place: Place, element: str, depth: int) -> str
     for value, coefficient in place.varying:
         text = indices.resize(function, value, element).text
         if coefficient != 1:
-            text = block.define(f"mul {whole} {text}, "
-                                f"{types.spread(str(coefficient), element, lane.width)}")
-        total = text if total is None else block.define(f"add {whole} {total}, {text}")
+            text = block.define(f"mul {whole} ", text,
+                                f", {types.spread(str(coefficient), element, lane.width)}",
+                                lanes=lane.width)
+        total = text if total is None else block.define(f"add {whole} ", total, ", ", text,
+                                                        lanes=lane.width)
     return total or "zeroinitializer"
 
 
@@ -192,8 +196,8 @@ def _uniform_offset(writer: Writer, place: Place, element: str, depth: int) -> V
     define, size = writer.function.at(depth).define, place.dtype.bytes
     total = str(place.constant // size)
     for value, scale in place.uniform:
-        part = define(f"mul i64 {value.text}, {scale // size}") if scale != size else value.text
-        total = define(f"add i64 {total}, {part}")
+        part = define("mul i64 ", value.text, f", {scale // size}") if scale != size else value.text
+        total = define("add i64 ", total, ", ", part)
     if element == "i32" and not types.is_literal(total):
-        total = define(f"trunc i64 {total} to i32")
+        total = define("trunc i64 ", total, " to i32")
     return Value(total, element, 0, depth)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.block import Kind
 from hlo_mlc.codegen.cpu.function import NO_READS, Function
 from hlo_mlc.codegen.cpu.registers import Array
 from hlo_mlc.codegen.legalize import legalize
@@ -65,9 +66,14 @@ class Storage(NamedTuple):
         return self.alias_class or None
 
     @property
+    def load_kind(self) -> Kind:
+        """What loads do."""
+        return Kind.READ if self.alias_class else Kind.COMPUTE
+
+    @property
     def load_tags(self) -> str:
         """Metadata of loads, which say so where it cannot."""
-        return self.tags if self.writable is not None else self.tags + ", !invariant.load !0"
+        return self.tags if self.alias_class else self.tags + ", !invariant.load !0"
 
 
 class Module:
@@ -82,11 +88,11 @@ class Module:
         self.program, self.target = program, target
         self.root = root or self
         self.most_lines = root.most_lines if root else most_lines
-        self.finished_lines = 0  # of the root's functions
         self.checked = root.checked if root else checked  # with checks of every access
         self.functions: list[str] = root.functions if root else []
         # definition of a constant global -> its name
         self.tables: dict[str, str] = root.tables if root else {}
+        self.checkers: set[int] = set()  # lanes that the root has functions to check
         self.numbers: Iterator[int] = root.numbers if root else itertools.count(1)
         self.called: dict[LoopProgram, Module] = {}
         self._first_class = _FIRST_CLASS
@@ -176,7 +182,7 @@ class Module:
         program, position = self.program, self._arguments.get(buffer)
         if position is not None:
             slot = function.prepare(f"getelementptr ptr, ptr %buffers, i64 {position}")
-            pointer = function.prepare(f"load ptr, ptr {slot}, align 8, !invariant.load !0")
+            pointer = function.prepare("load ptr, ptr ", slot, ", align 8, !invariant.load !0")
             return Storage(pointer, buffer.dtype.bytes, self.alias_class(buffer),
                            _static_bytes(buffer), self.tags(buffer))
         offset = self._offsets.get(buffer)

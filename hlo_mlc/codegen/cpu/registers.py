@@ -12,7 +12,7 @@ import math
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.block import Block, Kind
 
 ALIGNMENT = 64
 """Of every array, in bytes."""
@@ -25,22 +25,28 @@ class Array(NamedTuple):
     alias_class: int
 
 
+class Form(NamedTuple):
+    """What part of an array is as a value: its type, lanes (0: no vector) and bytes."""
+
+    type: str
+    lanes: int
+    size: int
+
+
 class Slot(NamedTuple):
-    """What iterations of a loop hand on: `text` is in `size` bytes of an array."""
+    """What iterations of a loop hand on: `text` is at an offset of an array."""
 
     array: Array
     offset: int
-    kind: str
-    size: int
+    form: Form
     text: str
 
 
 class _Held(NamedTuple):
-    """What is in `size` bytes of an array since scope `depth`; `pending`: not stored yet."""
+    """What is in an array since scope `depth`; `pending`: not stored yet."""
 
-    kind: str
+    form: Form
     text: str
-    size: int
     depth: int
     pending: bool
 
@@ -71,10 +77,10 @@ Contents = dict[Array, dict[int, _Held]]  # by offset in bytes; no two overlap
 class Registers:
     """The contents of a function's arrays, as far as they are known at the place being written.
 
-    The addresses of elements become lines of the function's prologue.
+    The addresses of elements are computed in the function's prologue.
     """
 
-    def __init__(self, prologue: list[str]) -> None:
+    def __init__(self, prologue: Block) -> None:
         self._prologue = prologue
         self._contents: Contents = {}
         self._written: set[Array] = set()  # since the innermost block was begun
@@ -83,34 +89,33 @@ class Registers:
 
     # Elements
 
-    def load(self, array: Array, offset: int, kind: str, size: int, block: Block,
-             depth: int) -> str:
+    def load(self, array: Array, offset: int, form: Form, block: Block, depth: int) -> str:
         """What is at an offset, loaded in `block`, that of scope `depth`, if it is not known."""
         held = self._contents.get(array, {}).get(offset)
-        if held is not None and held.kind == kind and held.depth <= depth:
+        if held is not None and held.form == form and held.depth <= depth:
             return held.text
-        first = self._first_touch(array, offset, kind, size)
-        self._make_room(array, offset, size, block)
-        text = first or block.define(self._load(array, offset, kind, size))
-        self._contents[array][offset] = _Held(kind, text, size, depth, first is not None)
+        first = self._first_touch(array, offset, form)
+        self._make_room(array, offset, form.size, block)
+        text = first or self._load(array, offset, form, block)
+        self._contents[array][offset] = _Held(form, text, depth, first is not None)
         return text
 
-    def store(self, array: Array, offset: int, kind: str, size: int, text: str, block: Block,
+    def store(self, array: Array, offset: int, form: Form, text: str, block: Block,
               depth: int) -> None:
         """Let `text` be what is at an offset from now on, in `block`, that of scope `depth`."""
         held = self._contents.get(array, {}).get(offset)
-        if held is None or held.size != size:
-            self._make_room(array, offset, size, block)
-        self._contents[array][offset] = _Held(kind, text, size, depth, True)
+        if held is None or held.form.size != form.size:
+            self._make_room(array, offset, form.size, block)
+        self._contents[array][offset] = _Held(form, text, depth, True)
         self._written.add(array)
         if self._loop is not None:
-            self._loop.touch(array, offset, size)
+            self._loop.touch(array, offset, form.size)
 
     def _make_room(self, array: Array, offset: int, size: int, block: Block) -> None:
         """Store and forget what lies partly where an element is."""
         slots = self._contents.setdefault(array, {})
         for start, held in tuple(slots.items()):
-            if start < offset + size and offset < start + held.size:
+            if start < offset + size and offset < start + held.form.size:
                 if held.pending:
                     self._store(array, start, held, block)
                 del slots[start]
@@ -141,7 +146,7 @@ class Registers:
 
     def take(self, classes: Collection[int]) -> list[Slot]:
         """Before a loop: what is known of the arrays of these classes, which is forgotten."""
-        taken = [Slot(array, offset, held.kind, held.size, held.text)
+        taken = [Slot(array, offset, held.form, held.text)
                  for array, slots in self._contents.items() if array.alias_class in classes
                  for offset, held in slots.items()]
         for one in taken:
@@ -160,33 +165,33 @@ class Registers:
         """In a loop or behind it: these values are known, but not in memory."""
         for one in values:
             slots = self._contents.setdefault(one.array, {})
-            slots[one.offset] = _Held(one.kind, one.text, one.size, depth, True)
+            slots[one.offset] = _Held(one.form, one.text, depth, True)
             self._written.add(one.array)
             if self._loop is not None:
-                self._loop.touch(one.array, one.offset, one.size)
+                self._loop.touch(one.array, one.offset, one.form.size)
 
     def leave(self, block: Block) -> list[tuple[Slot, Slot, Slot]]:
         """The loop's last `block` ends: what it begins with, what iterations begin with, and what
         they end with. All else that its arrays hold is stored."""
         loop, self._loop = self._loop, None
-        last = [one._replace(text=self.load(one.array, one.offset, one.kind, one.size, block,
-                                            loop.depth)) for one in loop.inside]
+        last = [one._replace(text=self.load(one.array, one.offset, one.form, block, loop.depth))
+                for one in loop.inside]
         for one in last:
             self._contents[one.array].pop(one.offset)
         for array in {one.array for one in last}:
             self.release(array, block)
         return list(zip(loop.before, loop.inside, last, strict=True))
 
-    def _first_touch(self, array: Array, offset: int, kind: str, size: int) -> str | None:
+    def _first_touch(self, array: Array, offset: int, form: Form) -> str | None:
         """What iterations of the loop being written find at an offset, if nothing in them has
         touched it yet; it is loaded in front of the loop."""
         loop = self._loop
         if loop is None or array.alias_class not in loop.classes \
-                or loop.has_touched(array, offset, size):
+                or loop.has_touched(array, offset, form.size):
             return None
-        loop.touch(array, offset, size)
-        first = loop.outer.define(self._load(array, offset, kind, size))
-        loop.before.append(Slot(array, offset, kind, size, first))
+        loop.touch(array, offset, form.size)
+        first = self._load(array, offset, form, loop.outer)
+        loop.before.append(Slot(array, offset, form, first))
         loop.inside.append(loop.before[-1]._replace(text=loop.outer.names.fresh()))
         return loop.inside[-1].text
 
@@ -217,15 +222,16 @@ class Registers:
         self._contents = {a: slots for a, slots in contents.items() if a not in self._written}
         self._written |= written
 
-    # Text
+    # Instructions
 
-    def _load(self, array: Array, offset: int, kind: str, size: int) -> str:
-        return (f"load {kind}, ptr {self._address(array, offset)}, "
-                f"align {math.gcd(ALIGNMENT, offset, size)}")
+    def _load(self, array: Array, offset: int, form: Form, block: Block) -> str:
+        return block.define(f"load {form.type}, ptr ", self._address(array, offset),
+                            f", align {math.gcd(ALIGNMENT, offset, form.size)}",
+                            lanes=form.lanes, kind=Kind.READ)
 
     def _store(self, array: Array, offset: int, held: _Held, block: Block) -> None:
-        block.emit(f"store {held.kind} {held.text}, ptr {self._address(array, offset)}, "
-                   f"align {math.gcd(ALIGNMENT, offset, held.size)}")
+        block.emit(f"store {held.form.type} ", held.text, ", ptr ", self._address(array, offset),
+                   f", align {math.gcd(ALIGNMENT, offset, held.form.size)}")
 
     def _address(self, array: Array, offset: int) -> str:
         if not offset:
@@ -233,5 +239,5 @@ class Registers:
         name = f"{array.pointer}.{offset}"
         if name not in self._addresses:
             self._addresses.add(name)
-            self._prologue.append(f"  {name} = getelementptr i8, ptr {array.pointer}, i64 {offset}")
+            self._prologue.name(name, "getelementptr i8, ptr ", array.pointer, f", i64 {offset}")
         return name

@@ -93,17 +93,19 @@ def _shift(instruction: str) -> Spelling:
 
 def _count_leading_zeros(site: Site, x: str) -> str:
     return site.block.define(
-        f"call {site.type} @llvm.ctlz.{site.suffix}({site.type} {x}, i1 false)")
+        f"call {site.type} @llvm.ctlz.{site.suffix}({site.type} ", x, ", i1 false)",
+        lanes=site.lanes)
 
 
 def _multiply_high(site: Site, x: str, y: str) -> str:
     bits = site.dtype.bits
     narrow, wide = site.type, types.vector(f"i{2 * bits}", site.lanes)
     define = site.block.define
-    product = define(f"mul {wide} {define(f'zext {narrow} {x} to {wide}')}, "
-                     f"{define(f'zext {narrow} {y} to {wide}')}")
-    high = define(f"lshr {wide} {product}, {types.spread(str(bits), f'i{2 * bits}', site.lanes)}")
-    return define(f"trunc {wide} {high} to {narrow}")
+    x, y = (define(f"zext {narrow} ", v, f" to {wide}", lanes=site.lanes) for v in (x, y))
+    product = define(f"mul {wide} ", x, ", ", y, lanes=site.lanes)
+    high = define(f"lshr {wide} ", product,
+                  f", {types.spread(str(bits), f'i{2 * bits}', site.lanes)}", lanes=site.lanes)
+    return define(f"trunc {wide} ", high, f" to {narrow}", lanes=site.lanes)
 
 
 # Integers
@@ -116,7 +118,8 @@ def _negate(site: Site, x: str) -> str:
 def _absolute(site: Site, x: str) -> str:
     if not site.dtype.is_signed:
         return x
-    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} {x}, i1 false)")
+    return site.block.define(f"call {site.type} @llvm.abs.{site.suffix}({site.type} ", x,
+                             ", i1 false)", lanes=site.lanes)
 
 
 # Floats
@@ -166,8 +169,8 @@ def _range_maximum(site: Site, x: str, y: str) -> str:
     """
     kind, whole = "ps" if site.dtype is F32 else "pd", site.type
     return site.block.define(
-        f"call {whole} @llvm.x86.avx512.mask.range.{kind}.512({whole} {x}, {whole} {y}, "
-        f"i32 5, {whole} zeroinitializer, i{site.lanes} -1, i32 4)")
+        f"call {whole} @llvm.x86.avx512.mask.range.{kind}.512({whole} ", x, f", {whole} ", y,
+        f", i32 5, {whole} zeroinitializer, i{site.lanes} -1, i32 4)", lanes=site.lanes)
 
 
 def _ldexp(site: Site, x: str, exponent: str) -> str:
@@ -180,8 +183,8 @@ def _ldexp(site: Site, x: str, exponent: str) -> str:
         mask, mode = f"i{max(8, register.lanes)} -1", ", i32 4" if size == 512 else ""
         kind = "ps" if register.dtype is F32 else "pd"
         return register.block.define(
-            f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} {x}, "
-            f"{whole} {exponent}, {whole} zeroinitializer, {mask}{mode})")
+            f"call {whole} @llvm.x86.avx512.mask.scalef.{kind}.{size}({whole} ", x, f", {whole} ",
+            exponent, f", {whole} zeroinitializer, {mask}{mode})", lanes=register.lanes)
 
     return _by_registers(site, (x, exponent), scaled)
 
@@ -193,8 +196,8 @@ def pick(site: Site, x: str, entries: Sequence[str]) -> str:
     def picked(register: Site, x: str) -> str:
         whole, numbers = register.type, register.as_integer().type
         return register.block.define(
-            f"call {whole} @llvm.x86.avx512.permvar.sf.512({whole} {table}, "
-            f"{numbers} {register.bits(x)})")
+            f"call {whole} @llvm.x86.avx512.permvar.sf.512({whole} ", table, f", {numbers} ",
+            register.bits(x), ")", lanes=register.lanes)
 
     return _by_registers(site, (x,), picked, smallest=512)
 
@@ -209,14 +212,15 @@ def _by_registers(site: Site, values: Sequence[str], write: Callable[..., str],
         parts = [_by_registers(half, [_resized(site, v, range(first, first + half.lanes))
                                       for v in values], write, smallest)
                  for first in (0, half.lanes)]
-        return define(f"shufflevector {half.type} {parts[0]}, {half.type} {parts[1]}, "
-                      f"{types.shuffle_mask(tuple(range(site.lanes)))}")
+        return define(f"shufflevector {half.type} ", parts[0], f", {half.type} ", parts[1],
+                      f", {types.shuffle_mask(tuple(range(site.lanes)))}", lanes=site.lanes)
     size = next(size for size in (128, 256, 512) if max(site.lanes * bits, smallest) <= size)
     register = site._replace(lanes=size // bits)
     if not site.lanes:
-        values = [define(f"insertelement {register.type} zeroinitializer, {site.type} {v}, i64 0")
+        values = [define(f"insertelement {register.type} zeroinitializer, {site.type} ", v,
+                         ", i64 0", lanes=register.lanes)
                   for v in values]
-        return define(f"extractelement {register.type} {write(register, *values)}, i64 0")
+        return define(f"extractelement {register.type} ", write(register, *values), ", i64 0")
     if site.lanes == register.lanes:
         return write(register, *values)
     lanes = [min(n, site.lanes) for n in range(register.lanes)]
@@ -226,8 +230,9 @@ def _by_registers(site: Site, values: Sequence[str], write: Callable[..., str],
 
 def _resized(site: Site, value: str, lanes: Sequence[int]) -> str:
     """These lanes of a vector; those from `site.lanes` on are zeros."""
-    return site.block.define(f"shufflevector {site.type} {value}, {site.type} zeroinitializer, "
-                             f"{types.shuffle_mask(tuple(lanes))}")
+    return site.block.define(f"shufflevector {site.type} ", value,
+                             f", {site.type} zeroinitializer, {types.shuffle_mask(tuple(lanes))}",
+                             lanes=len(lanes))
 
 
 def _fma(site: Site, x: str, y: str, z: str) -> str:
@@ -291,7 +296,8 @@ def _convert_in_range(site: Site, x: str) -> str:
 
 def _bitcast(site: Site, x: str) -> str:
     to = types.vector(types.register_type(site.result), site.lanes)
-    return x if to == site.type else site.block.define(f"bitcast {site.type} {x} to {to}")
+    return x if to == site.type else site.block.define(f"bitcast {site.type} ", x, f" to {to}",
+                                                       lanes=site.lanes)
 
 
 # Ops on f16 and bf16 that need no arithmetic in them.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import conversions, types
-from hlo_mlc.codegen.cpu.function import Block
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -31,25 +32,53 @@ class Site(NamedTuple):
         return types.spread(types.literal(value, self.dtype),
                             types.register_type(self.dtype), self.lanes)
 
-    def op(self, instruction: str, *args: str) -> str:
-        """An instruction on operands of the site's type: `add`, `icmp eq`, …"""
-        return self.block.define(f"{instruction} {self.type} {', '.join(args)}")
+    def op(self, instruction: str, x: str, y: str | None = None) -> str:
+        """An instruction on one or two operands of the site's type: `add`, `icmp eq`, …"""
+        head = _head(instruction, self.dtype, self.lanes)
+        if y is None:
+            return self.block.define(head, x, lanes=self.lanes)
+        return self.block.define(head, x, ", ", y, lanes=self.lanes)
 
-    def call(self, intrinsic: str, *args: str) -> str:
+    def call(self, intrinsic: str, x: str, *others: str) -> str:
         """An intrinsic with operands and result of the site's type."""
-        operands = ", ".join(f"{self.type} {a}" for a in args)
-        return self.block.define(f"call {self.type} @llvm.{intrinsic}.{self.suffix}({operands})")
+        head, between = _call(intrinsic, self.dtype, self.lanes)
+        pieces = [head, x]
+        for y in others:
+            pieces += (between, y)
+        return self.block.define(*pieces, ")", lanes=self.lanes)
 
     def select(self, condition: str, on_true: str, on_false: str) -> str:
-        return self.block.define(f"select {types.vector('i1', self.lanes)} {condition}, "
-                                 f"{self.type} {on_true}, {self.type} {on_false}")
+        head, between = _choice(self.dtype, self.lanes)
+        return self.block.define(head, condition, between, on_true, between, on_false,
+                                 lanes=self.lanes)
 
     def as_integer(self) -> Site:
         """The same site for the bits of its floats."""
         return self._replace(dtype=conversions.BITS[self.dtype.bits])
 
     def bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.type} {x} to {self.as_integer().type}")
+        return self.block.define(f"bitcast {self.type} ", x, f" to {self.as_integer().type}",
+                                 lanes=self.lanes)
 
     def from_bits(self, x: str) -> str:
-        return self.block.define(f"bitcast {self.as_integer().type} {x} to {self.type}")
+        return self.block.define(f"bitcast {self.as_integer().type} ", x, f" to {self.type}",
+                                 lanes=self.lanes)
+
+
+@functools.cache
+def _head(instruction: str, dtype: DType, lanes: int) -> str:
+    """What stands before the operands of an instruction."""
+    return f"{instruction} {types.registers(dtype, lanes)} "
+
+
+@functools.cache
+def _call(intrinsic: str, dtype: DType, lanes: int) -> tuple[str, str]:
+    """What stands before the operands of an intrinsic, and between them."""
+    kind, suffix = types.registers(dtype, lanes), types.suffix(types.register_type(dtype), lanes)
+    return f"call {kind} @llvm.{intrinsic}.{suffix}({kind} ", f", {kind} "
+
+
+@functools.cache
+def _choice(dtype: DType, lanes: int) -> tuple[str, str]:
+    """What stands before the condition of a choice, and before what is chosen from."""
+    return f"select {types.vector('i1', lanes)} ", f", {types.registers(dtype, lanes)} "

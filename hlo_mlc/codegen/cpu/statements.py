@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import checking, memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
 from hlo_mlc.codegen.cpu.arrays import handed_on, has_spare_lanes
-from hlo_mlc.codegen.cpu.function import Block, Lane, Value
+from hlo_mlc.codegen.cpu.block import Block, Kind
+from hlo_mlc.codegen.cpu.function import Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
@@ -90,24 +92,24 @@ def _write_for(writer: Writer, loop: For) -> None:
 
 def _write_unrolled(writer: Writer, loop: For) -> None:
     block, constants = writer.function.block, writer.function.constants
-    label, begin, count = block.label, len(block.lines), _constant_extent(writer, loop)
+    written, label, count = block.instructions, block.label, _constant_extent(writer, loop)
     between = _stored_between(writer, loop, count)
     writer.function.unrolled_in[loop.var] = len(writer.function.scopes)
-    places, values, copies = [], [], []
+    places, values, begins = [], [], []
     for number in range(count):
         constants[loop.var] = number
-        first = len(block.lines)
+        begins.append(len(written))
         if between is None:
             write_all(writer, loop.body)
         else:
             values.append(writer.evaluate(between.value))
             places.append(resolve(writer, between.buffer, between.indices))
             checking.check_place(writer, places[-1], "store", (), writer.function.depth)
-        copies.append(block.lines[first:])
     constants.pop(loop.var, None)
     # No branch, nor another unrolled loop, nor checks, which hold for all copies behind them.
-    if block.label == label and _is_vector(loop.body) and not writer.module.checked:
-        block.lines[begin:] = interleave(copies, writer.module.target.registers)
+    if count > 1 and block.label == label and _is_vector(loop.body) and not writer.module.checked:
+        copies = [written[a:b] for a, b in itertools.pairwise((*begins, len(written)))]
+        written[begins[0]:] = interleave(copies, writer.module.target.registers)
     if between is not None:
         memory.write_between(writer, places, values)
         writer.function.lane = None
@@ -153,7 +155,7 @@ def _write_maybe(writer: Writer, loop: For, extent: Value,
                  write: Callable[[Writer, For, Value], None]) -> None:
     """A loop that may have no iteration: nothing in it may be computed before that is known."""
     function = writer.function
-    condition = function.block.define(f"icmp sgt i64 {extent.text}, 0")
+    condition = function.block.define("icmp sgt i64 ", extent.text, ", 0")
     with function.scope(_block(writer)) as inner:
         start = inner.label
         write(writer, loop, extent)
@@ -180,35 +182,35 @@ def _write_serial(writer: Writer, loop: For, extent: Value) -> None:
             function.registers.enter(known, kept, outer, function.depth)
         write_all(writer, loop.body)
         handed = function.registers.leave(inner) if kept else []
-        following = _advanced(inner, "i64", f"add nuw nsw i64 {counter}, 1")
-        done = inner.define(f"icmp eq i64 {following}, {extent.text}")
-        pointers = [(name, first, _advanced(inner, "ptr", f"getelementptr i8, ptr {name}, "
-                                            f"i64 {step}"))
+        following = _advanced(inner, "i64", "add nuw nsw i64 ", counter, ", 1")
+        done = inner.define("icmp eq i64 ", following, ", ", extent.text)
+        pointers = [(name, first, _advanced(inner, "ptr", "getelementptr i8, ptr ", name,
+                                            f", i64 {step}"))
                     for (first, step), name in function.scopes[-1].moving.items()]
     del function.bindings[loop.var]
     after = function.label()
-    outer.emit(f"br label %{start}")
+    outer.jump(start)
     entered = outer.label
     outer.start(start)
-    outer.emit(f"{counter} = phi i64 [ 0, %{entered} ], [ {following}, %{inner.label} ]")
+    outer.name(counter, f"phi i64 [ 0, %{entered} ], [ ", following, f", %{inner.label} ]")
     for name, first, moved in pointers:
-        outer.emit(f"{name} = phi ptr [ {first}, %{entered} ], [ {moved}, %{inner.label} ]")
+        outer.name(name, "phi ptr [ ", first, f", %{entered} ], [ ", moved, f", %{inner.label} ]")
     for first, one, last in handed:
-        outer.emit(f"{one.text} = phi {one.kind} [ {first.text}, %{entered} ], "
-                   f"[ {last.text}, %{inner.label} ]")
-    outer.lines += inner.lines
-    outer.emit(f"br i1 {done}, label %{after}, label %{start}")
+        outer.name(one.text, f"phi {one.form.type} [ ", first.text, f", %{entered} ], [ ",
+                   last.text, f", %{inner.label} ]", lanes=one.form.lanes)
+    outer.instructions += inner.instructions
+    outer.branch(done, after, start)
     outer.start(after)
     function.registers.put((last for *_, last in handed), function.block_depth(function.depth))
 
 
-def _advanced(block: Block, kind: str, instruction: str) -> str:
+def _advanced(block: Block, kind: str, *pieces: str) -> str:
     """What moves along with a loop, at the next iteration.
 
     Frozen, so that LLVM does not know how it moves: it would look for other ways to count, which
     took a third of the time of assembling and made nothing faster.
     """
-    return block.define(f"freeze {kind} {block.define(instruction)}")
+    return block.define(f"freeze {kind} ", block.define(*pieces))
 
 
 def _write_vector(writer: Writer, loop: For) -> None:
@@ -240,13 +242,13 @@ def _write_while(writer: Writer, loop: While) -> None:
             body_start = body.label
             write_all(writer, loop.body)
     outer, after = function.block, function.label()
-    outer.emit(f"br label %{start}")
+    outer.jump(start)
     outer.start(start)
-    outer.lines += head.lines
-    outer.emit(f"br i1 {condition.text}, label %{body_start}, label %{after}")
+    outer.instructions += head.instructions
+    outer.branch(condition.text, body_start, after)
     outer.start(body_start)
-    outer.lines += body.lines
-    outer.emit(f"br label %{start}")
+    outer.instructions += body.instructions
+    outer.jump(start)
     outer.start(after)
 
 
@@ -265,31 +267,33 @@ def _write_tasks(writer: Writer, loop: For, count: Value) -> None:
     name = f"@task{number}"
     task.function.bindings[loop.var] = Value("%task", types.INDEX_TYPE)
     write_all(task, loop.body)
-    finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
+    function.others += finish(task, f"define internal void {name}(ptr %closure, i64 %task)")
     size = max(1, len(task.captured))
-    function.prologue.append(f"  %closure{number} = alloca [{size} x i64], align 8")
     closure = f"%closure{number}"
+    function.prologue.name(closure, f"alloca [{size} x i64], align 8")
     block = function.block
     for slot, value in enumerate(task.captured):
-        place = block.define(f"getelementptr i64, ptr {closure}, i64 {slot}") if slot else closure
-        block.emit(f"store {value.typed}, ptr {place}, align 8")
+        place = block.define("getelementptr i64, ptr ", closure, f", i64 {slot}") \
+            if slot else closure
+        block.emit(f"store {value.type} ", value.text, ", ptr ", place, ", align 8")
     function.begin_loop(module.writes(loop.body))
     own = writer.context()
-    parallel_for = block.define(f"load ptr, ptr {own}, align 8, !invariant.load !0")
-    block.emit(f"call void {parallel_for}(ptr {own}, ptr {name}, ptr {closure}, "
-               f"i64 {count.text})")
+    parallel_for = block.define("load ptr, ptr ", own, ", align 8, !invariant.load !0")
+    block.emit("call void ", parallel_for, "(ptr ", own, f", ptr {name}, ptr ", closure,
+               ", i64 ", count.text, ")")
 
 
-def finish(writer: Writer, header: str) -> None:
-    """End a function and add it to the module."""
+def finish(writer: Writer, header: str) -> int:
+    """End a function and add it to the module; gives its number of lines."""
     function = writer.function
     function.registers.flush(function.block)
-    lines = [f"{header} nounwind {{", "entry:", *function.prologue, *function.block.lines]
+    lines = [f"{header} nounwind {{", "entry:", *function.prologue.lines(),
+             *function.block.lines()]
     if writer.streams and writer.module.target.is_x86:
         lines.append("  call void @llvm.x86.sse.sfence()")
     lines += ["  ret void", "}"]
-    writer.module.root.finished_lines += len(lines)
     writer.module.functions.append("\n".join(lines))
+    return len(lines)
 
 
 def _write_call(writer: Writer, stmt: Call) -> None:
@@ -301,15 +305,17 @@ def _write_call(writer: Writer, stmt: Call) -> None:
     if stmt.program not in module.root.called:
         called = Writer(Module(stmt.program, module.target, module.root), memory.load)
         write_all(called, stmt.program.body)
-        finish(called, f"define internal void {name}(ptr %ctx, ptr %buffers, ptr %dims, "
-                       f"ptr %scratch)")
+        function.others += finish(called, f"define internal void {name}(ptr %ctx, ptr %buffers, "
+                                          f"ptr %dims, ptr %scratch)")
     pointers = f"%arguments{next(module.numbers)}"
-    function.prologue.append(f"  {pointers} = alloca [{len(stmt.buffers)} x ptr], align 8")
+    function.prologue.name(pointers, f"alloca [{len(stmt.buffers)} x ptr], align 8")
     block = function.block
     for slot, buffer in enumerate(stmt.buffers):
-        place = block.define(f"getelementptr ptr, ptr {pointers}, i64 {slot}") if slot else pointers
-        block.emit(f"store ptr {writer.storage(buffer).pointer}, ptr {place}, align 8")
-    block.emit(f"call void {name}(ptr {writer.context()}, ptr {pointers}, ptr null, ptr null)")
+        place = block.define("getelementptr ptr, ptr ", pointers, f", i64 {slot}") \
+            if slot else pointers
+        block.emit("store ptr ", writer.storage(buffer).pointer, ", ptr ", place, ", align 8")
+    block.emit(f"call void {name}(ptr ", writer.context(), ", ptr ", pointers,
+               ", ptr null, ptr null)")
     function.forget(module.results_of(stmt))
 
 
@@ -348,11 +354,11 @@ def _join(writer: Writer, condition: str, arms: Sequence[tuple[str, Block]]) -> 
     """Branch to the first arm if the condition holds, else to the second or past both."""
     outer, after = writer.function.block, writer.function.label()
     otherwise = arms[1][0] if len(arms) > 1 else after
-    outer.emit(f"br i1 {condition}, label %{arms[0][0]}, label %{otherwise}")
+    outer.branch(condition, arms[0][0], otherwise)
     for start, inner in arms:
         outer.start(start)
-        outer.lines += inner.lines
-        outer.emit(f"br label %{after}")
+        outer.instructions += inner.instructions
+        outer.jump(after)
     outer.start(after)
 
 
@@ -439,4 +445,5 @@ def _write_prefetch(writer: Writer, stmt: Prefetch) -> None:
     block = writer.function.block
     address = displaced(block, pointer(writer, place).text,
                         place.constant + stmt.ahead * place.dtype.bytes)
-    block.emit(f"call void @llvm.prefetch.p0(ptr {address}, i32 0, i32 3, i32 1)")
+    block.emit("call void @llvm.prefetch.p0(ptr ", address, ", i32 0, i32 3, i32 1)",
+               kind=Kind.HINT)

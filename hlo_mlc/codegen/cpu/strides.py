@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_span, lane_addresses
-from hlo_mlc.codegen.cpu.function import Block, Function, Value
+from hlo_mlc.codegen.cpu.function import Function, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
 
@@ -69,9 +70,11 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
     text = "poison" if lane.is_full else types.spread(padding, element, lane.width)
     for number, address in enumerate(addresses):
-        one = block.define(f"load {element}, ptr {address}, align {place.dtype.bytes}"
-                           f"{place.storage.load_tags}")
-        text = block.define(f"insertelement {whole} {text}, {element} {one}, i64 {number}")
+        one = block.define(f"load {element}, ptr ", address,
+                           f", align {place.dtype.bytes}{place.storage.load_tags}",
+                           kind=place.storage.load_kind)
+        text = block.define(f"insertelement {whole} ", text, f", {element} ", one,
+                            f", i64 {number}", lanes=lane.width)
     return text
 
 
@@ -84,10 +87,10 @@ def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> 
     if mask is not None:
         addresses = _masked(function, block, addresses, mask, _sink(function))
     for number, address in enumerate(addresses):
-        one = block.define(f"extractelement {types.vector(element, lane.width)} {text}, "
-                           f"i64 {number}")
-        block.emit(f"store {element} {one}, ptr {address}, align {place.dtype.bytes}"
-                   f"{place.storage.tags}")
+        one = block.define(f"extractelement {types.vector(element, lane.width)} ", text,
+                           f", i64 {number}")
+        block.emit(f"store {element} ", one, ", ptr ", address,
+                   f", align {place.dtype.bytes}{place.storage.tags}")
 
 
 def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
@@ -104,10 +107,11 @@ def write_shuffled(writer: Writer, place: Place, texts: Sequence[str]) -> None:
             picks = ((at if number > 1 else lane) if source < number
                      else width + lane if source == number else None
                      for at, (lane, source) in enumerate(origins))
-            text = block.define(f"shufflevector {whole} {text}, {whole} {texts[number]}, "
-                                f"{types.shuffle_mask(tuple(picks))}")
+            text = block.define(f"shufflevector {whole} ", text, f", {whole} ", texts[number],
+                                f", {types.shuffle_mask(tuple(picks))}", lanes=width)
         address = displaced(block, base, first * size)
-        block.emit(f"store {whole} {text}, ptr {address}, align {size}{place.storage.tags}")
+        block.emit(f"store {whole} ", text, ", ptr ", address,
+                   f", align {size}{place.storage.tags}")
 
 
 # Addresses of the lanes that are iterations
@@ -119,8 +123,8 @@ def _first(writer: Writer, place: Place, what: str, block: Block, switch: Value 
     function, lane = writer.function, writer.function.lane
     first, active = displaced(block, pointer(writer, place).text, place.constant), lane.mask
     if mask is not None and writer.module.checked:
-        active = block.define(f"and {types.vector('i1', lane.width)} {active}, "
-                              f"{function.widen(mask, lane.width)}")
+        active = block.define(f"and {types.vector('i1', lane.width)} ", active, ", ",
+                              function.widen(mask, lane.width), lanes=lane.width)
     check_lanes(writer, place, what, block,
                 lane_addresses(writer, place, block, first, place.stride), active,
                 None if switch is None else switch.text)
@@ -135,10 +139,11 @@ def _addresses(writer: Writer, place: Place, block: Block, first: str) -> list[s
 def _switched(writer: Writer, place: Place, block: Block, first: str, switch: Value,
               table: str) -> list[str]:
     """The same if `switch` holds; else that of the table for all, in steps of no bytes."""
-    found = [block.define(f"select i1 {switch.text}, ptr {first}, ptr {table}")]
-    step = block.define(f"select i1 {switch.text}, i64 {place.stride * place.dtype.bytes}, i64 0")
+    found = [block.define("select i1 ", switch.text, ", ptr ", first, ", ptr ", table)]
+    step = block.define("select i1 ", switch.text,
+                        f", i64 {place.stride * place.dtype.bytes}, i64 0")
     for _ in range(1, writer.function.lane.live):
-        found.append(block.define(f"getelementptr i8, ptr {found[-1]}, i64 {step}"))
+        found.append(block.define("getelementptr i8, ptr ", found[-1], ", i64 ", step))
     return found
 
 
@@ -148,8 +153,8 @@ def _masked(function: Function, block: Block, addresses: list[str], mask: Value,
     width, found = function.lane.width, []
     bits, kind = function.widen(mask, width), types.vector("i1", width)
     for number, address in enumerate(addresses):
-        bit = block.define(f"extractelement {kind} {bits}, i64 {number}")
-        found.append(block.define(f"select i1 {bit}, ptr {address}, ptr {elsewhere}"))
+        bit = block.define(f"extractelement {kind} ", bits, f", i64 {number}")
+        found.append(block.define("select i1 ", bit, ", ptr ", address, ", ptr ", elsewhere))
     return found
 
 
@@ -174,11 +179,12 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
     function, lane = writer.function, writer.function.lane
     block, width = function.at(depth), lane.width
     whole, size, step = types.vector(place.element, width), place.dtype.bytes, abs(place.stride)
-    padding, bits = place.padding(fill), types.vector("i1", width)
+    padding, bits, tags = place.padding(fill), types.vector("i1", width), place.storage.load_tags
     active = None if lane.is_full else lane.mask
     if mask is not None:
         active = function.widen(mask, width) if active is None \
-            else block.define(f"and {bits} {function.widen(mask, width)}, {active}")
+            else block.define(f"and {bits} ", function.widen(mask, width), ", ", active,
+                              lanes=width)
     lanes = [n * step for n in range(width)]
     lowest = place.constant
     if place.stride < 0:
@@ -194,22 +200,23 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
                     lane_addresses(writer, place, block, start, place.stride), active, switched)
     if switch is not None:
         table = writer.module.table(place.element, padding, max(lanes) + 1)
-        base = block.define(f"select i1 {switch.text}, ptr {base}, ptr {table}")
+        base = block.define("select i1 ", switch.text, ", ptr ", base, ", ptr ", table)
     text = ""
     found: dict[int, int] = {}  # the position in `text` of each lane that is there
     for number in range(step):
         first = min(number * width, max(lanes) + 1 - width)
         address = displaced(block, base, first * size)
-        loaded = f"load {whole}, ptr {address}, align {size}"
+        loaded = (f"load {whole}, ptr ", address, f", align {size}{tags}")
         if active is not None:
             spread = types.shuffle_mask(tuple(
                 lanes.index(element) if element in lanes else width
                 for element in range(first, first + width)))
-            on = block.define(f"shufflevector {bits} {active}, {bits} zeroinitializer, {spread}")
+            on = block.define(f"shufflevector {bits} ", active,
+                              f", {bits} zeroinitializer, {spread}", lanes=width)
             loaded = (f"call {whole} @llvm.masked.load.{types.suffix(place.element, width)}.p0("
-                      f"ptr align {size} {address}, {bits} {on}, "
-                      f"{whole} {types.spread(padding, place.element, width)})")
-        part = block.define(f"{loaded}{place.storage.load_tags}")
+                      f"ptr align {size} ", address, f", {bits} ", on,
+                      f", {whole} {types.spread(padding, place.element, width)}){tags}")
+        part = block.define(*loaded, lanes=width, kind=place.storage.load_kind)
         here = {number: element - first for number, element in enumerate(lanes)
                 if number not in found and first <= element < first + width}
         if not text:
@@ -217,7 +224,7 @@ def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Val
             continue
         picks = (found[n] if n in found else width + here[n] if n in here else None
                  for n in range(width))
-        text = block.define(f"shufflevector {whole} {text}, {whole} {part}, "
-                            f"{types.shuffle_mask(tuple(picks))}")
+        text = block.define(f"shufflevector {whole} ", text, f", {whole} ", part,
+                            f", {types.shuffle_mask(tuple(picks))}", lanes=width)
         found = {n: n for n in (*found, *here)}
     return text

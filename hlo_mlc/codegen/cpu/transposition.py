@@ -13,12 +13,13 @@ by side: a quarter of the lines for LLVM, whose shuffles take it 0.1 ms each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import types
+from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_place, check_span
-from hlo_mlc.codegen.cpu.function import Block, Value
+from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Load, Var
@@ -64,8 +65,9 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
         at = place.constant + (row * place.stride + first - column) * size
         address = displaced(block, base, at)
         check_span(writer, place, "load", block, address, elements * size)
-        return block.define(f"load {types.vector(element, elements)}, "
-                            f"ptr {address}, align {size}{storage.load_tags}")
+        return block.define(f"load {types.vector(element, elements)}, ptr ", address,
+                            f", align {size}{storage.load_tags}",
+                            lanes=elements, kind=storage.load_kind)
 
     def rows(first: int, elements: int) -> list[str]:
         found = [read(row, first, elements) for row in range(lane.live)]
@@ -159,7 +161,7 @@ class _Network(NamedTuple):
                     for lanes in (low, high)]
         return list(rows)
 
-    def _shuffled(self, a: str, b: str, length: int, lanes: Iterable[int]) -> str:
+    def _shuffled(self, a: str, b: str, length: int, lanes: Sequence[int]) -> str:
         whole = types.vector(self.element, length)
-        return self.block.define(f"shufflevector {whole} {a}, {whole} {b}, "
-                                 f"{types.shuffle_mask(tuple(lanes))}")
+        return self.block.define(f"shufflevector {whole} ", a, f", {whole} ", b,
+                                 f", {types.shuffle_mask(tuple(lanes))}", lanes=len(lanes))

@@ -6,7 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import indices, scalar, types
-from hlo_mlc.codegen.cpu.function import NO_READS, Block, Function, Lane, Value
+from hlo_mlc.codegen.cpu.block import Block
+from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
@@ -27,6 +28,7 @@ class Writer:
         self.module, self._read_load = module, read_load
         self.parent = parent
         self.function = Function()
+        self._around = 0 if parent is None else parent.length  # lines, while this is written
         self.captured: list[Value] = []
         self.streams = False  # whether non-temporal stores were written
         self.stack_bytes = 0
@@ -41,9 +43,7 @@ class Writer:
     @property
     def length(self) -> int:
         """Lines so far that the kernel is sure to have."""
-        around = 0 if self.parent is None else self.parent.length
-        finished = self.module.root.finished_lines if self.parent is None else 0
-        return around + finished + self.function.length
+        return self._around + self.function.length
 
     # Expressions
 
@@ -124,7 +124,7 @@ class Writer:
                 f"of an enclosing loop or one of the dimensions ({', '.join(dims) or 'none'})")
         prepare = self.function.prepare
         slot = prepare(f"getelementptr i64, ptr %dims, i64 {dims.index(var.name)}")
-        return Value(prepare(f"load i64, ptr {slot}, align 8, !invariant.load !0"),
+        return Value(prepare("load i64, ptr ", slot, ", align 8, !invariant.load !0"),
                      types.INDEX_TYPE)
 
     def capture(self, value: Value) -> Value:
@@ -134,7 +134,7 @@ class Writer:
         prepare = self.function.prepare
         slot = prepare(f"getelementptr i64, ptr %closure, i64 {len(self.captured)}")
         self.captured.append(value)
-        text = prepare(f"load {value.element}, ptr {slot}, align 8, !invariant.load !0")
+        text = prepare(f"load {value.element}, ptr ", slot, ", align 8, !invariant.load !0")
         return Value(text, value.element)
 
     def _write(self, node: Expr, args: list[Value]) -> Value:
@@ -190,14 +190,14 @@ class Writer:
             whole = types.vector(fast.element, lanes)
             fast_text = function.widen(fast, lanes)
             done = function.label()
-            block.emit(f"br i1 {taken}, label %{slow_label}, label %{done}, !prof !2")
+            block.branch(taken, slow_label, done, ", !prof !2")
             fast_label = block.label
             block.start(slow_label)
-            block.lines += cold.lines
-            block.emit(f"br label %{done}")
+            block.instructions += cold.instructions
+            block.jump(done)
             block.start(done)
-            text = block.define(f"phi {whole} [ {fast_text}, %{fast_label} ], "
-                                f"[ {chosen}, %{cold.label} ]")
+            text = block.define(f"phi {whole} [ ", fast_text, f", %{fast_label} ], [ ", chosen,
+                                f", %{cold.label} ]", lanes=lanes)
             reads = condition.reads | slow.reads | fast.reads
             return Value(text, fast.element, lanes, depth, reads)
 
@@ -208,8 +208,9 @@ class Writer:
         lane = self.function.lane
         text, kind = condition.text, condition.type
         if lane is not None and not lane.is_full:
-            text = block.define(f"and {kind} {text}, {lane.mask}")
-        return block.define(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({kind} {text})")
+            text = block.define(f"and {kind} ", text, ", ", lane.mask, lanes=condition.lanes)
+        return block.define(f"call i1 @llvm.vector.reduce.or.v{condition.lanes}i1({kind} ", text,
+                            ")")
 
     def _placement(self, node: Expr) -> int:
         """The outermost scope in which all of `node` can be known."""

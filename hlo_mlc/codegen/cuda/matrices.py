@@ -70,19 +70,19 @@ def _matrix(writer: Writer, loaded: dict[tuple[str, str, int, int], str], produc
         name = loaded[key] = writer.lines.temporary()
         writer.lines.emit(f"unsigned {name}[{registers}];")
         address = place.name if start == "0" else infix(place.name, "+", start)
-        writer.lines.emit(f"{_function(load, step, along)};".replace("@", f"{name}, {address}"))
+        writer.lines.emit(f"{_call(load, f'{name}, {address}', step, along)};")
     return name
 
 
-def _function(load: Load, step: int, along: int) -> str:
-    """The call that loads a matrix: `step` elements between rows (of rhs: columns), `along`
-    between neighbours in the depth; @ stands for registers and address."""
+def _call(load: Load, to: str, step: int, along: int) -> str:
+    """The call that loads a matrix into registers from an address: `step` elements between rows (of
+    rhs: columns), `along` between neighbours in the depth."""
     if load.dtype is F32:
-        return f"mlc_load_elements(@, {step}, {along})"
+        return f"mlc_load_elements({to}, {step}, {along})"
     if along == 1:
-        return f"mlc_load_matrices(@, {step})"
+        return f"mlc_load_matrices({to}, {step})"
     if step == 1:
-        return f"mlc_load_matrices_transposed(@, {along})"
+        return f"mlc_load_matrices_transposed({to}, {along})"
     raise CodegenError(f"Expected neighbours in one direction to lie side by side in {load}")
 
 

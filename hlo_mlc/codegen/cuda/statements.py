@@ -54,15 +54,15 @@ class BlockWriter(Writer):
         self._positions: dict[tuple[int, int, bool], str] = {}
         self._in_threads = False
         self._lane: Var | None = None  # of the threads around
+        self._arrivals: dict[int, str] = {}  # what copies need, by the line of a barrier
 
     def text(self) -> list[str]:
         """All lines.  A thread's copies have arrived when it meets others: at every barrier, since
         one that stands before a copy in a loop comes after it too."""
         lines = [*self.header.text]
-        for line in self.lines.text:
-            barrier = line.lstrip()
-            if self.copies and barrier in _BARRIERS.values():
-                lines.append(line.replace(barrier, "mlc_wait_for_copies();"))
+        for number, line in enumerate(self.lines.text):
+            if self.copies and number in self._arrivals:
+                lines.append(self._arrivals[number])
             lines.append(line)
         return lines
 
@@ -155,6 +155,7 @@ class BlockWriter(Writer):
 
     def _wait(self, wait: Wait) -> None:
         if wait is not Wait.NOBODY:
+            self._arrivals[len(self.lines.text)] = self.lines.indented("mlc_wait_for_copies();")
             self.lines.emit(_BARRIERS[wait])
 
     def _fold(self, update: Accumulate, var: Var, conditions: list[str]) -> None:

@@ -32,20 +32,20 @@ def write_vector(writer: Writer, stmt: For) -> None:
     for group in _lockstep(writer, stmt):
         if len(group) == 1 and _copied(writer, group[0], stmt.var, width):
             continue
-        loaded: dict[Expr, str] = {}  # @ stands for the lane
+        name = writer.lines.fresh(identifier(stmt.var.name))
+        loaded: dict[Expr, str] = {}
         for inner in group:
-            loaded.update(_load_vectors(writer, inner, stmt.var, width, loaded))
+            loaded.update(_load_vectors(writer, inner, stmt.var, width, name, loaded))
         whole = {s: writer.lines.temporary() for s in group if isinstance(s, Store)
                  and s.guard is None
                  and _is_vector(writer, s.buffer, s.indices, stmt.var, width)}
         for inner, result in whole.items():
             kind = CUDA.element_type(inner.buffer.dtype)
             writer.lines.emit(f"Vector<{kind}, {width}> {result};")
-        name = writer.lines.fresh(identifier(stmt.var.name))
         writer.bind(stmt.var, name)
         writer.lines.emit("#pragma unroll")
         with writer.braces(f"for (int {name} = 0; {name} < {width}; ++{name})"):
-            values = writer.values({e: t.replace("@", name) for e, t in loaded.items()})
+            values = writer.values(loaded)
             for inner in group:
                 with writer.guarded(inner.guard):
                     _lane(writer, inner, values, whole.get(inner), name)
@@ -105,9 +105,9 @@ def _lane(writer: Writer, stmt: Store | Accumulate, values: Values, result: str 
     writer.lines.emit(f"{target} = {value};")
 
 
-def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int,
+def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int, lane: str,
                   known: Mapping[Expr, str]) -> dict[Expr, str]:
-    """The loads of a statement that whole vectors serve, and the lanes' elements of these."""
+    """The loads of a statement that whole vectors serve, and a lane's elements of these."""
     found: dict[Expr, str] = {}
     values = (stmt.value,) if isinstance(stmt, Store) else stmt.terms
     for load in dict.fromkeys(load for e in values for load in loads(writer.memory.legalized(e))):
@@ -119,7 +119,7 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
         if load.guard is None:
             name = writer.lines.temporary()
             writer.lines.emit(f"const auto {name} = mlc_load<{width}>({place});")
-            found[load] = f"{name}.at[@]"
+            found[load] = f"{name}.at[{lane}]"
         elif var not in load.guard.free and isinstance(load.default, Const):
             condition, = writer.values().write(load.guard)
             inside, name = writer.lines.temporary(), writer.lines.temporary()
@@ -127,7 +127,7 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
             writer.lines.emit(f"const bool {inside} = {condition};")
             writer.lines.emit(f"Vector<{kind}, {width}> {name};")
             writer.lines.emit(f"if ({inside}) {name} = mlc_load<{width}>({place});")
-            found[load] = choice(inside, f"{name}.at[@]", CUDA.literal(load.default))
+            found[load] = choice(inside, f"{name}.at[{lane}]", CUDA.literal(load.default))
     return found
 
 
