@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.loops.accesses import Inside
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -23,16 +24,25 @@ from hlo_mlc.loops.core import (
 )
 from hlo_mlc.loops.dependence import Access, accesses, variables
 from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import Body, loop, paths, redirect, transform, with_body
-from hlo_mlc.schedule.loops import refuse, require_loops
-from hlo_mlc.schedule.storage import refuse_tasks, taken_out
+from hlo_mlc.loops.rewrite import (
+    Body,
+    allocated,
+    loop,
+    map_expressions,
+    paths,
+    redirect,
+    transform,
+    with_body,
+)
+from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops
+from hlo_mlc.schedule.storage import filled, refuse_large, refuse_tasks, taken_out
 from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
 
 _LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
 
 
-def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
+def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows") -> LoopProgram:
     """Copy what each iteration of a loop reads of a buffer to a private tile first.
 
         for i in 0..4:                   for i in 0..4:
@@ -42,13 +52,27 @@ def cache_read(program: LoopProgram, name: str, at: str) -> LoopProgram:
                                              for j in 0..8:
                                                y[i, j] = x.i[j]
 
+    With the `layout` "loops" there is a tile for each place at which the buffer is read, with an
+    element for each iteration of the loops in which the place changes, in their order: nothing
+    between them is copied.
+
+        for i in 0..4:                   for i in 0..4:
+          for j in 0..8:                   alloc x.i: 8xf32 stack:
+            y[i, j] = x[j * 3, i]  ->        for x.i.j in 0..8:
+                                               x.i[x.i.j] = x[x.i.j * 3, i]
+                                             for j in 0..8:
+                                               y[i, j] = x.i[j]
+
     Halide: in + compute_at; TVM: cache_read.
     """
+    _require_layout("cache_read", name, layout, ("rows", "loops"))
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         writer = next((a for a in touched if a.writes), None)
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
+        if layout == "loops":
+            return _read_first(stmt, touched, _tile_name(name, at))
         buffer = touched[0].buffer
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
@@ -73,9 +97,7 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
     loops over them: `y.i.0` is over the last one.  Refused unless an iteration writes the whole
     tile.  Where it reads the tile before that, the tile starts as a copy.  TVM: cache_write.
     """
-    if layout not in _LAYOUTS:
-        raise ScheduleError(f"cache_write: expected a layout of {name!r} out of "
-                            f"{', '.join(_LAYOUTS)}; got {layout!r}")
+    _require_layout("cache_write", name, layout, tuple(_LAYOUTS))
     turn = _LAYOUTS[layout]
 
     def stage(stmt: For, touched: list[Access]) -> Body:
@@ -103,6 +125,43 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
         return (Allocate(cached, (*start, *body, *finish)),)
 
     return _staged(program, "cache_write", name, at, stage)
+
+
+def _require_layout(primitive: str, name: str, layout: str, known: tuple[str, ...]) -> None:
+    if layout not in known:
+        raise ScheduleError(f"{primitive}: expected a layout of {name!r} out of "
+                            f"{', '.join(known)}; got {layout!r}")
+
+
+def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
+    """The body of a loop behind copies of what it reads at each place."""
+    varying, written = variables(stmt.body), Inside.of(stmt.body).written
+    places: dict[tuple[Expr, ...], list[For]] = {}
+    for a in touched:
+        loops = [s for s, _ in a.path
+                 if isinstance(s, For) and any(s.var in i.free for i in a.indices)]
+        known = places.setdefault(a.indices, loops)
+        if any(not s.extent.free.isdisjoint(varying) or loads(s.extent) for s in loops) or any(
+                read.source in written for i in a.indices for read in loads(i)):
+            raise refuse("cache_read", stmt, f"changes meanwhile what {a} reads")
+        if [s.extent for s in known] != [s.extent for s in loops]:
+            raise refuse("cache_read", stmt, f"holds loops of several extents around {a}")
+    buffer, tiles, fills = touched[0].buffer, {}, ()
+    for number, (place, loops) in enumerate(places.items()):
+        tile = Buffer(f"{name}.{number}" if number else name, buffer.dtype,
+                      tuple(most_iterations("cache_read", s) for s in loops), "stack")
+        refuse_large("cache_read", stmt, tile)
+        tiles[place] = tile, tuple(s.var for s in loops)
+        fills += filled(tile, loops, Load(buffer, place), _inside(buffer, place), name)
+
+    def swap(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.source == buffer and node.indices in tiles:
+            return build.load(*tiles[node.indices], node.guard, node.default)
+        return None
+
+    memo: dict[Expr, Expr] = {}
+    body = map_expressions(stmt.body, lambda e: build.transform(e, swap, memo))
+    return allocated((tile for tile, _ in tiles.values()), (*fills, *body))
 
 
 def stream(program: LoopProgram, name: str) -> LoopProgram:

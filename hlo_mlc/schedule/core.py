@@ -121,7 +121,7 @@ class Schedule:
 
     def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`, or
-        in the last block: "shorten", "repeat", "shift"."""
+        in the last block: "shorten", "lengthen", "repeat", "shift"."""
         return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
     def specialize(self, loop: str, at: str) -> Schedule:
@@ -199,9 +199,10 @@ class Schedule:
         computed before it: `loop.h`."""
         return self.apply(Step("hoist", (loop, inner, multiple)))
 
-    def cache_read(self, buffer: str, loop: str) -> Schedule:
+    def cache_read(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
-        return self.apply(Step("cache_read", (buffer, loop)))
+        return self.apply(Step("cache_read", (
+            buffer, loop, *((layout,) if layout != "rows" else ()))))
 
     def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""

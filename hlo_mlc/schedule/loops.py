@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Expr, Var, loads
+from hlo_mlc.expr import build, index
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -23,7 +23,15 @@ from hlo_mlc.loops.core import (
     While,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses, carried, pairs, same_reduction, variables
+from hlo_mlc.loops.dependence import (
+    Access,
+    Memory,
+    accesses,
+    carried,
+    pairs,
+    same_reduction,
+    variables,
+)
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
@@ -42,6 +50,9 @@ from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.guards import conjuncts
+
+TAILS = ("peel", "shorten", "lengthen", "repeat", "shift")
+"""What `split` does with what is left over."""
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For, ...]:
@@ -135,6 +146,12 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
           y[i] = x[i]         ->       for i.i in 0..min(4, i.o * -4 + 10):
                                          y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
+    With "lengthen" it has more iterations: what is left over is no block of its own.
+
+        for i in 0..10:              for i.o in 0..2:
+          y[i] = x[i]         ->       for i.i in 0..floordiv(i.o + 1, 2) * 2 + 4:
+                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
+
     With "repeat" it begins early, and does again what the block before it did.  Refused unless
     iterations are independent, and read nothing of what they write but what they have stored.
 
@@ -156,9 +173,9 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
     """
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
-    if tail not in ("peel", "shorten", "repeat", "shift"):
-        raise ScheduleError(f"split: expected a tail of {name!r} out of peel, shorten, repeat, "
-                            f"shift; got {tail!r}")
+    if tail not in TAILS:
+        raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got "
+                            f"{tail!r}")
     early = tail in ("repeat", "shift")
 
     def cut(stmt: For) -> Body:
@@ -169,6 +186,8 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
             _check_repeatable(stmt, Memory.of(program))
         if tail == "shorten":
             return _shortened(stmt, factor)
+        if tail == "lengthen":
+            return _lengthened(stmt, factor)
         extent = require_constant("split", stmt)
         size = min(factor, extent)
         count = -(-extent // size)
@@ -202,6 +221,20 @@ def _shortened(stmt: For, factor: int) -> Body:
     def block(o: Var) -> Body:
         start = index.multiply(index.constant(0) if o.extent == 1 else o, size)
         return _block(stmt, start, index.minimum(size, index.subtract(stmt.extent, start)))
+
+    return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
+
+
+def _lengthened(stmt: For, factor: int) -> Body:
+    size, extent = index.constant(factor), require_constant("split", stmt)
+    count = max(1, extent // factor)
+    more = index.constant(extent - count * factor)
+
+    def block(o: Var) -> Body:
+        number = index.constant(0) if count == 1 else o
+        is_last = index.floordiv(index.add(number, index.constant(1)), count)
+        return _block(stmt, index.multiply(number, size),
+                      index.add(size, index.multiply(is_last, more)))
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
@@ -361,7 +394,8 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
 
     Loops of the nest that are not named keep their places.  Refused where one element is touched
     (and written) by iterations that differ in more than one of these loops, and these change
-    places, unless by one declared reduction that commutes.  Halide and TVM: reorder.
+    places, unless by one declared reduction that commutes, or by one store, which puts the same
+    there each time.  Halide and TVM: reorder.
     """
     if len(set(names)) < max(2, len(names)):
         raise ScheduleError(f"reorder: expected the names of two or more different loops, got "
@@ -434,7 +468,26 @@ def _check_permutable(band: list[For], order: list[For], memory: Memory) -> None
         # Instances that agree in all other loops keep their order where these keep theirs.
         before, after = ([s.var.name for s in loops if s.var not in (settled or ())]
                          for loops in (band, order))
-        if settled is not None and before != after:
+        if settled is not None and before != after and not _stores_the_same(
+                a, b, varying - settled, [w.buffer for w in written], memory):
             raise refuse("reorder", band[0], f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}: nothing ties the iterations of "
                          f"{', '.join(sorted(before))} together")
+
+
+def _stores_the_same(a: Access, b: Access, varying: set[Var], written: list[Buffer], memory: Memory
+                     ) -> bool:
+    """Whether one store touches an element twice, and what it stores depends on nothing that is
+    written, and on variables only as far as the element does."""
+    store = a.stmt
+    if store is not b.stmt or not isinstance(store, Store) or not (a.writes and b.writes) or any(
+            memory.may_overlap(read.source, w) for read in loads(store.value) for w in written):
+        return False
+    value = store.value
+    for number, i in enumerate(store.indices):
+        own = next((v for v, factor in index.affine(i)[0].items()
+                    if isinstance(v, Var) and factor == 1), None)
+        if own is not None and not i.free.isdisjoint(varying):
+            others = index.subtract(own, i)
+            value = build.substitute(value, {own: index.add(Var(f"place{number}", INDEX), others)})
+    return value.free.isdisjoint(varying)

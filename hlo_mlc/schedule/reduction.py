@@ -140,6 +140,10 @@ def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory | None
     conflict = memory and carried(target, memory, reductions_are_free=True)
     if conflict is not None:
         raise refuse("rfactor", target, f"has dependent iterations: {conflict}")
+    buffers = [b for u in updates for b in u.buffers]
+    if memory and extent == 1 and any(a.buffer in buffers and a.stmt not in updates
+                                      for a in accesses(target.body)):
+        raise refuse("rfactor", target, "uses what it adds up meanwhile")
     for update in updates:
         if update.combiner.identity is None and (extent < lanes or update.guard is not None):
             raise refuse("rfactor", target, f"needs at least {lanes} unguarded terms, because "
@@ -151,7 +155,6 @@ def _plan(outer: For, target: For, lanes: int, count: int, memory: Memory | None
         if combiner is None:
             raise refuse("rfactor", target, f"would change the order of terms, and the combiner "
                          f"of `{headline(update)}` does not commute")
-    buffers = [b for u in updates for b in u.buffers]
     if len(set(buffers)) < len(buffers):
         raise refuse("rfactor", target, "updates one accumulator in two places; distribute first")
     count = min(count, max(1, extent // lanes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -304,10 +304,7 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
         refuse_large("hoist", stmt, buffer)
         place = tuple(s.var for s in loops)
         body = transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place)))
-        fill: Body = (Store(buffer, place, value),)
-        for s in reversed(loops):
-            own = Var(f"{buffer.name}.{s.var.name}", INDEX, s.var.extent)
-            fill = (For(own, s.extent, LoopKind.SERIAL, substitute(fill, {s.var: own})),)
+        fill = filled(buffer, loops, value, None, buffer.name)
         if any(isinstance(s, Allocate) and s.buffer.name == buffer.name
                for s in walk(program.body)):
             raise refuse("hoist", stmt, f"is behind {buffer.name} already")
@@ -320,6 +317,16 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
         raise refuse("hoist", require_loops(program, "hoist", name)[0],
                      "changes all that its updates combine")
     return result
+
+
+def filled(buffer: Buffer, loops: Sequence[For], value: Expr, guard: Expr | None, name: str
+           ) -> Body:
+    """Loops like these, called `name` and as these, which fill a buffer with an element each."""
+    fill: Body = (Store(buffer, tuple([s.var for s in loops]), value, guard),)
+    for s in reversed(loops):
+        own = Var(f"{name}.{s.var.name}", INDEX, s.var.extent)
+        fill = (For(own, s.extent, LoopKind.SERIAL, substitute(fill, {s.var: own})),)
+    return fill
 
 
 def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:

@@ -8,7 +8,7 @@ are read by rows and transposed in registers, panels of squares stay within few 
 
 Squares of the last panels are moved back to the edge.  A pass of its own over the edges would meet
 a page for every square: 2047 x 2045 took 1.15 times as long.  Results in the memory of what is read
-are computed once only: there, what is left at the edges comes after all panels, and is no squares.
+are computed once only: there, squares at the edges are smaller.
 
 Where elements along the row lie apart, they are put side by side first, square by square.
 
@@ -20,26 +20,21 @@ matters.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute, transform
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.loops.core import Allocate, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.expr.core import Load, Var, loads
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
     TASK_WORK,
     Parameters,
     Scheduled,
-    bounded,
-    decoded,
+    in_tasks,
     lanes,
     may_repeat,
-    parallel_tasks,
+    open_schedule,
     work,
 )
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
@@ -110,8 +105,53 @@ class TransposeTemplate:
         if high >= SMALLEST:
             high = min(side, HIGHEST, 1 << high.bit_length() - 1)
             side = side if high == HIGHEST else high
-        squares = _Squares(stage, row, column, high, side, parameters["streaming"] > 0)
-        return Scheduled(squares.loops(parameters["panel"], work(nest)), ())
+        each = {v: max(1, parameters["panel"] // size) for v, size in ((row, high), (column, side))}
+        axes = (column, row) if parameters["streaming"] else (row, column)
+        repeats = may_repeat(stage)
+        schedule = open_schedule(
+            Nest((stage,), len(stage.axes)), lower_stage(stage), checked=False).reorder(
+            *(v.name for v in stage.axes if v not in axes), row.name, column.name)
+        for axis, size in ((row, high), (column, side)):
+            schedule = schedule.split(axis.name, size, "repeat" if repeats else "shorten")
+            schedule = _in_panels(schedule, axis, size, each[axis])
+        panels, squares = ([f"{v.name}.o.{part}" for v in axes] for part in "oi")
+        inside = (f"{row.name}.i", f"{column.name}.i")
+        schedule = schedule.reorder(*panels, *squares, *reversed(inside))
+        nests = [inside]
+        for name in _apart(stage, row, column):
+            schedule = schedule.cache_read(name, squares[1], "loops")
+            nests.append(tuple(f"{name}.{squares[1]}.{loop}" for loop in reversed(inside)))
+        schedule = schedule.reorder(*inside)
+        for panel in () if repeats else panels:
+            schedule = schedule.specialize(squares[0], panel)
+        written_out = high * sum(cost(a.value) for a in stage.assigns) <= WRITTEN_OUT
+        for outer, inner in nests:
+            for square in () if repeats else squares:
+                schedule = schedule.specialize(outer, square)
+            schedule = schedule.vectorize(inner)
+            schedule = schedule.unroll(outer) if written_out else schedule
+        for buffer in stage.outputs if parameters["streaming"] else ():
+            schedule = schedule.stream(buffer.name)
+        total = work(nest)
+        return Scheduled.of(in_tasks(schedule, len(stage.axes), lambda panels: max(1, min(
+            panels // 2, TASK_WORK * panels // total)) if total > SERIAL_WORK else 0))
+
+
+def _in_panels(schedule: Schedule, axis: Var, size: int, squares: int) -> Schedule:
+    """Panels of so many squares along an axis; a square at the edge, which does again some of what
+    the one before did, is in the panel of that one."""
+    whole, rest = divmod(axis.extent, size)
+    if rest:
+        squares = max(squares, 2)
+    return schedule.split(f"{axis.name}.o", squares,
+                          "lengthen" if rest and whole % squares == 0 else "shorten")
+
+
+def _apart(stage: Stage, row: Var, column: Var) -> dict[str, None]:
+    """What is read against the grain in steps of more than one element."""
+    return {node.source.name: None for a in stage.assigns for node in loads(a.value)
+            if node.guard is None and not any(loads(i) for i in node.indices)
+            and not {stride(node, row), stride(node, column)} & {0, 1, -1, None}}
 
 
 def _largest(stage: Stage) -> int:
@@ -154,156 +194,3 @@ def _stays_in_line(node: Load, row: Var, most: int | None) -> bool:
     """Whether neighbours along an axis share lines of memory, and are at most `most` apart."""
     step = abs(stride(node, row) or 0)
     return 0 < step <= (most or CACHE_LINE_BYTES // 2 // node.dtype.bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class _Side:
-    """An axis cut into `squares` of `size` elements, `each` of which are a panel; the last panel
-    may have one more, which ends with the axis."""
-
-    extent: int
-    size: int
-    squares: int
-    each: int
-    panels: int
-
-    @staticmethod
-    def of(extent: int, size: int, panel: int, repeats: bool) -> _Side:
-        whole, each = extent // size, max(1, panel // size)
-        return _Side(extent, size, -(-extent // size) if repeats else whole, each,
-                     -(-whole // each))
-
-    def within(self, panel: Expr) -> Expr:
-        """How many squares a panel has."""
-        is_last = index.floordiv(index.add(panel, index.constant(1)), self.panels)
-        most = index.constant(self.each)
-        if self.squares > self.panels * self.each:
-            most = index.add(most, is_last)
-        return index.minimum(most, index.subtract(
-            index.constant(self.squares), index.multiply(panel, index.constant(self.each))))
-
-    def number(self, panel: Expr, square: Expr) -> Expr:
-        """Which of all squares one of a panel is."""
-        return bounded(index.add(index.multiply(panel, index.constant(self.each)), square),
-                       self.squares)
-
-    def start(self, square: Expr) -> Expr:
-        """The first element of a square."""
-        return bounded(index.multiply(square, index.constant(self.size)),
-                       self.extent - self.size + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Squares:
-    """The loops of one stage."""
-
-    stage: Stage
-    row: Var
-    column: Var
-    high: int  # rows of one square: all of them where they are few
-    side: int  # columns of one square
-    streaming: bool
-
-    def loops(self, panel: int, total: int) -> tuple[Stmt, ...]:
-        """Panels of squares with so many elements along a side, and what is left where nothing may
-        be computed twice."""
-        repeats = may_repeat(self.stage)
-        down = _Side.of(self.row.extent, self.high, panel, repeats)
-        along = _Side.of(self.column.extent, self.side, panel, repeats)
-        outer = [v for v in self.stage.axes if v not in (self.row, self.column)]
-        others = math.prod(v.extent for v in outer)
-
-        def run(t: Expr) -> tuple[Stmt, ...]:
-            at = decoded(outer, index.floordiv(t, down.panels * along.panels))
-            first, second = (t, index.floordiv(t, down.panels)) if self.streaming \
-                else (index.floordiv(t, along.panels), t)
-            return self._panel(at, down, bounded(index.floormod(first, down.panels), down.panels),
-                               along, bounded(index.floormod(second, along.panels), along.panels))
-
-        body = self._shared(f"{self.row.name}_panel", others * down.panels * along.panels, total,
-                            run)
-        if repeats:
-            return body
-        few_rows, few_columns = self.row.extent % self.high, self.column.extent % self.side
-        last_row = index.constant(self.row.extent - few_rows)
-        last_column = index.constant(self.column.extent - few_columns)
-        rows, columns = down.squares, along.squares
-        if few_columns:
-            body += self._shared(
-                f"{self.column.name}_end", others * rows, total // columns, lambda t: self._square(
-                    decoded(outer, index.floordiv(t, rows)),
-                    down.start(bounded(index.floormod(t, rows), rows)), last_column,
-                    wide=few_columns))
-        if few_rows:
-            body += self._shared(
-                f"{self.row.name}_end", others * columns, total // rows, lambda t: self._square(
-                    decoded(outer, index.floordiv(t, columns)), last_row,
-                    along.start(bounded(index.floormod(t, columns), columns)), high=few_rows))
-        if few_rows and few_columns:
-            body += self._shared(
-                "corner", others, total // (rows * columns), lambda t: self._square(
-                    decoded(outer, t), last_row, last_column, few_rows, few_columns))
-        return body
-
-    def _shared(self, name: str, tasks: int, total: int,
-                body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        """`body` for each number below `tasks`, in groups that are worth a task of the pool."""
-        group = max(1, min(tasks // 2, TASK_WORK * tasks // total)) if total > SERIAL_WORK else 0
-        return parallel_tasks(name, tasks, group, body)
-
-    def _panel(self, at: dict[Var, Expr], down: _Side, upper: Expr, along: _Side, left: Expr
-               ) -> tuple[Stmt, ...]:
-        def square(r: Expr, c: Expr) -> tuple[Stmt, ...]:
-            return self._square(at, down.start(down.number(upper, r)),
-                                along.start(along.number(left, c)))
-
-        high, wide = down.within(upper), along.within(left)
-        down_square, along_square = f"{self.row.name}_square", f"{self.column.name}_square"
-        if self.streaming:
-            return (loop(along_square, wide, LoopKind.SERIAL, lambda c: (
-                loop(down_square, high, LoopKind.SERIAL, lambda r: square(r, c)),)),)
-        return (loop(down_square, high, LoopKind.SERIAL, lambda r: (
-            loop(along_square, wide, LoopKind.SERIAL, lambda c: square(r, c)),)),)
-
-    def _square(self, at: dict[Var, Expr], top: Expr, left: Expr, high: int = 0, wide: int = 0
-                ) -> tuple[Stmt, ...]:
-        """The loops of one square, or of one of another height or width."""
-        high, wide = high or self.high, wide or self.side
-        each = high * sum(cost(a.value) for a in self.stage.assigns)
-        kind = LoopKind.UNROLL if each <= WRITTEN_OUT else LoopKind.SERIAL
-        apart = self._apart(high, wide)
-
-        def place(r: Expr, c: Expr) -> dict[Var, Expr]:
-            return {**at, self.row: index.add(top, r), self.column: index.add(left, c)}
-
-        def element(r: Expr, c: Expr) -> tuple[Stmt, ...]:
-            where = place(r, c)
-            beside = {node: load(square, (c, r)) for node, square in apart.items()}
-            return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
-                               substitute(transform(a.value, beside.get), where), None,
-                               self.streaming)
-                         for a in self.stage.assigns)
-
-        body: tuple[Stmt, ...] = (loop(f"{self.row.name}_r", high, kind, lambda r: (
-            loop(f"{self.column.name}_c", wide, LoopKind.VECTORIZE,
-                 lambda c: element(r, c)),)),)
-        for node, square in apart.items():
-            def collected(c: Expr, node: Load = node, square: Buffer = square) -> tuple[Stmt, ...]:
-                return (loop(f"{square.name}_r", high, LoopKind.VECTORIZE, lambda r: (
-                    Store(square, (c, r), substitute(node, place(r, c))),)),)
-
-            body = (Allocate(square, (loop(f"{square.name}_c", wide, kind, collected),
-                                      *body)),)
-        return body
-
-    def _apart(self, high: int, wide: int) -> dict[Load, Buffer]:
-        """What is read against the grain in steps of more than one element, and the squares to put
-        it side by side in: columns by rows."""
-        found = dict.fromkeys(node for a in self.stage.assigns for node in loads(a.value)
-                              if node.guard is None
-                              and stride(node, self.column) not in (0, 1, -1, None)
-                              and stride(node, self.row) not in (0, 1, -1, None)
-                              and not any(loads(i) for i in node.indices))
-        return {node: Buffer(f"{self.stage.name}_square{number}", node.dtype,
-                             (wide, high), "stack")
-                for number, node in enumerate(found)}

@@ -24,6 +24,7 @@ from hlo_mlc.interop.scheduling import KernelSchedule
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, Measured, Record, open_records, target_key
 from hlo_mlc.schedule.core import PRIMITIVES, Step
+from hlo_mlc.schedule.loops import TAILS
 from hlo_mlc.support.errors import CodegenError, ConfigurationError, ScheduleError, UsageError
 from hlo_mlc.support.options import Options
 
@@ -81,13 +82,13 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
     first, second = (str(rng.choice(loops)) for _ in range(2))
     buffer, number = str(rng.choice(buffers)), int(rng.integers(1, 9))
     arguments = {
-        "split": (first, number, str(rng.choice(["peel", "shorten", "repeat", "shift"]))),
+        "split": (first, number, str(rng.choice(TAILS))),
         "fuse": (first, second), "fuse_loops": (first, second), "distribute": (first, second),
         "fuse_first": (first, second, str(rng.choice(loops))), "hoist": (first, second),
         "reorder": ((first, second),), "bind": (first, "block"), "rfactor": (first, number, 2),
         "cascade": (number + 1,), "contract": (buffer,), "specialize": (first, second),
         "expand": (first, "register", number, str(rng.choice(["first", "last"]))),
-        "cache_read": (buffer, first), "stream": (buffer,),
+        "cache_read": (buffer, first, str(rng.choice(["rows", "loops"]))), "stream": (buffer,),
         "cache_write": (buffer, first, str(rng.choice(["rows", "transposed"]))),
         "prefetch": (buffer, first, number), "prefetch_next": (buffer, (first,), second),
         "persist": (first, number)}

@@ -20,6 +20,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.schedule import Schedule, Step, replay
+from hlo_mlc.schedule.loops import TAILS
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
@@ -131,6 +132,22 @@ def test_split_with_a_shorter_last_block(copy) -> None:
         """)
 
 
+def test_split_with_a_longer_last_block(copy, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "lengthen").program, """
+        for i.o in 0..2:
+          for i.i in 0..floordiv(i.o + 1, 2) * 2 + 4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        """)
+    shows(Schedule(copy).split("i", 6, "lengthen").program, """
+        for i.o in 0..1:
+          for i.i in 0..10:
+            y[i.i] = x[i.i]
+        """)
+    for factor in (1, 3, 5, 10, 16):
+        whole = Schedule(copy).split("i", factor, "lengthen").parallel("i.o")
+        assert_same(copy, whole.program, [np.arange(10, dtype=np.float32)])
+
+
 def test_split_that_repeats(copy, column_sums, assert_same) -> None:
     shows(Schedule(copy).split("i", 4, "repeat").program, """
         for i.o in 0..3:
@@ -184,7 +201,7 @@ def test_split_that_shifts(copy, running, column_sums, assert_same) -> None:
                     [np.arange(size, dtype=np.float32)])
 
 
-@pytest.mark.parametrize("tail", ["shorten", "repeat", "shift"])
+@pytest.mark.parametrize("tail", ["shorten", "lengthen", "repeat", "shift"])
 def test_split_refuses_tails(copy, tail) -> None:
     refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
     shortened = Schedule(copy).split("i", 4, "shorten")
@@ -192,7 +209,8 @@ def test_split_refuses_tails(copy, tail) -> None:
         assert str(shortened.split("i.i", 2, tail)).count("for") == 3
     else:
         refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
-    refuses(lambda: Schedule(copy).split("i", 4, "mask"), "peel, shorten, repeat", "got 'mask'")
+    refuses(lambda: Schedule(copy).split("i", 4, "mask"),
+            "peel, shorten, lengthen, repeat, shift", "got 'mask'")
 
 
 def test_specialize(copy, assert_same) -> None:
@@ -210,7 +228,7 @@ def test_specialize(copy, assert_same) -> None:
 
 
 def test_specialize_gives_no_copy_where_all_iterations_are_alike(copy) -> None:
-    for tail in ("peel", "shorten", "repeat", "shift"):
+    for tail in TAILS:
         for factor in (5, 16):
             whole = Schedule(copy).split("i", factor, tail)
             if whole.loop_names == ("i.o", "i.i"):
@@ -839,6 +857,39 @@ def test_cache_read(transposed) -> None:
         """)
 
 
+def test_reorder_of_a_store_that_is_repeated(transposed, copy, assert_same) -> None:
+    """It puts the same there again, whichever comes last."""
+    turned = Schedule(transposed).split("i", 3, "repeat").reorder("i.i", "j", "i.o")
+    assert_same(transposed, turned.program, [np.arange(32, dtype=np.float32).reshape(8, 4)])
+    turned = Schedule(copy).split("i", 4, "repeat").reorder("i.i", "i.o")
+    assert_same(copy, turned.program, [np.arange(10, dtype=np.float32)])
+
+
+def test_cache_read_by_the_loops_around_it(tiny, assert_same) -> None:
+    """Of each place at which something is read nothing but that, in the order of the loops."""
+    x, y = tiny.operand("x", 8, 13), tiny.result("y", 3, 4)
+    two, four = index.constant(2), index.constant(4)
+    program = tiny.program(tiny.map(y, "ij", lambda i, j: apply(
+        "sub", load(x, (index.multiply(j, two), index.multiply(i, four))),
+        load(x, (i, index.constant(0))))))
+    staged = Schedule(program).split("i", 2, "shorten").reorder("j", "i.i").cache_read(
+        "x", "i.o", "loops")
+    shows(staged.program, """
+        for i.o in 0..2:
+          alloc x.i.o: 4x2xf32 stack:
+            alloc x.i.o.1: 2xf32 stack:
+              for x.i.o.j in 0..4:
+                for x.i.o.i.i in 0..min(2, i.o * -2 + 3):
+                  x.i.o[x.i.o.j, x.i.o.i.i] = x[x.i.o.j * 2, i.o * 8 + x.i.o.i.i * 4]
+              for x.i.o.i.i in 0..min(2, i.o * -2 + 3):
+                x.i.o.1[x.i.o.i.i] = x[i.o * 2 + x.i.o.i.i, 0]
+              for j in 0..4:
+                for i.i in 0..min(2, i.o * -2 + 3):
+                  y[i.i + i.o * 2, j] = x.i.o[j, i.i] - x.i.o.1[i.i]
+        """)
+    assert_same(program, staged.program, [np.arange(104, dtype=np.float32).reshape(8, 13)])
+
+
 def test_cache_read_of_a_window_stays_inside_the_buffer(tiny, assert_same) -> None:
     x, y = tiny.operand("x", 10), tiny.result("y", 10)
 
@@ -864,6 +915,7 @@ def test_cache_read_at_places_that_change_meanwhile() -> None:
     program = LoopProgram("looked_up", (x, places), (y,), (
         For(i, index.constant(4), LoopKind.SERIAL, (Allocate(held, (inner,)),)),))
     staged = Schedule(program).cache_read("x", "j")
+    refuses(lambda: Schedule(program).cache_read("x", "i", "loops"), "changes meanwhile what")
     inputs = [np.arange(8, dtype=np.float32), np.arange(32).reshape(4, 8) * 3]
     expected, = interpret(program, inputs)
     actual, = interpret(staged.program, inputs, seed=1)
@@ -880,6 +932,10 @@ def test_cache_read_refuses(transposed, running) -> None:
     refuses(lambda: staged.cache_read("x", "i"), "already")
     inner = Schedule(transposed).parallel("j")
     refuses(lambda: inner.cache_read("x", "i"), "its tasks share x")
+    refuses(lambda: Schedule(transposed).cache_read("x", "i", "transposed"),
+            "expected a layout of 'x' out of rows, loops; got 'transposed'")
+    shorter = Schedule(transposed).split("j", 3, "shorten")
+    refuses(lambda: shorter.cache_read("x", "i", "loops"), "changes meanwhile what")
 
 
 @pytest.fixture

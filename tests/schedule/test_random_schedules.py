@@ -9,11 +9,12 @@ from hlo_mlc.expr.dtypes import F32, I32
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.schedule.core import PRIMITIVES
+from hlo_mlc.schedule.loops import TAILS
 from hlo_mlc.support.errors import ScheduleError
 
 # These rewrite loops that a template has built for a GPU: test_pipelining.py.
 ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")),
-       "split shorten", "split repeat", "split shift"]
+       *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -33,10 +34,11 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
     buffers = [b.name for b, _ in program.scratch]
     everything = [*buffers, *(b.name for b in (*program.operands, *program.results))]
     match primitive:
+        case "cache_read loops":
+            buffer = everything[int(rng.integers(len(everything)))]
+            return Step("cache_read", (buffer, loop, "loops"))
         case "split":
             return Step("split", (loop, number))
-        case "split shorten" | "split repeat" | "split shift":
-            return Step("split", (loop, number, primitive.split()[1]))
         case "expand":
             scope, place = ("register", "stack"), ("first", "last")
             return Step(primitive, (loop, scope[int(rng.integers(2))], number,
@@ -77,13 +79,14 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (first, second, at))
         case "bind":
             return Step(primitive, (loop, ("block", "thread")[int(rng.integers(2))]))
-    return Step(primitive, (loop,))
+    name, _, tail = primitive.partition(" ")
+    return Step(name, (loop, number, tail) if tail else (loop,))
 
 
 def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
-              "cache_read": "split", "prefetch": "vectorize",
+              "cache_read": "split", "cache_read loops": "split", "prefetch": "vectorize",
               "fuse_first": "hoist", "prefetch_next": "split",
               "specialize": "split shift"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule

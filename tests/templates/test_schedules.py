@@ -22,6 +22,7 @@ from hlo_mlc.templates.contraction import ContractionTemplate
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
+from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.tensor.canonical import canonical, written
 from hlo_mlc.tensor.core import Nest, TensorProgram
 from making.verified import unproven
@@ -157,6 +158,35 @@ def _nests(steps: Iterable[Any]) -> list[Nest]:
         else:
             found += _nests(step.steps if isinstance(step, TensorProgram) else step.inner)
     return found
+
+
+# Of x: [m, n] and y: [n, m].
+TRANSPOSES: dict[str, Callable[..., Any]] = {
+    "plain": lambda x, y: x.T,
+    "both": lambda x, y: (x.T * 2 + y, jnp.exp(x.T)),
+    "apart": lambda x, y: x[:, ::3].T * 2 + y[:-(-x.shape[1] // 3)],
+    "two places": lambda x, y: x[::2, ::2].T + x[:-(-x.shape[0] // 2), ::2].T,
+    "batch": lambda x, y: jnp.stack([x, x + 1]).transpose(0, 2, 1) * y,
+    "padded": lambda x, y: jnp.pad(x.T, ((1, 2), (3, 0))),
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSES)
+def test_transposes(take_apart, arrays, name) -> None:
+    """At the edges of squares and panels, in memory of their own and in that of what they read."""
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for m, n in ((13, 70), (64, 48), (5, 18), (130, 67), (65, 129), (1030, 1025)):
+        x, y = arrays(str(rng.choice(["float32", "uint8"])), (m, n), (n, m))
+        target = named(str(rng.choice(["x86-64-v2", "x86-64-v3", "x86-64-v4"])))
+        for nest in _nests(take_apart(TRANSPOSES[name], x, y).programs):
+            if TransposeTemplate().refusal(nest, target):
+                continue
+            stage, = nest.stages
+            in_place = replace(stage, overwrites=stage.inputs[-1:])
+            for one in (nest, replace(nest, stages=(in_place,))):
+                _assert_legal(TransposeTemplate(), one, target, rng)
+                taken += 1
+    assert taken >= 8
 
 
 def test_results_apart_from_the_folds_of_their_rows(take_apart, arrays) -> None:
