@@ -31,9 +31,9 @@ COUNTS = {F32: 400_000, F64: 2_000}
 MPMATH_BITS = 160
 # Ops on floats that are exact or rounded once on every target.
 EXACT = frozenset((
-    "add", "sub", "mul", "div", "rem", "max", "min", "fma", "neg", "abs", "sign", "floor", "ceil",
-    "round_even", "round_away", "trunc", "sqrt", "is_finite", "eq", "ne", "lt", "le", "gt", "ge",
-    "select", "select_unlikely", "convert", "bitcast", "convert_in_range", "ldexp", "pick"))
+    "add", "sub", "mul", "div", "rem", "max", "min", "larger", "fma", "neg", "abs", "sign", "floor",
+    "ceil", "round_even", "round_away", "trunc", "sqrt", "is_finite", "eq", "ne", "lt", "le", "gt",
+    "ge", "select", "select_unlikely", "convert", "bitcast", "convert_in_range", "ldexp", "pick"))
 NO_FLOATS = frozenset((
     "and", "or", "xor", "not", "shl", "shr_logical", "shr_arithmetic", "popcnt", "clz", "mul_high",
     "floordiv", "floormod"))

@@ -167,12 +167,13 @@ def _loop(text: str, is_loop: Callable[[list[str]], bool]) -> str:
 def _is_ir_loop(block: list[str]) -> bool:
     """A block that jumps to itself and compares vectors."""
     label = block[0].rstrip(":") if block else ""
-    return bool(label) and f"label %{label}" in block[-1] and any("fcmp uno <" in b for b in block)
+    return bool(label) and f"label %{label}" in block[-1] and any("fcmp ogt <" in b for b in block)
 
 
 def _is_assembly_loop(block: list[str]) -> bool:
     label = block[0].rstrip(":") if block else ""
-    return bool(label) and block[-1].endswith(f"\t{label}") and any("vcmpunord" in b for b in block)
+    return bool(label) and block[-1].endswith(f"\t{label}") and "vmaxps" in " ".join(block) \
+        and "vscalef" not in " ".join(block)
 
 
 def _block(language: str, text: str) -> str:
