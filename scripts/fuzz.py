@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--resume", action="store_true",
                         help="leave out what was judged before under this setting")
     parser.add_argument("--choose", choices=("auto", "ours", "measure"), default="auto")
-    parser.add_argument("--target", default="cpu", help="cpu, or a level such as x86-64-v2")
+    parser.add_argument("--target", default="cpu", help="cpu, a level such as x86-64-v2, or gpu")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for a program")
     parser.add_argument("--shrink", type=float, default=120.0,

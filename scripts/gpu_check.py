@@ -194,10 +194,9 @@ def _give_up() -> None:
 
 def about(device: Any, count: int) -> dict[str, Any]:
     """The machine and what is installed on it."""
-    nvrtc = importlib.import_module("hlo_mlc.codegen.cuda.compile")
     found: dict[str, Any] = {
         "device": getattr(device, "device_kind", str(device)), "devices": count,
-        "python": sys.version.split()[0], "nvrtc": nvrtc.why_not() or nvrtc.version(),
+        "python": sys.version.split()[0], "nvrtc": _nvrtc_version(),
         "versions": {name: _version(name) for name in VERSIONS}}
     try:
         found["driver"] = subprocess.run(
@@ -208,12 +207,23 @@ def about(device: Any, count: int) -> dict[str, Any]:
     return found
 
 
+def _nvrtc_version() -> str:
+    nvrtc = importlib.import_module("hlo_mlc.codegen.cuda.compile")
+    try:
+        return str(nvrtc.version())
+    except importlib.import_module("hlo_mlc.support.errors").CodegenError as error:
+        return str(error)
+
+
 def run_tests(seconds: float, must_run: bool) -> dict[str, Any]:
     """What became of the tests that need a GPU; `must_run`: that all are skipped is a failure."""
+    # Most of their time is that of compilers.
+    side_by_side = ("-n", "8") if importlib.util.find_spec("xdist") is not None else ()
     try:
         # Without the project's own options: those of a plugin may not be known here.
-        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "-o",
-                                "addopts=--import-mode=importlib", "-m", "cuda", *TESTS],
+        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", "-rs", "--tb=short", "-o",
+                                "addopts=--import-mode=importlib", "-m", "cuda", *side_by_side,
+                                *TESTS],
                                cwd=ROOT, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         return {"status": -1, "output": [f"not done after {error.timeout:.0f} s"]}
@@ -221,7 +231,7 @@ def run_tests(seconds: float, must_run: bool) -> dict[str, Any]:
     found = re.search(r"(\d+) passed", output[-1] if output else "")
     passed = int(found[1]) if found else 0
     status = tests.returncode or int(must_run and not passed)
-    return {"status": status, "passed": passed, "output": output[-60:]}
+    return {"status": status, "passed": passed, "output": output[-200:]}
 
 
 def by_template(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

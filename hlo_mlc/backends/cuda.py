@@ -1,7 +1,6 @@
 """Kernels for NVIDIA GPUs: CUDA C++, and the launches that run its functions.
 
-How fast these kernels are has not been measured: what `choose="auto"` takes of them follows from a
-model (partition/choose/gpu_cost.py).
+What `choose="auto"` takes of these kernels follows from a model (partition/choose/gpu_cost.py).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from hlo_mlc.partition.plan import Chooser, Plan
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import cuda
 from hlo_mlc.runtime.records import Schedules
-from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.errors import CodegenError, VerifyError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
@@ -165,7 +164,7 @@ class CudaBackend:
     is_here: bool = False
 
     machines = "GPUs"
-    refusals = (CodegenError,)
+    refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
     splits_complex = has_checks = is_bounded = False
     suffixes = ("cu", "resources.txt")
     variant = ""

@@ -72,7 +72,7 @@ def mlc_jit(
     """`jax.jit`, with what we compute faster in our own kernels.
 
     `choose` says how to choose between our kernels and XLA's: "auto" (predict, and settle on some
-    of your calls what is not clear-cut; on GPUs by a model that was never checked on one),
+    of your calls what is not clear-cut; on GPUs by a model alone),
     "measure", "ours" (all that we can compile) or "xla" (nothing); None asks the environment.
     `target` is what to compile for: "cpu" (this machine), or a level, such as "x86-64-v3", that it
     has. With `deterministic`, our kernels give the same bits on any number of threads and in every

@@ -1,5 +1,6 @@
-"""`chlo.scan` as a loop.
+"""`chlo.scan` as windows, where it is a running sum or product, and as a loop.
 
+    scan(xs) inits(0) {(x, s) -> x + s}    ->   reduce_window(xs, 0, +), from the start of the axis
     scan(xs) inits(s) {(x, s) -> (y, t)}   ->   while i < n: ys[i], s = f(xs[i], s); i = i + 1
 
 With `is_reverse` from the last element to the first.
@@ -15,8 +16,46 @@ from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.rows import NewNodes
+from hlo_mlc.passes.splat import is_splat_of
 
+_NEUTRAL = {"stablehlo.add": 0.0, "stablehlo.multiply": 1.0}
 _COUNTER = TensorType((), I32)
+
+
+def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
+    """`scan(xs) inits(0) {x + s}` -> `reduce_window(xs, 0) {+}`, and the last element of it
+
+    As JAX writes cumulative sums and products for GPUs, where the order of terms is free.
+    """
+    (region,) = node.regions
+    if not node.attributes.get("is_associative") or len(node.operands) != 2 \
+            or len(region.nodes) != 1 or not node.operands[0].type.is_static:
+        return None
+    (step,), (xs, start) = region.nodes, node.operands
+    if step.op not in _NEUTRAL or set(step.operands) != set(region.parameters) \
+            or region.results != (step.results[0],) * 2 \
+            or not is_splat_of(start, _NEUTRAL[step.op], context):
+        return None
+    axis, shape = node.attributes["dimension"], xs.type.shape
+    if shape[axis] == 0:
+        return None
+    lines, scalar = NewNodes(node.location), TensorType((), xs.type.dtype)
+    lines.nodes.append(constant_node(
+        np.asarray(_NEUTRAL[step.op], scalar.dtype.numpy), node.location))
+    folded, one, other = (Value(scalar) for _ in range(3))
+    fold = Graph((one, other), (Node(step.op, (one, other), (folded,), {},
+                                     location=node.location),), (folded,))
+    around = (shape[axis] - 1, 0) if not node.attributes.get("is_reverse") else \
+        (0, shape[axis] - 1)
+    running = Value(xs.type)
+    lines.nodes.append(Node(
+        "stablehlo.reduce_window", (xs, lines.nodes[0].results[0]), (running,),
+        {"window_dimensions": tuple(n if d == axis else 1 for d, n in enumerate(shape)),
+         "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape)))},
+        (fold,), location=node.location))
+    end = 0 if node.attributes.get("is_reverse") else shape[axis] - 1
+    last = lines.reshape(lines.cut(running, axis, end, 1), start.type.shape)
+    return context.splice(Graph((), tuple(lines.nodes), (running, last)))
 
 
 def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
@@ -90,4 +129,5 @@ def _body(node: Node, region: Graph, inputs: Sequence[Value], outputs: int, axis
                  (following, *filled, *region.results[outputs:]))
 
 
-SCAN_RULES: Mapping[str, Sequence[Rule]] = {"chlo.scan": (scan_as_loop,)}
+SCAN_RULES: Mapping[str, Sequence[Rule]] = {
+    "chlo.scan": (scan_as_windows, scan_as_loop)}

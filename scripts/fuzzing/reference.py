@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import jax
@@ -42,7 +43,7 @@ class Oracle:
 
     def __init__(self, function: Callable, args: Sequence[np.ndarray], x64: bool,
                  has_whole_sums: bool) -> None:
-        with jax.enable_x64(x64):
+        with jax.enable_x64(x64), _on_host():
             self._jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(function(*a)))(*args)
         self.types = [np.dtype(v.aval.dtype) for v in self._jaxpr.jaxpr.outvars]
         self.has_no_order = has_no_order(self._jaxpr.jaxpr)
@@ -56,8 +57,9 @@ class Oracle:
         """Results without noise and `count` times with it; half of those flush subnormals, the
         others fuse products with sums."""
         rng = np.random.default_rng(seed)
-        return Reference(self._once(None, False),
-                         [self._once(rng, k % 2 == 0) for k in range(count)], self._moves)
+        with _on_host():
+            return Reference(self._once(None, False),
+                             [self._once(rng, k % 2 == 0) for k in range(count)], self._moves)
 
     def _once(self, rng: np.random.Generator | None, flushes: bool) -> list[np.ndarray]:
         fuses = rng is not None and not flushes
@@ -68,6 +70,11 @@ class Oracle:
         if equation not in self._interpreted:
             self._interpreted[equation] = _alone(equation, operands)
         return self._interpreted[equation](operands)
+
+
+def _on_host() -> AbstractContextManager[object]:
+    """Where a reference runs, whatever runs what is judged."""
+    return jax.default_device(jax.local_devices(backend="cpu")[0])
 
 
 def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]

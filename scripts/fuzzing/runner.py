@@ -37,6 +37,7 @@ FAST_XLA = ("--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_pas
 ALLOCATOR = {"MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 """glibc checks every block when it is freed and fills what is fresh or freed.  Source: mallopt(3).
 """
+GPU = "gpu"  # as a target: that of this machine
 ALLOCATOR_LIBRARY = "libc_malloc_debug.so.0"  # where glibc 2.34 and later have these checks
 
 
@@ -152,6 +153,11 @@ def environment(setting: Setting, scratch: str) -> dict[str, str]:
     ours = {"PYTHONPATH": os.pathsep.join(paths), "HLO_MLC_CACHE": f"{scratch}/cache",
             "HLO_MLC_CALIBRATE": "0", "HLO_MLC_SETTLE": "0", "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"{PLAIN_XLA} {FAST_XLA}", "LD_PRELOAD": ALLOCATOR_LIBRARY, **ALLOCATOR}
+    if setting.target == GPU:
+        on_gpu = {"JAX_PLATFORMS": "cuda,cpu", "XLA_FLAGS": PLAIN_XLA,
+                  "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # for several processes
+        return {k: v for k, v in (kept | ours | on_gpu).items()
+                if k != "LD_PRELOAD" and k not in ALLOCATOR}
     if setting.target != "cpu":
         ours["HLO_MLC_TARGET"] = setting.target
     return kept | ours

@@ -65,3 +65,38 @@ func.func @main(%x: tensor<6xf32>, %p: tensor<6xi32>) -> (tensor<6xf32>, tensor<
     np.testing.assert_array_equal(np.asarray(largest), np.maximum.accumulate(x))
     assert place == 3
     assert function.report().coverage == 1
+
+
+def running(op: str, axis: int, start: float, reverse: bool) -> str:
+    """Along an axis of 3x4 what has been joined so far, as JAX writes cumulative sums for GPUs."""
+    carried = "tensor<4xf32>" if axis == 0 else "tensor<3xf32>"
+    return f"""
+func.func @main(%x: tensor<3x4xf32>) -> (tensor<3x4xf32>, {carried}) {{
+  %s = stablehlo.constant dense<{start:.1f}> : {carried}
+  %r:2 = chlo.scan(%x) inits(%s) dimension={axis} attributes
+      {{is_associative = true, is_reverse = {str(reverse).lower()}}} {{
+  ^bb0(%a: {carried}, %c: {carried}):
+    %n = stablehlo.{op} %a, %c : {carried}
+    stablehlo.return %n, %n : {carried}, {carried}
+  }} : (tensor<3x4xf32>, {carried}) -> (tensor<3x4xf32>, {carried})
+  return %r#0, %r#1 : tensor<3x4xf32>, {carried}
+}}
+"""
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(("op", "start", "is_one"), [
+    ("add", 0, True), ("multiply", 1, True), ("add", 3, False), ("multiply", 0.5, False)])
+def test_running_sums_are_one_scan(op: str, start: float, is_one: bool, axis: int, reverse: bool
+                                   ) -> None:
+    function = compile_stablehlo(running(op, axis, start, reverse), choose="ours")
+    found, last = map(np.asarray, function(ROWS))
+    join = {"add": np.add, "multiply": np.multiply}[op]
+    rows = np.flip(ROWS, axis) if reverse else ROWS
+    expected = join(join.accumulate(rows, axis), np.float32(start))
+    np.testing.assert_array_equal(found, np.flip(expected, axis) if reverse else expected)
+    np.testing.assert_array_equal(last, np.take(expected, -1, axis))
+    report = function.report()
+    assert report.coverage == 1
+    assert ("scan" in {n.template for k in report.kernels for n in k.nests}) is is_one

@@ -87,7 +87,7 @@ def counted(op: str) -> Iterator[Program]:
 
 
 def scans(op: str) -> Iterator[Program]:
-    """From either end along any axis, of no, one and some elements."""
+    """From either end along any axis, of no, one and some elements; sums and products too."""
     shapes = ((0, 2), (1, 2), (3, 2), (2, 3))
     for shape, axis, reverse in itertools.product(shapes, (0, 1), (False, True)):
         whole, state = (f"tensor<{'x'.join(map(str, s))}xf32>"
@@ -100,6 +100,16 @@ def scans(op: str) -> Iterator[Program]:
               stablehlo.return %c, %n : {state}, {state}
             }} : ({whole}, {state}) -> ({whole}, {state})
             func.return %r#0, %r#1 : {whole}, {state}"""), every)
+        for join, start in (("add", 0), ("multiply", 1)):
+            yield Program(written(f"%x: {whole}", f"{whole}, {state}", f"""
+                %s = stablehlo.constant dense<{start}.0> : {state}
+                %r:2 = chlo.scan(%x) inits(%s) dimension={axis} attributes
+                    {{is_associative = true, is_reverse = {str(reverse).lower()}}} {{
+                ^bb0(%a: {state}, %c: {state}):
+                  %n = stablehlo.{join} %a, %c : {state}
+                  stablehlo.return %n, %n : {state}, {state}
+                }} : ({whole}, {state}) -> ({whole}, {state})
+                func.return %r#0, %r#1 : {whole}, {state}"""), every)
 
 
 def scattered(op: str) -> Iterator[Program]:

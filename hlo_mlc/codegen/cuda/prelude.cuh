@@ -95,9 +95,15 @@ __device__ inline float mlc_from_bf16(unsigned short x) {
 
 // The bits of f32 as bf16, rounded to nearest, ties to even.
 __device__ inline unsigned short mlc_to_bf16(float x) {
+#if defined(MLC_EMULATED) || __CUDA_ARCH__ < 900  // where products spill with it
   unsigned bits = __float_as_uint(x);
-  if (x != x) return (unsigned short)(bits >> 16 | 0x40);
+  if (x != x) return 0x7fff;
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+#else
+  unsigned short result;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(x));
+  return result;
+#endif
 }
 
 // Whether a number is neither infinite nor NaN.

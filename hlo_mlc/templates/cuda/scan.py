@@ -15,7 +15,7 @@ each of them.  The order of combination does not depend on the GPU at hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -186,13 +186,21 @@ class _Lines:
     def loops(self) -> tuple[Stmt, ...]:
         """All tiles of a line, and the loop over lines."""
         tiles = -(-self.extent // (self.team * self.own))
-        start = self._threads(where(build.all_of(equals(self.member, 0), self.exists), tuple(
-            Store(b, (self.column,), substitute(e, self.line))
-            for b, e in zip(self.carry, self.stage.initial, strict=True))))
+        start = self._threads(where(equals(self.member, 0), self._begun()))
         body: tuple[Stmt, ...] = (start, loop(f"{self.name}_o", tiles, LoopKind.SERIAL,
                                               lambda o: self._tile(o, tiles)))
         body = allocated(self.allocated, body)
         return (For(self.block, index.constant(self.block.extent), self.outer, body),)
+
+    def _begun(self) -> tuple[Stmt, ...]:
+        """What comes before the first term; also of columns that do not exist, which are read."""
+        def stores(values: Sequence[Expr]) -> tuple[Stmt, ...]:
+            return tuple(Store(b, (self.column,), substitute(e, self.line))
+                         for b, e in zip(self.carry, values, strict=True))
+
+        if self.exists is build.TRUE:
+            return stores(self.stage.initial)
+        return (If(self.exists, stores(self.stage.initial), stores(self.neutral)),)
 
     def _threads(self, body: tuple[Stmt, ...]) -> For:
         return thread_loop(self.member, (thread_loop(self.column, body),))
@@ -287,9 +295,11 @@ class _Lines:
 
     def _stored(self, o: Expr, totals: tuple[Buffer, ...]) -> tuple[Stmt, ...]:
         before = index.subtract(self.member, index.constant(1))
-        start = If(index.compare("ge", before, index.constant(0)),
-                   self._copied(self.running, self._me, totals, (before, self.column)),
-                   self._copied(self.running, self._me, self.carry, (self.column,)))
+        start = self._copied(self.running, self._me, self.carry, (self.column,))
+        if self.team > 1:
+            start = (If(index.compare("ge", before, index.constant(0)),
+                        self._copied(self.running, self._me, totals, (before, self.column)),
+                        start),)
 
         def joined(v: Expr) -> tuple[Stmt, ...]:
             return (*self._copied(self.results, (*self._me, v), self.running, self._me),
@@ -302,5 +312,5 @@ class _Lines:
             mapping = {**self.line, self.stage.scan.axis: position, **values}
             return tuple(store(a, mapping) for a in self.stage.assigns)
 
-        return (start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
+        return (*start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
                 *self._each(o, finish))

@@ -39,7 +39,8 @@ FUNCTIONS: dict[str, tuple[Callable, tuple[int, ...]]] = {
         preferred_element_type=jnp.float32) + 1, (100, 64)),
     "pool": (lambda x: lax.reduce_window(x, -jnp.inf, lax.max, (3, 3), (2, 2), "SAME"),
              (61, 130)),
-    "sums by places": (lambda x: x.at[jnp.arange(300) % 7].add(x), (300, 20)),
+    "sums by places": (
+        lambda x: jnp.asarray(x).at[jnp.arange(300) % 7].add(x), (300, 20)),
     "loop": (lambda x: lax.fori_loop(
         0, 20, lambda i, c: c * 0.5 + jnp.roll(c, 1) * i, x), (300,)),
 }
