@@ -1,9 +1,10 @@
 """What a cluster costs on a GPU, in our kernels and in XLA's: the numbers behind `choose="auto"`
 there, as those of cost.py are on CPUs.
 
-This is a model: data sheets, and how XLA is known to run a program.  On one H200 it took what was
-faster (bench/results/gpu), and left what was not; its figures are not fitted to that.  Whatever XLA
-should be as good at is left to it, and the rest has to look much faster to be taken:
+This is a model: data sheets, and how XLA is known to run a program.  Of ten cases
+of the benchmark on one H200 it took three, all faster, and left two that are as well
+(bench/results/gpu); its figures are not fitted to that.  Whatever XLA should be as good at is left
+to it, and the rest has to look much faster to be taken:
 
     loops with small bodies   one kernel for all rounds, where XLA launches kernels in each
     scans other than sums     one pass, where XLA computes a tree of windows
