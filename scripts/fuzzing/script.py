@@ -23,7 +23,8 @@ def script(program: Program, outcome: Outcome | None, setting: Setting) -> str:
         f"# {line}\n" for line in f"{outcome.kind}: {outcome.detail}".splitlines())
     return "".join((
         f"# {setting}\n", found, f"# mode {program.mode}; {program.data} data\n",
-        _code(data), _HEAD.format(x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target),
+        _code(data), _HEAD.format(
+            x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target),
         _code(refusing) + "\n\n" if program.mode == "refused" else "", text,
         _TAIL.format(kind=program.data, seed=program.seed, types=types, choose=setting.choose,
                      cuts=f"refusing({program.mode_numbers[0]})" if program.mode == "refused"
