@@ -7,11 +7,12 @@ with `hlo_mlc.expr.build`, which simplifies; the classes here only intern.
 
 from __future__ import annotations
 
+import gc
 import math
 import struct
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -19,8 +20,20 @@ from hlo_mlc.expr.dtypes import BOOL, Dim, DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.support.locks import process_lock
 
-_interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+_interned: dict[tuple, _Interned] = {}
+_buffers: weakref.WeakValueDictionary[tuple, Buffer] = weakref.WeakValueDictionary()
 _lock = process_lock()
+_dead: list[_Interned] = []  # references to what nobody has any longer
+# So many are forgotten at once: one at a time, as `weakref.WeakValueDictionary` does it, took 6 %
+# of first calls.
+_MANY_DEAD = 1 << 12
+
+
+class _Interned(weakref.ref):
+    """A reference to an expression, with its key."""
+
+    __slots__ = ("key",)
+    key: tuple
 
 
 class Expr:
@@ -40,9 +53,10 @@ class Expr:
         raise TypeError("expressions are interned per process; write them as text instead")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Buffer:
     """A named block of memory: `shape` elements of `dtype`, row-major unless `strides` are given.
+    Equal ones are the same object, as of expressions.
 
     scope: "operand" (read-only unless aliased) | "result" | "scratch" (the kernel's arena, shared
     by tasks) | "stack" (private to a task) | "register" (private, constant-indexed once unrolled) |
@@ -55,6 +69,14 @@ class Buffer:
     shape: tuple[Dim, ...]
     scope: str = "scratch"
     strides: tuple[int, ...] | None = None  # in elements
+
+    def __new__(cls, name: str, dtype: DType, shape: tuple[Dim, ...], scope: str = "scratch",
+                strides: tuple[int, ...] | None = None) -> Buffer:
+        with _lock:
+            return _buffers.setdefault((name, dtype, shape, scope, strides), object.__new__(cls))
+
+    def __reduce__(self) -> str | tuple:
+        return Buffer, (self.name, self.dtype, self.shape, self.scope, self.strides)
 
     @property
     def size(self) -> int:
@@ -75,9 +97,6 @@ class Buffer:
             strides.append(step)
             step *= extent
         return tuple(reversed(strides))
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
     def __repr__(self) -> str:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype.name])} {self.scope}"
@@ -134,18 +153,43 @@ class Load(Expr):
 
 
 def _intern(cls: type, key: tuple, init, *fields) -> Expr:
-    reference = _interned.data.get(key)  # as `_interned.get`, in a third of the time
+    reference = _interned.get(key)
     found = None if reference is None else reference()
     if found is not None:
         return found
     with _lock:
-        found = _interned.get(key)
+        reference = _interned.get(key)
+        found = None if reference is None else reference()
         if found is None:
+            if len(_dead) >= _MANY_DEAD:
+                _forget_dead()
             found = object.__new__(cls)
             found._text = found._affine = found._bounds = found._loads = None
             init(found, *fields)
-            _interned[key] = found
+            reference = _Interned(found, _dead.append)
+            reference.key = key
+            _interned[key] = reference
         return found
+
+
+def _forget_dead() -> None:
+    """Forgets the keys of expressions that nobody has, and those of what is in these alone."""
+    while _dead:
+        reference = _dead.pop()
+        if _interned.get(reference.key) is reference:
+            del _interned[reference.key]
+
+
+def _collected(phase: str, info: Mapping[str, int]) -> None:
+    """Where Python gives back all that it can, so does this; in any thread, at any time."""
+    if phase == "stop" and info["generation"] == 2 and _lock.acquire(blocking=False):
+        try:
+            _forget_dead()
+        finally:
+            _lock.release()
+
+
+gc.callbacks.append(_collected)
 
 
 def _init_const(node: Const, value, dtype: DType) -> None:

@@ -113,7 +113,7 @@ class TensorType:
 
     @property
     def is_static(self) -> bool:
-        return all(isinstance(d, int) for d in self.shape)
+        return str not in map(type, self.shape)
 
     @property
     def size(self) -> int:

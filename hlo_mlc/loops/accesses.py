@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from hlo_mlc.expr.core import Buffer, Expr, loads
+from hlo_mlc.expr.core import Buffer, Expr, Load, loads
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -121,9 +121,10 @@ class Survey:
 
     @classmethod
     def of(cls, program: LoopProgram, *, called: bool = True) -> Survey:
-        """The survey of a program; only with `called` what the programs do that it calls outside of
-        loops whose iterations are side by side, where nobody asks for it."""
-        walk = _Walk(called).over(program.body)
+        """The survey of a program, reads that a body repeats left out; only with `called` what the
+        programs do that it calls outside of loops whose iterations are side by side, where nobody
+        asks for it."""
+        walk = _Walk(called, frozenset(o for _, o in program.aliases)).over(program.body)
         return cls(walk.found, walk.spans)
 
     @property
@@ -139,7 +140,10 @@ class Survey:
 
 @dataclass(slots=True)
 class _Walk:
+    """`overwritten`: the operands that results may overwrite, where repeated reads are left out."""
+
     called: bool
+    overwritten: frozenset[Buffer] | None = None
     found: list[Access] = field(default_factory=list)
     spans: dict[Stmt, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -150,6 +154,7 @@ class _Walk:
 
     def _body(self, statements: tuple[Stmt, ...], path: Path, homes: dict[Buffer, int],
               called: bool) -> None:
+        read: set[tuple[Load, tuple[Expr, ...]]] = set()
         for stmt in statements:
             begin, depth = len(self.found), len(path)
             if isinstance(stmt, Call):
@@ -157,13 +162,23 @@ class _Walk:
                                       for s, _ in path):
                     self._body(inlined(stmt), path, homes, True)
             else:
-                self._own(stmt, path, homes, called)
+                self._own(stmt, path, homes, called, read)
                 known = {**homes, stmt.buffer: depth} if isinstance(stmt, Allocate) else homes
                 for branch, body in enumerate(bodies(stmt)):
                     self._body(body, (*path, (stmt, branch)), known, called)
             self.spans[stmt] = begin, len(self.found), depth
 
-    def _own(self, stmt: Stmt, path: Path, homes: dict[Buffer, int], called: bool) -> None:
+    def _once(self, buffer: Buffer) -> bool:
+        """Whether equal reads of a body count once: no store to another buffer changes it."""
+        return self.overwritten is not None and (buffer.scope in ("stack", "register") or (
+            buffer.scope == "operand" and buffer not in self.overwritten))
+
+    def _own(self, stmt: Stmt, path: Path, homes: dict[Buffer, int], called: bool,
+             read: set[tuple[Load, tuple[Expr, ...]]]) -> None:
+        """Takes a statement; `read` is what those before it in the same body have read.  Of that
+        once is enough for proofs where no alias matters: what holds of the first read holds of
+        those behind it, which find at least as much written.  Unrolled, a body reads elements
+        dozens of times."""
         written: tuple[Buffer, ...] = ()
         guard = None
         if isinstance(stmt, Store):
@@ -171,10 +186,11 @@ class _Walk:
         elif isinstance(stmt, Accumulate):
             written, guard = stmt.buffers, stmt.guard
         guards = () if guard is None else (guard,)
-        seen = set()
+        own_reads: set[tuple[Load, tuple[Expr, ...]]] = set()
         for e in expressions(stmt):
             outer = () if e is guard else guards
             for load in loads(e):
+                seen = read if self._once(load.source) else own_reads
                 if (load, outer) not in seen:
                     seen.add((load, outer))
                     own = () if load.guard is None else (load.guard,)

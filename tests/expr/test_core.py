@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import pickle
@@ -64,6 +65,33 @@ def test_unused_expressions_go_away():
     name = weakref.ref(apply("exp", Var("only here", F32)))
     gc.collect()
     assert name() is None
+
+
+def test_expressions_come_back_after_they_went_away():
+    shape = [text(apply("exp", Var(f"gone {n}", F32))) for n in range(5000)]
+    again = [apply("exp", Var(f"gone {n}", F32)) for n in range(5000)]
+    gc.collect()
+    assert [*map(text, again)] == shape
+    assert all(e is apply("exp", Var(f"gone {n}", F32)) for n, e in enumerate(again))
+
+
+def test_what_unused_expressions_consist_of_goes_away_with_them():
+    part = weakref.ref(apply("exp", Var("only in there", F32)))
+    apply("neg", apply("neg", apply("exp", Var("only in there", F32))))
+    gc.collect()
+    assert part() is None
+
+
+def test_equal_buffers_are_one_object():
+    assert ROW is Buffer("row", F32, (8,)) is pickle.loads(pickle.dumps(ROW))
+    assert ROW is dataclasses.replace(Buffer("row", F32, (8,), "stack"), scope="scratch")
+    assert ROW is not Buffer("row", F32, (8,), strides=(1,))
+
+
+def test_unused_buffers_go_away():
+    buffer = weakref.ref(Buffer("only here", F32, (8,)))
+    gc.collect()
+    assert buffer() is None
 
 
 def test_shared_nodes_are_visited_once():

@@ -48,6 +48,20 @@ def test_loads_from_anywhere_are_guarded() -> None:
     assert result.tolist() == [1, 0, 8, 0, 0, 4, 0, 3]
 
 
+@pytest.mark.parametrize("first", [load(X, (PLACE,)), load(
+    X, (PLACE,), apply("lt", apply("convert", PLACE, dtype=I32), const(8, I32)), ZERO)])
+def test_loads_that_are_repeated_are_guarded_each_time(first: Expr) -> None:
+    seen = Buffer("seen", F32, (), "register")
+    body = Allocate(seen, (Store(seen, (), first),
+                           Store(seen, (), apply("add", load(seen, ()), load(X, (PLACE,)))),
+                           Store(Y, (ROW,), apply("add", load(seen, ()), load(X, (PLACE,))))))
+    program, _ = prove(LoopProgram("repeated", (X, WHERE), (Y,), (loop(body),)))
+    places = np.array([0, -1, 7, 8, 1 << 20, 3, -5, 2], np.int32)
+    values = np.arange(8, dtype=np.float32) + 1
+    result, = interpret(program, [values, places])
+    assert result.tolist() == [3, 0, 24, 0, 0, 12, 0, 9]
+
+
 def test_stores_anywhere_are_guarded() -> None:
     first = loop(Store(Y, (COLUMN,), ZERO), var=COLUMN)
     scattered = loop(Store(Y, (PLACE,), load(X, (ROW,))))
