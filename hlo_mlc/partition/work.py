@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import F64, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.templates.base import points
-from hlo_mlc.tensor.classify import contraction, cost_of_node, slides, stride, walks_columns
+from hlo_mlc.templates.window_roles import lane_of
+from hlo_mlc.tensor.classify import (
+    contraction,
+    cost_of_node,
+    slides,
+    sliding,
+    stride,
+    walks_columns,
+)
 from hlo_mlc.tensor.core import Stage, derived
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
@@ -144,17 +152,23 @@ def _lanes(stage: Stage) -> Var | None:
 
 
 def _apart(stage: Stage) -> int:
-    lanes, near = _lanes(stage), 1
     read = [load for group in stage.loads_by_buffer.values() for load in group]
+    shared = 1  # by how many terms what is loaded once
     if slides(stage) and contraction(stage) is None:
-        lanes, near = stage.axes[-1], _STRIDE
         read = [load for load in read if any(_mixes(i, stage) for i in load.indices)]
-    if lanes is None:
-        return 0
+        each = _each_apart(read, lane_of(stage, _LINE) or stage.axes[-1], _STRIDE)
+        shared = max(v.extent for axis in stage.axes for v in sliding(stage, axis))
+    else:
+        lanes = _lanes(stage)
+        each = 0 if lanes is None else _each_apart(read, lanes, 1)
+    return points(stage) * each // (_SHUFFLED * shared)
+
+
+def _each_apart(read: Iterable[Load], lanes: Var, near: int) -> int:
+    """What these add for each point, in quarters."""
     steps = (stride(load, lanes) for load in read)
-    each = sum(_SHUFFLED if step is None or abs(step) > _STRIDE else abs(step) > near
+    return sum(_SHUFFLED if step is None or abs(step) > _STRIDE else abs(step) > near
                for step in steps)
-    return points(stage) * each // _SHUFFLED
 
 
 def window(stage: Stage) -> int:

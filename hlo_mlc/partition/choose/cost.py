@@ -37,9 +37,10 @@ from hlo_mlc.templates.program import choose_template
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.update import is_in_rows, shared_axis
 from hlo_mlc.tensor.canonical import stages
-from hlo_mlc.tensor.classify import is_map, is_written_out
+from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Branch, Loop, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.phases import in_phases
 
 # Operations and accesses per microsecond where nothing is vectorized (scatters, recurrences), two
 # to three a cycle: wider vectors do not help.
@@ -89,21 +90,28 @@ class _Part:
     kind: str
     ours_us: float
     xla_us: float
-    operations: int
-    contraction_flops: int
+    operations: float
+    contraction_flops: float
 
 
-def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
+def _parts(step: Step, target: CpuTarget, trips: float, around: Surroundings,
            cached: Set[Buffer] = frozenset()) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before."""
     if not isinstance(step, Nest):
-        inner = trips * step.likely_trips
-        in_blocks = pointwise(step, target) if isinstance(step, Loop) else None
+        if isinstance(step, Branch):  # nobody knows which side runs
+            inner, in_blocks, small = trips / 2, None, around.in_function
+        else:
+            inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
+            small = _touched_bytes(step) < ONE_FUNCTION_BYTES
         cached = frozenset() if in_blocks is None else in_blocks.kept
-        around = replace(around, in_loop=True, in_pieces=(
-            around.in_pieces or _touched_bytes(step) >= ONE_FUNCTION_BYTES))
+        around = replace(around, in_loop=True, in_function=small)
         return [part for s in step.inner for part in _parts(s, target, inner, around, cached)]
     template = choose_template(step, target)[0].name
+    phases = in_phases(step)
+    if len(phases) > 1:  # XLA computes all terms, also those that are nothing
+        ours = [part for one in phases for part in _parts(one, target, trips, around, cached)]
+        whole = _part(step.stages[0], template, target, trips, around, cached)
+        return [replace(whole, ours_us=sum(part.ours_us for part in ours))]
     parts = []
     near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
     for stage in step.stages:
@@ -119,7 +127,7 @@ def _touched_bytes(step: Step) -> int:
     return sum(_touched_bytes(inner) for inner in step.inner)
 
 
-def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
+def _part(stage: Stage, template: str, target: CpuTarget, trips: float,
           around: Surroundings, near: Set[Buffer]) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
@@ -151,10 +159,9 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
     kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))
-    if not around.in_loop:
-        xla += rates.thunk_us
-    elif around.in_pieces or points(stage) > 1 or is_written_out(stage):
-        xla += rates.loop_thunk_us
+    started = xla + (rates.loop_thunk_us if around.in_loop else rates.thunk_us)
+    # In a function of many, a loop of its own costs no more than its elements one after the other.
+    xla = min(started, max(xla, rows.scalar_us)) if around.in_function else started
     return _Part(kind, trips * max(ours.computing_us, memory), trips * xla, trips * work.operations,
                  trips * contraction_flops(stage))
 

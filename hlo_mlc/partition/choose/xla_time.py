@@ -85,12 +85,12 @@ class OurTime:
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Where XLA computes a stage: in the body of a loop of its own or of ours, and, if there is a
-    sum of products among its operations, by a library that is made for them; `in_pieces`: each
-    operation of the loop has a call of its own."""
+    sum of products among its operations, by a library that is made for them; `in_function`: the
+    loop is one function, else each operation in it has a call of its own."""
 
     in_loop: bool = False
     by_library: bool = True
-    in_pieces: bool = False
+    in_function: bool = False
 
 
 def xla_threads(stage: Stage, target: CpuTarget) -> int:
@@ -163,8 +163,8 @@ def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Ra
     if multiplies(stage) and slides(stage) and around.by_library:
         return "convolution", _convolution_us(stage, work, memory)
     if contraction(stage) is not None:
-        us = _product_us(stage, work, memory, rates)
-        if not around.by_library:
+        us = _product_us(stage, work, memory, rates, around)
+        if around.in_function or not around.by_library:
             us = max(us, points(stage) / figure("scalar_products") / threads)
         return "product", us
     if is_map(stage):
@@ -230,7 +230,8 @@ def _few_terms_ns(node: Node) -> float:
     return each * taken.size
 
 
-def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float:
+def _product_us(stage: Stage, work: float, memory: float, rates: Rates, around: Surroundings
+                ) -> float:
     roles = contraction(stage)
     batch, rows, columns = (math.prod(v.extent for v in axes)
                             for axes in (roles.batch, roles.rows, roles.columns))
@@ -246,7 +247,8 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates) -> float
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
     if batch > 1:
         ratio *= figure("batched")
-    return max(work * ratio, memory * ratio, batch * figure("each_product_us"))
+    called = 0.0 if around.in_function else batch * figure("each_product_us")
+    return max(work * ratio, memory * ratio, called)
 
 
 def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
