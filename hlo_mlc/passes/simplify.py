@@ -32,6 +32,7 @@ from hlo_mlc.passes.composition import COMPOSITION_RULES
 from hlo_mlc.passes.convolutions import CONVOLUTION_RULES
 from hlo_mlc.passes.distribution import multiply_before_loops
 from hlo_mlc.passes.folding import Reference, constant_folding
+from hlo_mlc.passes.integers import INTEGER_RULES
 from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
@@ -64,8 +65,9 @@ def graph_rules(references: Mapping[str, Reference]) -> Rules:
     folding = {EVERY_OP: (constant_folding(references),)}
     unrolling = {"stablehlo.while": (unroll_short_loop,)}
     return merged(
-        BIT_RULES, STATIC_SHAPE_RULES, SCAN_RULES, MOVEMENT_RULES, ARITHMETIC_RULES, POWER_RULES,
-        COMPOSITION_RULES, CONVOLUTION_RULES, PRODUCT_RULES, BRANCH_RULES, folding, unrolling)
+        BIT_RULES, STATIC_SHAPE_RULES, SCAN_RULES, MOVEMENT_RULES, ARITHMETIC_RULES, INTEGER_RULES,
+        POWER_RULES, COMPOSITION_RULES, CONVOLUTION_RULES, PRODUCT_RULES, BRANCH_RULES, folding,
+        unrolling)
 
 
 def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:

@@ -18,11 +18,13 @@ from proving.pointwise import pointwise, signatures, spread
 from proving.program import Builder, Program
 from proving.written import (
     branching,
+    compared_twice,
     convolved,
     counted,
     in_order,
     of_sorted,
     products,
+    rounded_down,
     scans,
     scattered,
     split_and_joined,
@@ -57,7 +59,8 @@ PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
     "stablehlo.if": branching, "stablehlo.case": branching, "stablehlo.scatter": scattered,
     "stablehlo.sort": in_order, "stablehlo.reduce": of_sorted, "stablehlo.dot_general": products,
     "stablehlo.convolution": convolved, "stablehlo.bitcast_convert": split_and_joined,
-    "stablehlo.concatenate": joined, **dict.fromkeys(DYNAMIC, dynamic)}
+    "stablehlo.concatenate": joined, "stablehlo.and": compared_twice,
+    "stablehlo.select": rounded_down, **dict.fromkeys(DYNAMIC, dynamic)}
 
 
 def programs(op: str) -> Iterator[Program]:

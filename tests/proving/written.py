@@ -12,7 +12,7 @@ from jax import lax
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
-from proving.inputs import all_bits, every, unit_vectors
+from proving.inputs import all_bits, every, grid, unit_vectors
 from proving.program import Program
 
 
@@ -211,3 +211,62 @@ def split_and_joined(op: str) -> Iterator[Program]:
             yield Program(written(f"%a: tensor<{source}>", f"tensor<{result}>", f"""
                 %r = stablehlo.bitcast_convert %a : (tensor<{source}>) -> tensor<{result}>"""),
                 all_bits)
+
+
+def compared_twice(op: str) -> Iterator[Program]:
+    """Two comparisons, both of which hold, of all bytes."""
+    for kind, first, second, operands in itertools.product(
+            ("i8", "ui8", "f8E4M3FN"), ("LT", "GT", "LE", "NE"), ("NE", "LT", "EQ"),
+            ("%x, %y", "%y, %x")):
+        t, bools = f"tensor<65536x{kind}>", "tensor<65536xi1>"
+        yield Program(written(f"%x: {t}, %y: {t}", bools, f"""
+            %p = stablehlo.compare {first}, %x, %y : ({t}, {t}) -> {bools}
+            %q = stablehlo.compare {second}, {operands} : ({t}, {t}) -> {bools}
+            %r = stablehlo.and %p, %q : {bools}"""), grid)
+
+
+def rounded_down(op: str) -> Iterator[Program]:
+    """Quotients and remainders of all bytes, one less or more where a condition holds that may be
+    the one for rounding down."""
+    t, bools = "tensor<256xi8>", "tensor<256xi1>"
+    for number in (-128, -64, *range(-4, 10), 16, 31, 32, 33, 63, 64, 65, 127):
+        if number:
+            same, other = number, number // 2 or 3
+            for below, plus, sum_, added in (
+                    ("LT, %m, %0", "add", "%m, %d", same), ("LT, %m, %0", "add", "%d, %m", same),
+                    ("LT, %m, %0", "add", "%m, %d", other), ("LT, %x, %0", "add", "%m, %d", same),
+                    ("LT, %m, %1", "add", "%m, %d", same), ("LE, %m, %0", "add", "%m, %d", same),
+                    ("LT, %m, %0", "subtract", "%m, %d", same)):
+                yield Program(written(f"%x: {t}", t, f"""
+                    %0 = stablehlo.constant dense<0> : {t}
+                    %1 = stablehlo.constant dense<1> : {t}
+                    %c = stablehlo.constant dense<{number}> : {t}
+                    %d = stablehlo.constant dense<{added}> : {t}
+                    %m = stablehlo.remainder %x, %c : {t}
+                    %b = stablehlo.compare {below} : ({t}, {t}) -> {bools}
+                    %s = stablehlo.{plus} {sum_} : {t}
+                    %r = stablehlo.select %b, %s, %m : {bools}, {t}"""), grid)
+            for signs, rest, both, one, by in (
+                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                    ("NE, %g, %1", "NE, %m, %0", "and %b, %p", 1, same),
+                    ("NE, %g, %1", "NE, %m, %0", "or %b, %p", 1, same),
+                    ("NE, %g, %0", "NE, %m, %0", "and %p, %b", 1, same),
+                    ("NE, %x, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                    ("EQ, %g, %1", "NE, %m, %0", "and %p, %b", 1, same),
+                    ("NE, %g, %1", "NE, %m, %1", "and %p, %b", 1, same),
+                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 2, same),
+                    ("NE, %g, %1", "NE, %m, %0", "and %p, %b", 1, other)):
+                yield Program(written(f"%x: {t}", t, f"""
+                    %0 = stablehlo.constant dense<0> : {t}
+                    %1 = stablehlo.constant dense<1> : {t}
+                    %n = stablehlo.constant dense<{one}> : {t}
+                    %c = stablehlo.constant dense<{number}> : {t}
+                    %d = stablehlo.constant dense<{by}> : {t}
+                    %q = stablehlo.divide %x, %c : {t}
+                    %m = stablehlo.remainder %x, %d : {t}
+                    %g = stablehlo.sign %x : {t}
+                    %p = stablehlo.compare {signs} : ({t}, {t}) -> {bools}
+                    %b = stablehlo.compare {rest} : ({t}, {t}) -> {bools}
+                    %a = stablehlo.{both} : {bools}
+                    %s = stablehlo.subtract %q, %n : {t}
+                    %r = stablehlo.select %a, %s, %q : {bools}, {t}"""), grid)
