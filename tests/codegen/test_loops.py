@@ -123,7 +123,7 @@ def test_branches(flags: int, target: CpuTarget, machine) -> None:
     program = LoopProgram("branches", (x,), (y,), (
         *(put(k, 0) for k in range(4)),
         If(conditions[0], (put(0, 1), If(conditions[1], (put(1, 2),), (put(1, 3),))), (put(2, 4),)),
-        If(conditions[1], (), (put(3, 5),)),
+        If(conditions[1], (), (put(3, 5),)), If(conditions[0], ()),
         Store(y, (_constant(2),), const(9, t.I32), conditions[0])))
     _check(machine, program, [np.array([flags & 1, flags >> 1])], target)
 

@@ -323,6 +323,8 @@ def _write_call(writer: Writer, stmt: Call) -> None:
 
 
 def _write_if(writer: Writer, branch: If) -> None:
+    if not branch.then and not branch.otherwise:
+        return
     condition = writer.evaluate(branch.condition)
     _require_uniform(writer, condition, branch.condition)
     if types.is_literal(condition.text):
