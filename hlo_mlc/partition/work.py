@@ -36,6 +36,7 @@ _WAITING = 20
 # come one by one.  Every other element took 0 to 0.1 ns more, elements far apart a quarter.
 _STRIDE, _SHUFFLED = 4, 4
 _LINE = 64  # bytes that come from memory together
+_LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends on how wide they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +154,10 @@ def _lanes(stage: Stage) -> Var | None:
 
 def _apart(stage: Stage) -> int:
     read = [load for group in stage.loads_by_buffer.values() for load in group]
-    shared = 1  # by how many terms what is loaded once
+    shared = 1  # terms that use what is loaded once: a window's, in a tile of neighbours
     if slides(stage) and contraction(stage) is None:
         read = [load for load in read if any(_mixes(i, stage) for i in load.indices)]
-        each = _each_apart(read, lane_of(stage, _LINE) or stage.axes[-1], _STRIDE)
+        each = _each_apart(read, lane_of(stage, _LANES) or stage.axes[-1], _STRIDE)
         shared = max(v.extent for axis in stage.axes for v in sliding(stage, axis))
     else:
         lanes = _lanes(stage)

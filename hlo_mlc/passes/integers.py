@@ -1,7 +1,8 @@
 """Quotients and remainders that are rounded down, as Python's `//` and `%` of integers are.
 
 StableHLO rounds towards zero, so each comes as four to eight operations; of a power of two it is
-one.  Source: Hacker's Delight, chapter 10.
+one.  Rules of comparisons take away first what JAX asks of divisors of any sign.
+Source: Hacker's Delight, chapter 10.
 """
 
 from __future__ import annotations

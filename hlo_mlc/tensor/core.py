@@ -186,8 +186,7 @@ class Branch:
 
     @property
     def likely_trips(self) -> int:
-        """How often each side is taken to run where costs are compared: nobody knows which, and
-        XLA computes the same."""
+        """How often each side runs at most."""
         return 1
 
 

@@ -597,6 +597,14 @@ def test_a_side_of_a_branch_runs_half_of_the_time() -> None:
     assert sometimes.xla_us < 0.75 * always.xla_us
 
 
+def test_what_a_branch_does_is_counted_whole() -> None:
+    found = times(lambda x, y: lax.fori_loop(0, 4, lambda _, x: lax.cond(
+        x[0, 0] > 0, lambda: x @ y, lambda: x), x), (65, 65), (65, 65))
+    assert found.contraction_flops == 4 * 2 * 65**3
+    assert isinstance(found.contraction_flops, int)
+    assert isinstance(found.operations, int)
+
+
 def test_terms_that_are_nothing_take_us_no_time() -> None:
     close, apart = (times(lambda x, kernel, by=by: lax.conv_general_dilated(
         x, kernel, (1, 1), [(1, 1)] * 2, (by, by), feature_group_count=16),

@@ -90,21 +90,22 @@ class _Part:
     kind: str
     ours_us: float
     xla_us: float
-    operations: float
-    contraction_flops: float
+    operations: int
+    contraction_flops: int
 
 
-def _parts(step: Step, target: CpuTarget, trips: float, around: Surroundings,
+def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
            cached: Set[Buffer] = frozenset()) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before."""
-    if not isinstance(step, Nest):
-        if isinstance(step, Branch):  # nobody knows which side runs
-            inner, in_blocks, small = trips / 2, None, around.in_function
-        else:
-            inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
-            small = _touched_bytes(step) < ONE_FUNCTION_BYTES
+    if isinstance(step, Branch):  # one side runs, nobody knows which
+        around = replace(around, in_loop=True)
+        return [replace(part, ours_us=part.ours_us / 2, xla_us=part.xla_us / 2)
+                for s in step.inner for part in _parts(s, target, trips, around)]
+    if isinstance(step, Loop):
+        inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
-        around = replace(around, in_loop=True, in_function=small)
+        around = replace(around, in_loop=True,
+                         in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES)
         return [part for s in step.inner for part in _parts(s, target, inner, around, cached)]
     template = choose_template(step, target)[0].name
     phases = in_phases(step)
@@ -127,7 +128,7 @@ def _touched_bytes(step: Step) -> int:
     return sum(_touched_bytes(inner) for inner in step.inner)
 
 
-def _part(stage: Stage, template: str, target: CpuTarget, trips: float,
+def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
           around: Surroundings, near: Set[Buffer]) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
