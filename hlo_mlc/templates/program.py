@@ -37,6 +37,7 @@ from hlo_mlc.templates.base import (
     naive_loops,
     work,
 )
+from hlo_mlc.templates.loop_registers import LoopRegisters, touched
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import cost
@@ -81,6 +82,9 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     verify(program)
     assembler = _Assembler(target, tuned or {}, _repeated(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
+    if any(not isinstance(step, Nest) for step in program.steps):
+        registers = LoopRegisters(touched(tuple(stmt for _, body in parts for stmt in body)))
+        parts = [(step, registers.within(body)) for step, body in parts]
     arena = plan_arena(program, parts, assembler.extra)
     body = tuple(stmt for _, statements in parts for stmt in statements)
     loops = LoopProgram(program.name, program.operands, program.results, body, arena,
