@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hlo_mlc.interop.jit import mlc_jit
     from hlo_mlc.interop.load import load
     from hlo_mlc.interop.module import compile_stablehlo
-    from hlo_mlc.interop.onnx_models import from_onnx
+    from hlo_mlc.interop.onnx.models import from_onnx
     from hlo_mlc.interop.pytorch import from_torch
     from hlo_mlc.interop.routing import enabled, install, uninstall
     from hlo_mlc.interop.standalone import export_c
@@ -33,7 +33,7 @@ _HOMES = {
     "entry": "hlo_mlc.interop.export",
     "export": "hlo_mlc.interop.export",
     "export_c": "hlo_mlc.interop.standalone",
-    "from_onnx": "hlo_mlc.interop.onnx_models",
+    "from_onnx": "hlo_mlc.interop.onnx.models",
     "from_torch": "hlo_mlc.interop.pytorch",
     "load": "hlo_mlc.interop.load",
     "enabled": "hlo_mlc.interop.routing",

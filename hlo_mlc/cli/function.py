@@ -20,7 +20,7 @@ from jax.export import SymbolicScope
 
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
-from hlo_mlc.interop.onnx_models import from_onnx
+from hlo_mlc.interop.onnx.models import from_onnx
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError, did_you_mean
 
 _SIZE = r"(\d+|[A-Za-z_]\w*)"
