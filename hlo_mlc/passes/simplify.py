@@ -10,6 +10,7 @@
 | hoist-invariants | closed loops | | what does not change is then what comes from outside |
 | multiply-before-loops | closed loops | | rows are of arrays from outside |
 | multiply-after-loops | closed loops | | takes what rows before the loop have left |
+| update-in-place | | | sees sums that loops carry; those of products are outside now |
 | fold-parts | | | dead nodes, which seem to read what is put together, are gone |
 | narrow-slices | | | what only dead nodes read, and what loops carry, is settled |
 
@@ -45,6 +46,7 @@ from hlo_mlc.passes.scans import SCAN_RULES
 from hlo_mlc.passes.sinking import sink_constants
 from hlo_mlc.passes.static_shapes import STATIC_SHAPE_RULES
 from hlo_mlc.passes.unrolling import unroll_short_loop
+from hlo_mlc.passes.updates import update_in_place
 
 # Every rule sees its operands already rewritten, so one round does nearly all; a second one
 # finds what merging made equal.
@@ -87,6 +89,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
         Pass("hoist-invariants", hoist_invariants, requires=(CLOSED_LOOPS,)),
         Pass("multiply-before-loops", multiply_before_loops, requires=(CLOSED_LOOPS,)),
         Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),
+        Pass("update-in-place", update_in_place),
         Pass("fold-parts", fold_parts),
         Pass("narrow-slices", narrow_slices),
     )

@@ -14,9 +14,11 @@ def splat(value: Value, context: Rewriter) -> np.generic | None:
     node = context.definition(value)
     while node is not None and node.op == "stablehlo.broadcast_in_dim":
         node = context.definition(node.operands[0])
-    if node is None or node.literal is None:
-        return None
-    literal = node.literal
+    return None if node is None or node.literal is None else element_of(node.literal)
+
+
+def element_of(literal: np.ndarray) -> np.generic | None:
+    """What all elements of an array are, where that is seen without a look at each of them."""
     if literal.size == 0 or (literal.size > 1 and any(literal.strides)):
         return None
     return literal[(0,) * literal.ndim]

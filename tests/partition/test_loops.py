@@ -63,6 +63,18 @@ def test_old_values_are_read_before_they_are_overwritten(loop_of, body):
     assert all(b.size <= 100 for b in program.temporaries)
 
 
+@pytest.mark.parametrize("place", [lambda i: i + 1, lambda i: 39 - i], ids=["next", "last"])
+def test_updates_of_updates_are_in_place(loop_of, place):
+    """What later ones read of old values is put aside before the first is written."""
+    def body(i, x):
+        one = lax.dynamic_update_slice(x, x[i][None] * 2, (i, 0))
+        return lax.dynamic_update_slice(one, (x[place(i)] + x[i])[None], (place(i), 0)),
+
+    program, loop = loop_of(body, (40, 30))
+    assert sum(points(s) * len(s.assigns) for nest in loop.body for s in nest.stages) <= 6 * 30
+    assert all(b.size <= 30 for b in program.temporaries)
+
+
 def test_new_values_are_not_read_early(loop_of):
     """What reads the row that has just been written stays behind it."""
     def body(i, x, y):

@@ -85,18 +85,60 @@ def read_first(carried: Carried, segments: list[Segment]) -> list[Segment]:
     """The body with what reads old values, and what that needs, before these are overwritten.
 
         t = c; t[n] = x; y[n] = c[n - 1]; c = t    ->    y[n] = c[n - 1]; t = c; t[n] = x; c = t
+
+    Where several updates follow each other, each of a copy of what the one before has made, what
+    the later ones read of old values is put aside.
     """
     if not all(isinstance(s, list) for s in segments):
         return segments
     items = [item for segment in segments for item in segment]
     for k, source in carried.own_sources().items():
         target = carried.buffers[k]
-        writers = [n for n, item in enumerate(items) if source in item.stage.outputs]
-        first = writers[0] if writers else len(items)
-        for place in range(first + 1, len(items)):
-            if reads(items[place].stage, target) and source not in items[place].stage.outputs:
-                first = _moved_up(items, place, first)
+        first, made = _beginning(items, source)
+        place, updated = first, False
+        while (place := place + 1) < len(items):
+            item = items[place]
+            if made.isdisjoint(item.stage.outputs):
+                if reads(item.stage, target):
+                    first = _moved_up(items, place, first)
+            elif updated and reads(item.stage, target) and _always_reads(item.stage):
+                items[place:place + 1] = put_aside = _put_aside(item, target, carried.inner.fresh)
+                for number in range(len(put_aside) - 1):
+                    first = _moved_up(items, place + number, first)
+                place += len(put_aside) - 1
+            else:
+                updated |= item.update
     return [items]
+
+
+def _beginning(items: list[Item], source: Buffer) -> tuple[int, set[Buffer]]:
+    """Where the first of the buffers is filled that are copied to each other up to `source`, and
+    which these are."""
+    filled = {b: n for n, item in reversed([*enumerate(items)]) for b in item.stage.outputs}
+    place, made = filled.get(source, len(items)), {source}
+    while place < len(items) and filled.get(copied := _copied(items[place].stage), place) < place:
+        place = filled[copied]
+        made.add(copied)
+    return place, made
+
+
+def _always_reads(stage: Stage) -> bool:
+    """Whether a stage reads what it reads once for each of its points, at all of them."""
+    return is_map(stage) and all(a.guard is None for a in stage.assigns)
+
+
+def _put_aside(item: Item, target: Buffer, fresh: Callable[[str], str]) -> list[Item]:
+    """What fetches all that the item reads of `target`, and the item that uses it."""
+    stage, fetching, fetched = item.stage, [], {}
+    for access in reads(stage, target):
+        axes = tuple(v for v in stage.axes if v in access.free)
+        aside = Buffer(fresh("b"), target.dtype, tuple(v.extent for v in axes))
+        fetched[access] = load(aside, axes)
+        fetch = Stage(fresh("s"), axes, (Assign(aside, axes, access),))
+        own = {v: Var(fresh("i"), INDEX, v.extent) for v in axes}
+        fetching.append(Item(rename_axes(fetch, own), item.node))
+    using = replace_loads(stage, {target: lambda access: fetched.get(access, access)})
+    return [*fetching, replace(item, stage=using)]
 
 
 def _moved_up(items: list[Item], place: int, first: int) -> int:
@@ -143,7 +185,7 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
         if _in_place(run, source, target, carried.inner.fresh) is not None \
                 and not any(_depends_on(u, target) for u in updates):
             continue
-        if updates and _copies(filler.stage, target):
+        if updates and _copied(filler.stage) == target:
             if not all(_is_steady(u, source, changing) for u in updates) \
                     or not _pays(carried.trip_count, target, updates):
                 continue
@@ -154,9 +196,11 @@ def take_turns(carried: Carried, segments: list[Segment]) -> list[Segment]:
     return [run.items()]
 
 
-def _copies(filler: Stage, target: Buffer) -> bool:
-    """True where the stage does nothing but copy `target`."""
-    return all(a.value is load(target, a.indices) for a in filler.assigns)
+def _copied(filler: Stage) -> Buffer | None:
+    """The buffer that the stage does nothing but copy."""
+    sources = {a.value.source if isinstance(a.value, Load) and a.value.guard is None
+               and a.value.indices == a.indices else None for a in filler.assigns}
+    return sources.pop() if len(sources) == 1 else None
 
 
 def _pays(trip_count: int, target: Buffer, updates: Iterable[Stage]) -> bool:

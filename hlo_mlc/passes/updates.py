@@ -1,0 +1,137 @@
+"""Updates of zeros that are added to something: they update it where it lies.
+
+The gradient of what a loop reads at a place that changes is an array of zeros with one update,
+which is added to what was summed up before: three times the whole array in every trip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import Rewriter, apply_rules
+from hlo_mlc.passes.carried import is_open_loop
+from hlo_mlc.passes.splat import element_of, is_splat_of
+
+_ADD_OP = "stablehlo.add"
+_UPDATE_OP, _SCATTER_OP = "stablehlo.dynamic_update_slice", "stablehlo.scatter"
+_BARRIER_OP = "stablehlo.optimization_barrier"
+# The operands that all elements come from.
+_MOVES = {f"stablehlo.{name}": slice(1) for name in (
+    "broadcast_in_dim", "dynamic_slice", "gather", "reshape", "reverse", "slice", "transpose")}
+_MOVES |= {"stablehlo.concatenate": slice(None), "stablehlo.pad": slice(2),
+           "stablehlo.select": slice(1, None), _UPDATE_OP: slice(2)}
+
+
+def update_in_place(graph: Graph) -> Graph:
+    """`x + update(zeros, u, i)` -> `update(x, x[i] + u, i)`, `x + scatter(zeros, i, u)` ->
+    `x.at[i].add(u)`, where no element of x is -0.0, which plus 0.0 is 0.0, and no place is met
+    twice, which would be rounded otherwise.  Returns `graph` itself where there are no such sums.
+    """
+    if not _adds_updates(graph):
+        return graph
+    signed = _signed(graph)
+
+    def rule(node: Node, context: Rewriter) -> Value | None:
+        for x, other in (node.operands, node.operands[::-1]):
+            update = context.definition(other)
+            if update is not None and (x.type.dtype.is_integer or x not in signed):
+                new = _added(x, update, context)
+                if new is not None:
+                    return new
+        return None
+
+    return apply_rules(graph, {_ADD_OP: (rule,)})
+
+
+def _adds_updates(graph: Graph) -> bool:
+    """Whether there is anything to look at: most graphs are done with here."""
+    updates = {node.results[0] for node in graph.walk() if node.op in (_UPDATE_OP, _SCATTER_OP)}
+    return bool(updates) and any(node.op == _ADD_OP and not updates.isdisjoint(node.operands)
+                                 for node in graph.walk())
+
+
+def _added(x: Value, update: Node, context: Rewriter) -> Value | None:
+    """What updates `x` where `update` updates zeros."""
+    if update.opaque or update.op not in (_UPDATE_OP, _SCATTER_OP) \
+            or not is_splat_of(update.operands[0], 0, context):
+        return None
+    if update.op == _UPDATE_OP:
+        _, part, *starts = update.operands
+        before = context.add("stablehlo.dynamic_slice", (x, *starts), part.type,
+                             {"slice_sizes": part.type.shape})
+        return context.add(_UPDATE_OP, (x, context.add(_ADD_OP, (before, part), part.type),
+                                        *starts), x.type)
+    kind = _kind(update)
+    if not kind or not (_is_unique(update) or (kind == "add" and x.type.dtype.is_integer)):
+        return None
+    element = TensorType((), x.type.dtype)
+    old, new, total = Value(element), Value(element), Value(element)
+    body = Graph((old, new), (Node(_ADD_OP, (old, new), (total,)),), (total,))
+    return context.add(_SCATTER_OP, (x, *update.operands[1:]), x.type, update.attributes, (body,))
+
+
+def _kind(scatter: Node) -> str:
+    """"set" or "add" for scatters of one tensor that do that, else ""."""
+    (body,) = scatter.regions
+    if len(scatter.operands) != 3:
+        return ""
+    if body.results == body.parameters[1:]:
+        return "set"
+    is_sum = len(body.nodes) == 1 and body.nodes[0].op == _ADD_OP \
+        and body.results == body.nodes[0].results \
+        and {*body.nodes[0].operands} == {*body.parameters}
+    return "add" if is_sum else ""
+
+
+def _is_unique(scatter: Node) -> bool:
+    """Whether no place is met twice."""
+    vector = len(scatter.attributes["scatter_dims_to_operand_dims"])
+    return scatter.attributes["unique_indices"] or scatter.operands[1].type.size == vector
+
+
+def _signed(graph: Graph) -> set[Value]:
+    """The values of which some element may be -0.0, as far as is seen: only those that follow from
+    others are found, so that what a loop hands on may be judged by what it begins with."""
+    signed = {*graph.parameters, *graph.captures}
+    nodes, known = tuple(graph.walk()), -1
+    while known != len(signed):
+        known = len(signed)
+        for node in nodes:
+            signed.update(_signed_at(node, signed))
+    return signed
+
+
+def _signed_at(node: Node, signed: set[Value]) -> Iterator[Value]:
+    """Those of a node's results and of its regions' parameters that may be so, as far as known."""
+    if is_open_loop(node):
+        test, body = node.regions
+        for values in zip(node.operands, body.results, node.results, test.parameters,
+                          body.parameters, strict=True):
+            if not signed.isdisjoint(values[:2]):
+                yield from values[2:]
+    elif node.op == _BARRIER_OP and not node.opaque:
+        yield from (new for v, new in zip(node.operands, node.results, strict=True) if v in signed)
+    else:
+        for region in node.regions:
+            yield from region.parameters
+        if len(node.results) != 1 or node.opaque or _may_be_signed(node, signed):
+            yield from node.results
+
+
+def _may_be_signed(node: Node, signed: set[Value]) -> bool:
+    operands = node.operands
+    if not node.results[0].type.dtype.is_float:
+        return True
+    if node.literal is not None:
+        element = element_of(node.literal)
+        return element is None or (element == 0 and bool(np.signbit(element)))
+    if node.op == _ADD_OP:
+        return signed.issuperset(operands)
+    if node.op == _SCATTER_OP:
+        kind = _kind(node)
+        return operands[0] in signed or not kind or (kind == "set" and operands[-1] in signed)
+    return node.op not in _MOVES or not signed.isdisjoint(operands[_MOVES[node.op]])
