@@ -51,6 +51,8 @@ SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
 """Noise in units in the last place: of what rounds once; of functions, which the project promises
 to 4 (docs/accuracy.md); of sums, for each unit of the sum of magnitudes."""
+EITHER_NAN = np.uint64(0x7FF8_0000_0000_5160).view(np.float64)
+"""A NaN that was computed: of its sign nothing is known."""
 
 
 @dataclass(slots=True)
@@ -129,7 +131,23 @@ class Wide:
         if result.dtype != np.float64 or not np.isnan(result).any():
             return result
         is_negative = self.rng.random(result.shape) < self.rng.choice((0.0, 0.5, 1.0))
-        return np.where(np.isnan(result), np.where(is_negative, -np.nan, np.nan), result)
+        return np.where(np.isnan(result), np.where(is_negative, -EITHER_NAN, EITHER_NAN), result)
+
+    def _order(self, values: np.ndarray) -> np.ndarray:
+        """Places of the elements of a row in the order of `top_k`.  With noise, each NaN that may
+        have either sign stands somewhere, and each place has what may then stand there."""
+        order = np.argsort(~_total_order(values), kind="stable")
+        is_either = _may_have_either_sign(values[order])
+        if self.rng is None or not is_either.any():
+            return order
+        others, either = order[~is_either], order[is_either]
+        found = self.rng.choice(either, order.size)
+        if others.size:
+            place = np.arange(order.size)
+            one = self.rng.integers(np.maximum(0, place - either.size),
+                                    np.minimum(others.size - 1, place), endpoint=True)
+            found = np.where(self.rng.random(order.size) < 0.5, others[one], found)
+        return found
 
     def _computed(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
         name, target = equation.primitive.name, equation.outvars[0].aval.dtype
@@ -138,7 +156,7 @@ class Wide:
             return np.split(operands[0], ends, equation.params["axis"])
         if name == "top_k":
             axis = equation.params["axis"]
-            order = np.argsort(~_total_order(operands[0]), axis, kind="stable")
+            order = np.apply_along_axis(self._order, axis, operands[0])
             order = np.take(order, range(equation.params["k"]), axis)
             return [np.take_along_axis(operands[0], order, axis), order.astype(np.int32)]
         if name == "sort" and equation.params["num_keys"] == 1:
@@ -329,6 +347,12 @@ def _total_order(value: np.ndarray) -> np.ndarray:
         return value
     bits = np.ascontiguousarray(value).view(np.int64)
     return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+
+
+def _may_have_either_sign(value: np.ndarray) -> np.ndarray:
+    if value.dtype != np.float64:
+        return np.zeros(value.shape, bool)
+    return np.isnan(value) & (np.abs(value).view(np.int64) == EITHER_NAN.view(np.int64))
 
 
 def _sizes(operands: list[np.ndarray]) -> list[np.ndarray]:

@@ -253,6 +253,20 @@ def test_the_sign_of_a_nan_is_nobodys_to_know() -> None:
             assert bool(found.differences) != right
 
 
+def test_any_number_of_nans_may_stand_first() -> None:
+    """Of many whose sign is unknown, in each place of `top_k` there may be any of them or what
+    comes after them, but nothing else."""
+    x = np.array([2, *[np.inf] * 100, 1], np.float32)
+    oracle = Oracle(lambda x: (lax.top_k(jnp.where(x < 3, x, jnp.cos(x)), 102)[1],), [x],
+                    False, False)
+    reference = oracle.run(24, 0)
+    for first in (0, 37, 100):
+        order = np.array([*range(1, first + 1), 0, 101, *range(first + 1, 101)], np.int32)
+        assert not judge([order], oracle.types, reference).differences
+    seen = np.stack([s[0] for s in reference.samples])
+    assert not (seen[:, 0] == 101).any() and not (seen[:, -1] == 0).any()
+
+
 def test_a_printed_program_runs(capsys, tmp_path) -> None:
     assert fuzz.main(["--show", "0:4", "--choose", "ours"]) == 0
     path = tmp_path / "shown.py"
