@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-import functools
 import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,17 +27,19 @@ def floats(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
-def model(nodes: Sequence[Any], inputs: Mapping[str, np.ndarray], outputs: Sequence[str],
+def model(nodes: Sequence[Any], inputs: Mapping[str, np.ndarray], outputs: Sequence[str | Any],
           weights: Mapping[str, np.ndarray] | None = None, opset: int = 17,
           sizes: Mapping[str, Sequence[int | str]] | None = None) -> Any:
-    """A checked model; `sizes` are the shapes of inputs that are not those of the arrays."""
+    """A checked model; `sizes` are the shapes of inputs that are not those of the arrays. Outputs
+    are names where ONNX infers their types."""
     def described(name: str, array: np.ndarray) -> Any:
         kind = helper.np_dtype_to_tensor_dtype(array.dtype)
         return helper.make_tensor_value_info(name, kind, (sizes or {}).get(name, array.shape))
 
     graph = helper.make_graph(
         list(nodes), "network", [described(*item) for item in inputs.items()],
-        [helper.make_empty_tensor_value_info(name) for name in outputs],
+        [helper.make_empty_tensor_value_info(out) if isinstance(out, str) else out
+         for out in outputs],
         [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
     return onnx.shape_inference.infer_shapes(made, check_type=True)
@@ -186,31 +185,23 @@ def test_cubic_resizing(attributes: Mapping[str, Any]) -> None:
                 {"x": X}, ["y"], {"n": sizes}, opset=19), {"x": X}, least=0.5)
 
 
-# ONNX's own cases, of what most models consist of and of what is most intricate.
-CASES = ("resize_*_[al]*", "gridsample_bi*", "loop11", "if", "scan9_sum", "lstm_with*",
-         "gru_batch*", "simple_rnn_batch*", "quantizelinear_b*", "dequantizelinear_b*",
-         "qlinearconv", "qlinearmatmul_2D_u*", "matmulinteger", "convinteger_*", "maxpool_2d_c*",
-         "averagepool_2d_c*", "convtranspose_*", "attention_4d_g*", "rotary_embedding",
-         "rms_normalization_2d*", "group_normalization_*", "roialign_*", "sequence_map_*",
-         "slice_neg*", "scatter_elements*", "gather_*", "top_k*", "onehot_*", "nonzero_example")
-
-
-@functools.cache
-def conformance() -> tuple[Any, list[tuple[str, Any]]]:
-    """The script that runs ONNX's own cases, and those of single operators."""
-    sys.path.append(str(Path(__file__).parents[2] / "scripts"))
-    script = importlib.import_module("onnx_conformance")
-    return script, [(name, case) for name, case in script.cases("node") if "expanded" not in name]
+# ONNX's own cases, of what is most intricate: `scripts/onnx_conformance.py` runs all.
+CASES = ("attention_4d_gqa", "averagepool_2d_ceil", "convtranspose_group_2",
+         "dequantizelinear_blocked", "gridsample_bicubic", "group_normalization_epsilon", "if",
+         "loop11", "lstm_with_peepholes", "maxpool_2d_ceil", "qlinearconv",
+         "quantizelinear_blocked_asymmetric", "resize_downsample_scales_cubic_antialias",
+         "roialign_aligned_true", "scan9_sum", "scatter_elements_with_negative_indices",
+         "sequence_map_add_2_sequences", "slice_neg_steps", "topk_negative_axis")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("pattern", CASES)
-def test_cases_of_onnx(pattern: str) -> None:
-    script, cases = conformance()
-    found = {name: script.judged(case) for name, case in cases
-             if fnmatch.fnmatch(name, f"test_{pattern}")}
-    assert found and not {name: why for name, why in found.items()
-                          if not why[0].startswith("passed")}
+def test_cases_of_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "scripts")
+    script = importlib.import_module("onnx_conformance")
+    found = {name: script.judged(case)[0] for name, case in script.cases("node")
+             if name.removeprefix("test_") in CASES}
+    assert len(found) > 12  # older ONNX has fewer
+    assert {verdict.partition(",")[0] for verdict in found.values()} == {"passed"}, found
 
 
 @pytest.mark.parametrize("name, expected", [("up", "'up'"), ("", r"number 1 \(y\)")])
@@ -219,7 +210,7 @@ def test_what_depends_on_data_is_no_shape(name: str, expected: str) -> None:
     made = model([helper.make_node("Relu", ["x"], ["r"]),
                   helper.make_node("Resize", ["r", "", "s"], ["y"], name=name)],
                  {"x": X, "s": np.array([1, 1, 2, 2], np.float32)}, ["y"])
-    message = f"^Resize is not supported.* node {expected}: .*scales depends on the model's inputs"
+    message = f"^Resize is not supported: node {expected} .*: its input scales depends .*constant"
     with pytest.raises(UnsupportedOpError, match=message):
         hlo_mlc.from_onnx(made)(X, np.array([1, 1, 2, 2], np.float32))
 
@@ -234,8 +225,73 @@ def test_constants_of_more_than_32_bits() -> None:
                  far)
     with pytest.raises(UnsupportedOpError, match=r"node 'far'.*more than 32 bits"):
         hlo_mlc.from_onnx(made)(given.astype(np.int32))
-    with pytest.raises(UsageError, match=r"x\[4\] of network is of type int64, got float32"):
-        hlo_mlc.from_onnx(made)(given.astype(np.float32))
+    for other, kind in ((given.astype(np.float32), r"float32\[4\]"), (given[:3], r"int32\[3\]")):
+        with pytest.raises(UsageError, match=rf"x\[4\] of network is of type int64, got {kind}"):
+            hlo_mlc.from_onnx(made)(other)
+    made = model([helper.make_node("Clip", ["x", "first", "last"], ["y"])], {"x": given}, ["y"],
+                 {name: far[name].reshape(()) for name in ("first", "last")})
+    np.testing.assert_array_equal(hlo_mlc.from_onnx(made)(given)[0], [1, 1, 2, 3])
+
+
+def info(name: str, kind: Any, *sizes: int) -> Any:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)),
+                                         sizes)
+
+
+def test_loops() -> None:
+    """One that goes on while it holds, of at most as many iterations as there are; and a scan,
+    where what it starts from is known."""
+    make, inside = helper.make_node, [info("i", int), info("go", bool), info("s", np.float32)]
+    body = helper.make_graph([make("Add", ["s", "s"], ["t"]), make("Less", ["t", "end"], ["on"])],
+                             "body", inside, [info("on", bool), info("t", np.float32)])
+    x = np.array(1.5, np.float32)
+    made = model([make("Loop", ["most", "", "x"], ["y"], body=body)], {"x": x},
+                 [info("y", np.float32)],
+                 {"end": np.array(9, np.float32), "most": np.array(2**63 - 1)})
+    assert hlo_mlc.from_onnx(made, choose="ours")(x)[0] == 12
+    body = helper.make_graph([
+        make("Gather", ["x", "i"], ["e"]), make("Add", ["s", "e"], ["t"]),
+        make("Identity", ["go"], ["on"]), make("Identity", ["t"], ["row"])],
+        "body", inside, [info("on", bool), info("t", np.float32), info("row", np.float32)])
+    made = model([make("Loop", ["count", "", "zero"], ["y", "rows"], body=body)], {"x": floats(90)},
+                 [info("y", np.float32), info("rows", np.float32, 90)],
+                 {"count": np.array(90), "zero": np.array(0, np.float32)})
+    ours, x = hlo_mlc.from_onnx(made, choose="ours"), floats(90)
+    last, rows = ours(x)
+    np.testing.assert_allclose(rows, np.cumsum(x), 1e-4, 1e-5)
+    assert last == rows[-1] and "scan[" in str(jax.make_jaxpr(ours.origin.fun)(x))
+
+
+def test_graphs_see_what_is_around_them() -> None:
+    x, w = floats(4), floats(4)
+    body = helper.make_graph([helper.make_node("Mul", ["e", "x"], ["o"])], "body",
+                             [info("e", np.float32, 4)], [info("o", np.float32, 4)])
+    made = model([helper.make_node("SequenceConstruct", ["x", "w"], ["parts"]),
+                  helper.make_node("SequenceMap", ["parts"], ["scaled"], body=body),
+                  helper.make_node("ConcatFromSequence", ["scaled"], ["y"], axis=0)],
+                 {"x": x}, [info("y", np.float32, 8)], {"w": w})
+    np.testing.assert_allclose(hlo_mlc.from_onnx(made)(x)[0], np.concatenate([x * x, w * x]), 1e-5)
+
+
+@pytest.mark.parametrize("op, attributes, opset, inputs, expected", [
+    ("ReduceMean", {"keepdims": 0}, 17, ([-2, 1, -1],), 0),
+    ("Div", {}, 17, ([-7, 7, -7], [2, -2, -2]), [-3, -3, 3]),
+    ("Mod", {}, 17, ([-7, 7, -7], [2, -2, -2]), [1, -1, -1]),
+    ("Mod", {"fmod": 1}, 17, ([-7, 7, -7], [2, -2, -2]), [-1, 1, -1]),
+    ("Pow", {}, 17, ([3, -3, 7], np.array([5, 3, 6], np.float32)), [243, -27, 117649]),
+    ("Hardmax", {"axis": -2}, 11, (np.float32([[[1, 3], [4, 2]]]),), [[[0, 0], [1, 0]]]),
+    ("Slice", {}, 17, ([1, 2, 3, 4], np.array([9]), np.array([-9]), np.array([0]), np.array([-2])),
+     [4, 2]),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_meanings(op: str, attributes: Any, opset: int, inputs: Any, expected: Any) -> None:
+    arrays = {f"x{n}": np.asarray(given, None if hasattr(given, "dtype") else np.int32)
+              for n, given in enumerate(inputs)}
+    weights = {name: arrays.pop(name) for name in list(arrays)[1:]} if op == "Slice" else {}
+    made = model([helper.make_node(op, [*arrays, *weights], ["y"], **attributes)], arrays, ["y"],
+                 weights, opset)
+    (found,) = hlo_mlc.from_onnx(made)(*arrays.values())
+    assert found.dtype == arrays["x0"].dtype
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_shapes_are_computed_when_it_is_imported() -> None:
@@ -265,7 +321,7 @@ def test_shapes_that_do_not_fit_are_told_of_their_node() -> None:
     made = model([helper.make_node("Relu", ["x"], ["r"], name="first"),
                   helper.make_node("Add", ["r", "w"], ["y"], name="shift")], {"x": floats(4)},
                  ["y"], {"w": floats(4)}, sizes={"x": ["n"]})
-    with pytest.raises(UnsupportedOpError, match=r"^Add is not supported.* node 'shift': "):
+    with pytest.raises(UnsupportedOpError, match=r"^Add is not supported: node 'shift' cannot "):
         hlo_mlc.from_onnx(made)(floats(5))
 
 
@@ -325,7 +381,7 @@ def test_an_operator_that_nobody_imports(name: str, expected: str) -> None:
     made = model([helper.make_node("Relu", ["x"], ["r"]),
                   helper.make_node("NonMaxSuppression", ["r", "s"], ["y"], name=name)],
                  {"x": floats(1, 5, 4), "s": floats(1, 2, 5)}, ["y"])
-    message = f"^NonMaxSuppression.*node {expected} .*number of its results depends on"
+    message = f"^NonMaxSuppression.*node {expected} .*number of its results .*end the model before"
     with pytest.raises(UnsupportedOpError, match=message):
         hlo_mlc.from_onnx(made)
 
@@ -333,6 +389,19 @@ def test_an_operator_that_nobody_imports(name: str, expected: str) -> None:
 def test_what_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no file"):
         hlo_mlc.from_onnx(tmp_path / "none.onnx")
+    made, inputs = convolutional()
+    expected = hlo_mlc.from_onnx(made, choose="ours")(*inputs.values())
+    made.opset_import[0].version = 999
+    with pytest.raises(UsageError, match=r"uses set 999 .* knows those up to \d+: pip install"):
+        hlo_mlc.from_onnx(made)
+    made.opset_import[0].version = 17
+    onnx.save(made, tmp_path / "large.onnx", save_as_external_data=True, location="weights",
+              size_threshold=0)
+    found = hlo_mlc.from_onnx(tmp_path / "large.onnx", choose="ours")(*inputs.values())
+    np.testing.assert_array_equal(found, expected)
+    (tmp_path / "weights").unlink()
+    with pytest.raises(FrontendError, match=r"no valid ONNX model: .*weights"):
+        hlo_mlc.from_onnx(tmp_path / "large.onnx")
     (tmp_path / "some.onnx").write_bytes(b"not a model")
     with pytest.raises(FrontendError, match="no valid ONNX model"):
         hlo_mlc.from_onnx(tmp_path / "some.onnx")

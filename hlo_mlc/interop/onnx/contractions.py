@@ -14,11 +14,12 @@ from hlo_mlc.interop.onnx.node import Node, Operator, along, integers, is_floati
 
 
 def _reduction(function: Callable[..., Any]) -> Operator:
+    """In the type of its input: means of integers are rounded to zero."""
     def operator(node: Node, x: Any, axes: Any = None) -> Any:
-        given = node["axes"] if axes is None else integers(axes, "its input axes")
-        if not given and node["noop_with_empty_axes"]:
-            return function(x, axis=(), keepdims=True)
-        return function(x, axis=tuple(given) if given else None, keepdims=bool(node["keepdims"]))
+        given = (node["axes"] if axes is None else integers(axes, "its input axes")) or None
+        if given is None and node["noop_with_empty_axes"]:
+            given = ()
+        return function(x, axis=given, keepdims=bool(node["keepdims"])).astype(x.dtype)
     return operator
 
 
@@ -51,10 +52,11 @@ def _softmax(function: Callable[..., Any]) -> Operator:
 
 
 def _hard_max(node: Node, x: Any) -> Any:
-    rows = x if node.version >= 13 else x.reshape(*x.shape[:node["axis"]], -1)
-    at = jnp.expand_dims(jnp.argmax(rows, node["axis"]), node["axis"])
-    places = np.arange(rows.shape[node["axis"]])
-    return (at == along(places, node["axis"], rows.ndim)).astype(x.dtype).reshape(x.shape)
+    axis = node["axis"] % x.ndim
+    rows = x if node.version >= 13 else x.reshape(*x.shape[:axis], -1)
+    at = jnp.argmax(rows, axis, keepdims=True)
+    places = along(np.arange(rows.shape[axis]), axis, rows.ndim)
+    return (at == places).astype(x.dtype).reshape(x.shape)
 
 
 def _cumulative(function: Callable[..., Any], unit: int) -> Operator:
@@ -162,7 +164,7 @@ def _dropout(node: Node, x: Any, ratio: Any = None, training: Any = None) -> Any
     if training is not None and known(training, "its input training_mode").any() and (
             ratio is None or known(ratio, "its input ratio").any()):
         raise NotImplementedError("training, which draws random numbers")
-    return x, np.ones(x.shape, np.bool_)
+    return x, np.ones(x.shape, np.bool_ if node.version >= 10 else x.dtype)
 
 
 CONTRACTIONS: Mapping[str, Operator] = {

@@ -34,8 +34,9 @@ def _if(node: Node, condition: Any) -> Any:
 
 
 def _loop(node: Node, limit: Any = None, go: Any = None, *state: Any) -> Any:
-    """As a scan where the number of iterations is known and all are of one kind; else one after
-    another where each says, when it is imported, whether the next follows; else while it holds."""
+    """As a scan where the number of iterations is known, all are of one kind, and what the first
+    gives is not; else one after another where each says, when it is imported, whether the next
+    follows; else while it holds."""
     go = np.array(True) if go is None else go
     count = None if limit is None else int(np.reshape(limit, ())) if is_known(limit) else limit
     counted = count is None or isinstance(count, int)
@@ -51,7 +52,7 @@ def _loop(node: Node, limit: Any = None, go: Any = None, *state: Any) -> Any:
         return _arrays(state), _arrays(rows)
 
     if counted and count is not None and count > 1 and is_known(go) and go.all() and \
-            not is_known(*state):
+            not (is_known(*state) and is_known(body(np.array(0, np.int64), go, state))):
         with contextlib.suppress(Exception):  # shapes that grow, or that depend on the iteration
             last, rows = lax.scan(scanned, _arrays(list(state)),
                                   jnp.arange(count, dtype=_integer()))
@@ -96,23 +97,24 @@ def _integer() -> np.dtype[Any]:
 def _scan(node: Node, *values: Any) -> Any:
     count, body = node["num_scan_inputs"], node["body"]
     if node.version < 9:
-        raise NotImplementedError("Scan of before set 9")
+        raise NotImplementedError("Scan of before set 9: convert the model by "
+                                  "onnx.version_converter")
     state, rows = values[:-count], values[-count:]
     outs = len(body.output) - len(state)
 
     def each(name: str, number: int) -> Any:
         return node[name] or (0,) * number
 
-    rows = [jnp.flip(moved, 0) if backwards else moved for moved, backwards in
-            ((jnp.moveaxis(row, axis, 0), backwards) for row, axis, backwards in
-             zip(rows, each("scan_input_axes", count), each("scan_input_directions", count),
-                 strict=True))]
+    given = tuple(
+        jnp.flip(jnp.moveaxis(row, axis, 0), 0) if backwards else jnp.moveaxis(row, axis, 0)
+        for row, axis, backwards in zip(rows, each("scan_input_axes", count),
+                                        each("scan_input_directions", count), strict=True))
 
     def step(state: Any, rows: Any) -> Any:
         found = _arrays(node.run(body, *state, *rows))
         return tuple(found[:len(state)]), tuple(found[len(state):])
 
-    last, found = lax.scan(step, _arrays(tuple(state)), tuple(rows))
+    last, found = lax.scan(step, _arrays(tuple(state)), given)
     return (*last, *(
         jnp.moveaxis(jnp.flip(row, 0) if backwards else row, 0, axis) for row, axis, backwards in
         zip(found, each("scan_output_axes", outs), each("scan_output_directions", outs),
@@ -146,6 +148,13 @@ def _split_to_sequence(node: Node, x: Any, sizes: Any = None) -> list[Any]:
     return list(split(node, x, sizes))
 
 
+def _map(node: Node, sequence: list[Any], *others: Any) -> Any:
+    rows = [node.run(node["body"], value, *(
+        other[n] if isinstance(other, list) else other for other in others))
+        for n, value in enumerate(sequence)]
+    return tuple([row[n] for row in rows] for n in range(node.results))
+
+
 def _from_sequence(node: Node, sequence: list[Any]) -> Any:
     return (node.numpy.stack if node["new_axis"] else node.numpy.concatenate)(
         sequence, node["axis"])
@@ -169,5 +178,6 @@ CONTROL: Mapping[str, Operator] = {
     "SequenceErase": _erase,
     "SequenceInsert": _insert,
     "SequenceLength": lambda node, sequence: np.array(len(sequence), np.int64),
+    "SequenceMap": _map,
     "SplitToSequence": _split_to_sequence,
 }

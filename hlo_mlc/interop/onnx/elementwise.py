@@ -44,9 +44,13 @@ def _modulo(node: Node, x: Any, y: Any) -> Any:
 
 
 def _power(node: Node, x: Any, y: Any) -> Any:
-    if is_known(y) and y.ndim == 0 and is_floating(x) and abs(y) <= 8 and y == int(y):
-        return lax.integer_pow(x, int(y))
-    return _named("power")(node, x, y).astype(x.dtype)
+    if is_known(y) and y.size == 1 and y.ndim <= x.ndim and abs(y) <= 8 and y == int(y.item()) \
+            and (is_floating(x) or y >= 0):
+        return lax.integer_pow(x, int(y.item()))
+    power = _named("power")(node, x, y)
+    if not is_floating(x) and is_floating(y):  # powers of integers are none only by rounding
+        power = node.numpy.where(y == node.numpy.floor(y), node.numpy.round(power), power)
+    return power.astype(x.dtype)
 
 
 def _clip(node: Node, x: Any, low: Any = None, high: Any = None) -> Any:
@@ -98,7 +102,7 @@ def _hard_sigmoid(node: Node, x: Any) -> Any:
 
 
 def _parametric_relu(node: Node, x: Any, slope: Any) -> Any:
-    if node.version < 9 and slope.ndim == 1 and slope.size > 1:  # one of each channel
+    if node.version < 7 and slope.ndim == 1 and slope.size > 1:  # one of each channel
         slope = slope.reshape(-1, *(1,) * (x.ndim - 2))
     return jnp.where(x < 0, slope * x, x)
 
@@ -118,7 +122,7 @@ ELEMENTWISE: Mapping[str, Operator] = {
     "BitwiseNot": _named("invert"),
     "BitwiseOr": _named("bitwise_or"),
     "BitwiseXor": _named("bitwise_xor"),
-    "BitCast": lambda node, x: lax.bitcast_convert_type(x, node["to"]),
+    "BitCast": lambda node, x: x.view(node["to"]),
     "Cast": lambda node, x: cast(node, x, node["to"]),
     "CastLike": lambda node, x, like: cast(node, x, like.dtype),
     "Ceil": _named("ceil"),

@@ -15,10 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from hlo_mlc.interop.onnx.node import Node, is_known
-from hlo_mlc.interop.onnx.operators import OPERATORS, REFUSED
+from hlo_mlc.interop.onnx.operators import NEWEST, OPERATORS, REFUSED
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 
 _STANDARD = ("", "ai.onnx")  # names of the standard set of operators
+
+# Inputs that bound integers: where JAX has 32 bits of them, any bound beyond is the last of these.
+_BOUNDS = {"Clip": slice(1, None), "Loop": slice(0, 1), "Max": slice(None), "Min": slice(None),
+           "Slice": slice(1, None)}
 
 
 def module() -> ModuleType:
@@ -36,16 +40,19 @@ class Scope:
     opsets: Mapping[str, int]
     functions: Mapping[tuple[str, str], Any]  # the model's own, by domain and name
     attributes: Mapping[str, Any]  # of the function, which its nodes refer to
+    is_own: bool = True  # the model's nodes, and not those by which the specification gives one
 
     @classmethod
     def of(cls, model: Any) -> Scope:
         functions = {(_domain(function), function.name): function for function in model.functions}
         return cls({}, functions, {}).inside(model)
 
-    def inside(self, function: Any, attributes: Mapping[str, Any] | None = None) -> Scope:
+    def inside(self, function: Any, attributes: Mapping[str, Any] | None = None,
+               is_own: bool = True) -> Scope:
         """That of a function which is called here."""
         opsets = {_domain(opset): opset.version for opset in function.opset_import}
-        return Scope({**self.opsets, **opsets}, self.functions, attributes or {})
+        return Scope({**self.opsets, **opsets}, self.functions, attributes or {},
+                     self.is_own and is_own)
 
     def function_of(self, node: Any) -> Any:
         return self.functions.get((_domain(node), node.op_type))
@@ -65,12 +72,23 @@ def check(nodes: Sequence[Any], scope: Scope) -> None:
         function, schema = scope.function_of(node), scope.schema_of(node)
         if function is not None:
             check(function.node, scope.inside(function))
-        elif schema is None or _is_refused(node) or not (_is_here(node) or _has_body(schema)):
+        elif why := _why_not(node, schema):
             raise UnsupportedOpError(
-                _operator(node), f"it is not imported, as {_described(number, node)} would need"
-                + (f": {REFUSED[node.op_type]}" if _is_refused(node) else ""))
+                _operator(node), f"{_described(number, node)} cannot be imported: {why}; end the "
+                "model before it (onnx.utils.extract_model) and compute the rest by other means")
         for attribute in node.attribute:
             check(attribute.g.node, scope)
+
+
+def _why_not(node: Any, schema: Any) -> str | None:
+    """Why nobody imports an operator, if so."""
+    if schema is None:
+        return "neither the model nor ONNX says what it does"
+    if _is_standard(node) and schema.since_version > NEWEST:
+        return f"it is one of set {schema.since_version} of operators, those up to {NEWEST} are"
+    if _is_standard(node) and node.op_type in REFUSED:
+        return REFUSED[node.op_type]
+    return None if _is_here(node) or _has_body(schema) else "it is none of those that hlo_mlc has"
 
 
 def run(graph: Any, scope: Scope, outer: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
@@ -92,7 +110,7 @@ def run(graph: Any, scope: Scope, outer: Mapping[str, Any], inputs: Sequence[Any
 
 def _run_nodes(nodes: Sequence[Any], scope: Scope, values: Any) -> None:
     for number, node in enumerate(nodes):
-        with _naming(number, node):
+        with _naming(number, node) if scope.is_own else contextlib.nullcontext():
             found = _run_node(node, scope, values)
             for name, value in zip(node.output, found, strict=False):
                 values[name] = value
@@ -103,16 +121,16 @@ def _run_nodes(nodes: Sequence[Any], scope: Scope, values: Any) -> None:
 
 def _run_node(node: Any, scope: Scope, values: Mapping[str, Any]) -> Sequence[Any]:
     inputs = [values[name] if name else None for name in node.input]
-    given = {a.name: _value(a, scope) for a in node.attribute}
+    given = {a.name: value for a in node.attribute if (value := _value(a, scope)) is not None}
     function, schema = scope.function_of(node), scope.schema_of(node)
     if function is not None:
         defaults = {a.name: _value(a, scope) for a in function.attribute_proto}
         return _call(function, scope.inside(function, defaults | given), inputs)
     attributes = {name: _value(a.default_value, scope) for name, a in schema.attributes.items()
-                  if a.default_value.type} | {k: v for k, v in given.items() if v is not None}
+                  if a.default_value.type} | given
     if not _is_here(node):
         body = _body(node, schema, given, inputs)
-        return _call(body, scope.inside(body, attributes), inputs)
+        return _call(body, scope.inside(body, attributes, is_own=False), inputs)
 
     def run_graph(graph: Any, *arguments: Any) -> list[Any]:
         return run(graph, scope, values, arguments)
@@ -126,8 +144,9 @@ def _run_node(node: Any, scope: Scope, values: Mapping[str, Any]) -> Sequence[An
             found = tuple(jax.tree.map(np.asarray, part)
                           for part in (found if isinstance(found, tuple) else (found,)))
     else:
-        if node.op_type != "Slice":  # the ends of which are often as far away as there is
-            _check_range(inputs)
+        if bounds := _BOUNDS.get(node.op_type):
+            inputs[bounds] = [_bounded(value) for value in inputs[bounds]]
+        _check_range(inputs)
         found = OPERATORS[node.op_type](seen, *inputs)
     return found if isinstance(found, tuple) else (found,)
 
@@ -139,15 +158,20 @@ def _call(function: Any, scope: Scope, inputs: Sequence[Any]) -> list[Any]:
     return [values.get(name) for name in function.output]
 
 
+def _bounded(value: Any) -> Any:
+    """A constant, cut to what JAX has of its type."""
+    if not isinstance(value, np.ndarray) or value.dtype not in (np.int64, np.uint64):
+        return value
+    range_ = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype))
+    return value.clip(range_.min, range_.max)
+
+
 def _check_range(values: Any) -> None:
     """Raises: NotImplementedError for integers that JAX would cut off."""
     for value in jax.tree.leaves(values):
-        if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and value.size:
-            range_ = np.iinfo(jax.dtypes.canonicalize_dtype(value.dtype)) \
-                if value.dtype.itemsize == 8 else None
-            if range_ and not range_.min <= value.min() <= value.max() <= range_.max:
-                raise NotImplementedError("a constant of more than 32 bits: JAX has such only with "
-                                          "jax_enable_x64")
+        if (cut := _bounded(value)) is not value and (cut != value).any():
+            raise NotImplementedError("a constant of more than 32 bits: JAX has such only with "
+                                      "jax_enable_x64")
 
 
 def constants(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -166,7 +190,7 @@ def _body(node: Any, schema: Any, given: Mapping[str, Any], inputs: Sequence[Any
     del plain.attribute[:]
     plain.attribute.extend(
         onnx.helper.make_attribute(a.name, given[a.name]) if a.ref_attr_name else a
-        for a in node.attribute if given[a.name] is not None)
+        for a in node.attribute if a.name in given)
     version = schema.context_dependent_function_opset_versions[-1]
     body = schema.get_context_dependent_function_with_opset_version(
         version, plain.SerializeToString(), [_type(x).SerializeToString() for x in inputs])
@@ -212,12 +236,12 @@ def _dense(sparse: Any) -> np.ndarray:
     return out
 
 
+def _is_standard(node: Any) -> bool:
+    return _domain(node) == ""
+
+
 def _is_here(node: Any) -> bool:
-    return _domain(node) == "" and node.op_type in OPERATORS
-
-
-def _is_refused(node: Any) -> bool:
-    return _domain(node) == "" and node.op_type in REFUSED
+    return _is_standard(node) and node.op_type in OPERATORS
 
 
 def _has_body(schema: Any) -> bool:
@@ -248,6 +272,7 @@ def _naming(number: int, node: Any) -> Iterator[None]:
     except UnsupportedOpError:
         raise
     except Exception as error:  # from whichever operator it is
+        why = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
         raise UnsupportedOpError(
-            _operator(node), f"it cannot be imported at {_described(number, node)}: "
-                             f"{type(error).__name__}: {error}") from error
+            _operator(node), f"{_described(number, node)} cannot be imported: {why}{error}"
+        ) from error

@@ -42,7 +42,8 @@ def known(value: Any, what: str) -> Any:
     Raises: NotImplementedError where it depends on what the model is called with.
     """
     if not is_known(value):
-        raise NotImplementedError(f"{what} depends on the model's inputs: it has to be constant")
+        raise NotImplementedError(f"{what} depends on the values of the model's inputs: it has to "
+                                  "be a constant, or computed from constants and shapes")
     return np.asarray(value)
 
 

@@ -21,14 +21,16 @@ OPERATORS: Mapping[str, Operator] = {
     **ELEMENTWISE, **SHAPES, **CONTRACTIONS, **WINDOWS, **SAMPLING, **RECURRENT, **QUANTIZED,
     **CONTROL}
 
+NEWEST = 28
+"""The set of operators up to which their meanings are known."""
+
 _RANDOM, _TEXT = "it draws random numbers", "JAX has no strings"
 REFUSED: Mapping[str, str] = {
     "Bernoulli": _RANDOM,
     "ImageDecoder": "it decodes files",
     "Multinomial": _RANDOM,
     "NonMaxSuppression": "the number of its results depends on the model's inputs, and programs of "
-                         "JAX have only sizes that are known; end the model before it, and call "
-                         "it on the results",
+                         "JAX have only sizes that are known",
     "RandomNormal": _RANDOM,
     "RandomNormalLike": _RANDOM,
     "RandomUniform": _RANDOM,

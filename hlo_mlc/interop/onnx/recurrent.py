@@ -41,7 +41,7 @@ def _activations(node: Node, usual: Sequence[str], directions: int) -> Iterator[
         bound = node["clip"]
         return lambda x: of(x if bound is None else jnp.clip(x, -bound, bound), *values)
 
-    names = list(node["activations"] or usual * directions)
+    names = list(node["activations"] or [*usual] * directions)
     for first in range(0, len(usual) * directions, len(usual)):
         yield [function(name) for name in names[first:first + len(usual)]]
 
@@ -85,7 +85,7 @@ def _layer(cell: Cell, gates: int, usual: Sequence[str]) -> Operator:
         if node["clip"] is not None and cell is _long_short:
             raise NotImplementedError("clip: runtimes disagree on whether the cell is cut, too")
         size, count = r.shape[-1], len(backwards)
-        states = (h, c) if cell is _long_short else (h,)
+        states: tuple[Any, ...] = (h, c) if cell is _long_short else (h,)
         if node["layout"]:
             x = x.swapaxes(0, 1)
             states = tuple(None if s is None else s.swapaxes(0, 1) for s in states)

@@ -65,13 +65,14 @@ def _resize(node: Node, x: Any, region: Any = None, scales: Any = None, sizes: A
             by = [(min if policy == "not_larger" else max)(by)] * len(by)
             new = [int(scale * size + 0.5) for scale, size in zip(by, old, strict=True)]
     else:
-        by = known(scales, "its input scales").astype(np.float64).tolist()
-        new = [int(scale * size) for scale, size in zip(by, old, strict=True)]
+        given = known(scales, "its input scales").astype(np.float32)
+        new = (given * np.array(old, np.float32)).astype(int).tolist()  # 2.6 of 5 are 13
+        by = given.astype(np.float64).tolist()
     cropped = node["coordinate_transformation_mode"] == "tf_crop_and_resize"
     regions = known(region, "its input roi").reshape(2, -1).T if cropped else [(0, 1)] * len(axes)
     out = x
-    for axis, *how, bounds in zip(axes, old, new, by, regions, strict=True):
-        out = _resized(node, out, axis, *how, bounds)
+    for axis, size, wanted, scale, bounds in zip(axes, old, new, by, regions, strict=True):
+        out = _resized(node, out, axis, size, wanted, scale, bounds)
     if not is_floating(x) and is_floating(out):
         info = jnp.iinfo(x.dtype)
         out = jnp.clip(jnp.round(out), info.min, info.max)

@@ -54,7 +54,7 @@ def split(node: Node, x: Any, sizes: Any = None) -> tuple[Any, ...]:
         ends = [min(each * n, x.shape[axis]) for n in range(1, parts)]
     else:
         given = node["split"] if sizes is None else integers(sizes, "an input of sizes")
-        ends = np.cumsum(given)[:-1]
+        ends = np.cumsum(given)[:-1].tolist()
     return tuple(node.numpy.split(x, ends, axis))
 
 
@@ -123,7 +123,11 @@ def _tensor_scatter(node: Node, x: Any, updates: Any, starts: Any = None) -> Any
 
 
 def _shape(node: Node, x: Any) -> Any:
-    return np.array(x.shape[node["start"]:node["end"]], np.int64)
+    sizes = x.shape[node["start"]:node["end"]]
+    if symbols := [str(size) for size in sizes if not isinstance(size, int)]:
+        raise NotImplementedError(f"the model computes with the sizes {', '.join(symbols)}, which "
+                                  "have to be numbers: trace or export it for some")
+    return np.array(sizes, np.int64)
 
 
 def _constant(node: Node) -> Any:
@@ -169,7 +173,8 @@ def _triangle(node: Node, x: Any, k: Any = None) -> Any:
 
 
 def _eye(node: Node, x: Any) -> Any:
-    return np.eye(*x.shape, k=node["k"], dtype=x.dtype if node["dtype"] is None else node["dtype"])
+    rows, columns = x.shape
+    return np.eye(rows, columns, node["k"]).astype(node["dtype"] or x.dtype)
 
 
 def _one_hot(node: Node, indices: Any, depth: Any, values: Any) -> Any:
@@ -257,7 +262,7 @@ SHAPES: Mapping[str, Operator] = {
     "ScatterElements": _scatter_elements,
     "ScatterND": _scatter_nd,
     "Shape": _shape,
-    "Size": lambda node, x: np.array(x.size, np.int64),
+    "Size": lambda node, x: np.array(math.prod(_shape(node, x)), np.int64),
     "Slice": _slice,
     "SpaceToDepth": _space_to_depth,
     "Split": split,
