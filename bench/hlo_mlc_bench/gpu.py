@@ -33,7 +33,8 @@ ROUNDINGS = 64
 CHOICES: tuple[dict[str, int], ...] = (
     {"grid": 1}, {"grid": 4}, {"grid": 8}, {"unroll": 1}, {"unroll": 4}, {"threads": 128},
     {"threads": 512}, {"team": 128}, {"team": 512}, {"buffers": 1}, {"depth": 128}, {"warps": 4},
-    {"rows": 64, "columns": 64}, {"rows": 128, "columns": 64})
+    {"rows": 64, "columns": 64}, {"rows": 128, "columns": 64}, {"along": 1}, {"along": 2},
+    {"along": 1, "vector": 1})
 
 
 def choices(subject: Subject, compile_ours: Callable[[Function], Any],

@@ -47,6 +47,8 @@ def movement(rows: int, columns: int) -> Iterator[Subject]:
     yield Subject("softmax", jax.nn.softmax, one, lambda torch: lambda x: torch.softmax(x, -1))
     yield Subject("layer_norm", _norm, one,
                   lambda torch: lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]))
+    yield Subject("layer_norm_bf16", _norm, ((shape, "bfloat16"),),
+                  lambda torch: lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]))
     yield Subject("rms_norm", _root_mean_square, one, lambda torch: lambda x: x * torch.rsqrt(
         (x * x).mean(-1, keepdim=True) + 1e-5))
     yield Subject("sum_rows", lambda x: x.sum(1), one, lambda torch: lambda x: x.sum(1))

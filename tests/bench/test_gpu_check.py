@@ -70,6 +70,7 @@ def test_without_a_gpu_it_says_so(script, capsys) -> None:
 
 @pytest.mark.parametrize(("output", "returned", "must_run", "status"), [
     ("34 passed in 3 s", 0, True, 0), ("1 failed, 33 passed in 3 s", 1, True, 1),
+    ("34 passed, 1 warning in 3 s\nplugin: 1 warning", 0, True, 0),
     ("34 skipped in 1 s", 0, True, 1), ("34 skipped in 1 s", 0, False, 0), ("", 2, False, 2)])
 def test_tests_that_are_all_skipped_have_shown_nothing(
         script, monkeypatch, output: str, returned: int, must_run: bool, status: int) -> None:

@@ -86,6 +86,25 @@ inline unsigned short to_f16(float x) {
   return bits;
 }
 
+inline float from_bf16(unsigned short bits) { return __builtin_bit_cast(float, bits << 16); }
+inline unsigned short to_bf16(float x) {
+  const unsigned bits = __builtin_bit_cast(unsigned, x);
+  return x != x ? 0x7fff : static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+template <class Function>
+inline unsigned short on_f16(unsigned short x, unsigned short y, Function function) {
+  return to_f16(function(from_f16(x), from_f16(y)));
+}
+template <class Function>
+inline unsigned short on_bf16(unsigned short x, unsigned short y, Function function) {
+  return to_bf16(function(from_bf16(x), from_bf16(y)));
+}
+inline float larger(float x, float y) {
+  if (x != x || y != y) return x + y;
+  return x == y ? (__builtin_signbit(x) ? y : x) : x > y ? x : y;
+}
+inline float smaller(float x, float y) { return -larger(-x, -y); }
+
 template <class To, class From>
 inline To as(From from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -95,6 +114,50 @@ inline To as(From from) {
 }
 
 }  // namespace emulated
+
+// The arithmetic on narrow floats that the prelude has instructions for.
+inline unsigned short mlc_add_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, std::plus<float>());
+}
+inline unsigned short mlc_sub_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, std::minus<float>());
+}
+inline unsigned short mlc_mul_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, std::multiplies<float>());
+}
+inline unsigned short mlc_div_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, std::divides<float>());
+}
+inline unsigned short mlc_max_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, emulated::larger);
+}
+inline unsigned short mlc_min_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, emulated::smaller);
+}
+inline unsigned short mlc_larger_f16(unsigned short x, unsigned short y) {
+  return emulated::on_f16(x, y, fmaxf);
+}
+inline unsigned short mlc_add_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, std::plus<float>());
+}
+inline unsigned short mlc_sub_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, std::minus<float>());
+}
+inline unsigned short mlc_mul_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, std::multiplies<float>());
+}
+inline unsigned short mlc_max_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, emulated::larger);
+}
+inline unsigned short mlc_min_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, emulated::smaller);
+}
+inline unsigned short mlc_larger_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, fmaxf);
+}
+inline unsigned short mlc_div_bf16(unsigned short x, unsigned short y) {
+  return emulated::on_bf16(x, y, std::divides<float>());
+}
 
 inline void __syncthreads() { emulated::wait(emulated::Waiting::kBlock); }
 inline void __syncwarp() { emulated::wait(emulated::Waiting::kWarp); }

@@ -33,13 +33,14 @@ class Dialect(ABC):
 
     # The names of types; what f32 and f64 functions are called; those of x * y + z; whether such a
     # function exists on all machines, so that expansions may be made of it; whether it pays to
-    # compute in f64 what takes two numbers of f32.
+    # compute in f64 what takes two numbers of f32; ops that it has besides, by type of operands.
     name: ClassVar[str]
     types: ClassVar[Mapping[DType, str]]
     functions: ClassVar[Mapping[str, tuple[str, str]]]
     fused: ClassVar[Mapping[DType, str]]
     has_fma: ClassVar[bool]
     has_fast_f64: ClassVar[bool]
+    own: ClassVar[frozenset[tuple[str, DType]]] = frozenset()
 
     @abstractmethod
     def endless(self, value: float, dtype: DType) -> str:

@@ -41,7 +41,8 @@ class Memory:
         if node.dtype is INDEX and not core.loads(node):
             return node
         return legalize(node, has_fma=self.dialect.has_fma,
-                        has_fast_f64=self.dialect.has_fast_f64, memo=self._legal)
+                        has_fast_f64=self.dialect.has_fast_f64, own=self.dialect.own,
+                        memo=self._legal)
 
 
 def offset(buffer: Buffer, place: Place, indices: Sequence[Expr]) -> Expr:

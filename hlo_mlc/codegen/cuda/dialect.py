@@ -42,6 +42,14 @@ _SHIFTS = {"shl": ("mlc_shift_left", _UNSIGNED),
            "shr_arithmetic": ("mlc_shift_right_arithmetic", _SIGNED)}
 
 
+# Ops on narrow floats that GPUs have: a result rounded once is what f32 rounds to.  A quotient of
+# narrow floats is so far from the middle between two others that f32 need not have it exactly.
+_NARROW = frozenset((op, dtype) for dtype in (F16, BF16) for op in (
+    "add", "sub", "mul", "div", "max", "min", "larger"))
+# What keeps a number within a limit: a comparison, and the function that does it in one step.
+_LIMITS = {"gt": "mlc_max", "lt": "mlc_min"}
+
+
 class _Cuda(Dialect):
     name = "a GPU"
     types: ClassVar = {
@@ -55,10 +63,19 @@ class _Cuda(Dialect):
         "floor": ("floorf", "floor"), "ceil": ("ceilf", "ceil"), "trunc": ("truncf", "trunc"),
         "round_even": ("rintf", "rint"), "max": ("mlc_max", "mlc_max"),
         "min": ("mlc_min", "mlc_min"), "is_finite": ("mlc_is_finite", "mlc_is_finite"),
+        "larger": ("fmaxf", "fmax"),
     }
     fused: ClassVar = {F32: "__fmaf_rn", F64: "fma"}
     has_fma = True
     has_fast_f64 = False
+    own = _NARROW | {("larger", F32), ("larger", F64)}
+
+    def spell(self, node: Apply, args: Sequence[str]) -> str:
+        if (node.op, node.args[0].dtype) in _NARROW:
+            return f"mlc_{node.op}_{node.dtype}({', '.join(args)})"
+        if _is_limit(node):
+            return f"{_LIMITS[node.args[0].op]}({args[1]}, {args[2]})"
+        return super().spell(node, args)
 
     def endless(self, value: float, dtype: DType) -> str:
         if dtype is F32:
@@ -123,6 +140,16 @@ class _Cuda(Dialect):
         if to is F64:
             return f"__longlong_as_double({cast('long long', x)})"
         return cast(self.element_type(to), x)
+
+
+def _is_limit(node: Apply) -> bool:
+    """Whether a choice is `limit > x ? limit : x`: the larger one, and NaN where x is.  (Zeros of
+    both signs are equal in comparisons, and not in what _LIMITS has.)"""
+    if node.op != "select" or node.dtype is not F32:
+        return False
+    condition, limit, x = node.args
+    return isinstance(condition, Apply) and condition.op in _LIMITS \
+        and condition.args == (limit, x) and isinstance(limit, Const) and limit.value != 0
 
 
 CUDA = _Cuda()

@@ -82,9 +82,9 @@ __device__ inline unsigned short mlc_to_f16(float x) {
 #ifdef MLC_EMULATED
   return emulated::to_f16(x);
 #else
-  unsigned short result;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(x));
-  return result;
+  unsigned pair;  // one alone is converted at a fourth of the rate
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(x));
+  return (unsigned short)pair;
 #endif
 }
 
@@ -95,16 +95,106 @@ __device__ inline float mlc_from_bf16(unsigned short x) {
 
 // The bits of f32 as bf16, rounded to nearest, ties to even.
 __device__ inline unsigned short mlc_to_bf16(float x) {
-#if defined(MLC_EMULATED) || __CUDA_ARCH__ < 900  // where products spill with it
+#ifdef MLC_EMULATED
   unsigned bits = __float_as_uint(x);
   if (x != x) return 0x7fff;
   return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 #else
-  unsigned short result;
-  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(result) : "f"(x));
-  return result;
+  unsigned pair;  // one alone is converted at a fourth of the rate
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(x));
+  return (unsigned short)pair;
 #endif
 }
+
+// Arithmetic on f16 by their bits, rounded once.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_add_f16(unsigned short x, unsigned short y) {
+  asm("add.rn.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_sub_f16(unsigned short x, unsigned short y) {
+  asm("sub.rn.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_mul_f16(unsigned short x, unsigned short y) {
+  asm("mul.rn.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+#endif
+
+// Arithmetic on bf16 by their bits, rounded once: x * 1 + y, y * -1 + x, x * y - 0 run on sm_80.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_add_bf16(unsigned short x, unsigned short y) {
+  asm("fma.rn.bf16 %0, %0, %2, %1;" : "+h"(x) : "h"(y), "h"((unsigned short)0x3f80));
+  return x;
+}
+__device__ inline unsigned short mlc_sub_bf16(unsigned short x, unsigned short y) {
+  asm("fma.rn.bf16 %0, %1, %2, %0;" : "+h"(x) : "h"(y), "h"((unsigned short)0xbf80));
+  return x;
+}
+__device__ inline unsigned short mlc_mul_bf16(unsigned short x, unsigned short y) {
+  asm("fma.rn.bf16 %0, %0, %1, %2;" : "+h"(x) : "h"(y), "h"((unsigned short)0x8000));
+  return x;
+}
+#endif
+
+// The quotient of two bf16, rounded to nearest: one of f32 that is 2 ulp off is right after that.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_div_bf16(unsigned short x, unsigned short y) {
+  float quotient = __int_as_float((unsigned)x << 16);
+  asm("div.full.f32 %0, %0, %1;" : "+f"(quotient) : "f"(__int_as_float((unsigned)y << 16)));
+  unsigned pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(quotient));
+  return (unsigned short)pair;
+}
+#endif
+
+// The quotient of two f16, rounded to nearest: one of f32, whose rest is divided once more, is.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_div_f16(unsigned short x, unsigned short y) {
+  float above, below, inverse;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(above) : "h"(x));
+  asm("cvt.f32.f16 %0, %1;" : "=f"(below) : "h"(y));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(below));
+  const float quotient = above * inverse, rest = __fmaf_rn(-quotient, below, above);
+  unsigned pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f),
+      "f"(rest == rest ? __fmaf_rn(rest, inverse, quotient) : quotient));
+  return (unsigned short)pair;
+}
+#endif
+
+// The larger and the smaller of two f16, as of f32; of a number and NaN, `larger` is the number.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_max_f16(unsigned short x, unsigned short y) {
+  asm("max.NaN.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_min_f16(unsigned short x, unsigned short y) {
+  asm("min.NaN.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_larger_f16(unsigned short x, unsigned short y) {
+  asm("max.f16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+#endif
+
+// The larger and the smaller of two bf16, as of f32; of a number and NaN, `larger` is the number.
+#ifndef MLC_EMULATED
+__device__ inline unsigned short mlc_max_bf16(unsigned short x, unsigned short y) {
+  asm("max.NaN.bf16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_min_bf16(unsigned short x, unsigned short y) {
+  asm("min.NaN.bf16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+__device__ inline unsigned short mlc_larger_bf16(unsigned short x, unsigned short y) {
+  asm("max.bf16 %0, %0, %1;" : "+h"(x) : "h"(y));
+  return x;
+}
+#endif
 
 // Whether a number is neither infinite nor NaN.
 __device__ inline bool mlc_is_finite(float x) {

@@ -68,16 +68,19 @@ class _Target(NamedTuple):
     has_fast_division: bool
     has_pick: bool
     has_fast_f64: bool
+    own: Container[tuple[str, DType]]
 
 
 def legalize(expr: Expr, *, has_fma: bool = True, has_ldexp: bool = False,
              has_fast_division: bool = False, has_pick: bool = False,
-             has_fast_f64: bool = False, memo: dict[Expr, Expr] | None = None) -> Expr:
+             has_fast_f64: bool = False, own: Container[tuple[str, DType]] = (),
+             memo: dict[Expr, Expr] | None = None) -> Expr:
     """`expr` without the ops that printers lack, the same on all targets that have as much.
 
-    Pass one `memo` for all expressions of a kernel to share the work.
+    `own` are ops that a target has besides, by the type of their operands.  Pass one `memo` for
+    all expressions of a kernel to share the work.
     """
-    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick, has_fast_f64)
+    target = _Target(has_fma, has_ldexp, has_fast_division, has_pick, has_fast_f64, own)
 
     def rule(node: Expr) -> Expr | None:
         return _legal(node.op, node.args, node.dtype, target) if isinstance(node, Apply) else None
@@ -106,6 +109,8 @@ def _is_data(node: Expr) -> bool:
 
 def _legal(op: str, args: tuple[Expr, ...], dtype: DType, target: _Target) -> Expr | None:
     """The expansion of one op whose operands are legal; None if it is legal itself."""
+    if (op, args[0].dtype) in target.own:
+        return None
     if narrow.concerns(args, dtype):
         return narrow.expand(op, args, dtype, lambda *wide: _in_f32(op, wide, target))
     operand = args[0].dtype

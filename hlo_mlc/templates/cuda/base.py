@@ -12,12 +12,13 @@ from typing import ClassVar, Protocol
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, substitute
-from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.core import Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Named, Parameters, Scheduled
+from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
@@ -45,18 +46,17 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
-def vector_width(stages: Sequence[Stage], axes: Sequence[Sequence[Var]]) -> int:
-    """Elements that one thread loads and stores at once, such that no vector straddles a row.
+def lane_bytes(stage: Stage, along: Var) -> int:
+    """Bytes of the widest elements that lie side by side along an axis."""
+    side_by_side = (a for a in accesses(stage) if any(along in i.free for i in a.indices))
+    return max((a.dtype.bytes if isinstance(a, Load) else a.buffer.dtype.bytes
+                for a in side_by_side), default=1)
 
-    `axes`: of each stage, those that its elements lie along.
-    """
-    widest = max((b.dtype.bytes for s in stages for b in (*s.inputs, *s.outputs)
-                  if b.size > 1), default=VECTOR_BYTES)
-    width = VECTOR_BYTES // widest
-    for inner in axes:
-        if inner:
-            width = math.gcd(width, inner[-1].extent)
-    return width
+
+def vector_width(stage: Stage, along: Var) -> int:
+    """Elements along an axis that one thread loads and stores at once, such that no vector
+    straddles a row."""
+    return math.gcd(VECTOR_BYTES // lane_bytes(stage, along), along.extent)
 
 
 def thread_loop(var: Var, body: tuple[Stmt, ...], extent: Expr | int | None = None) -> For:

@@ -99,7 +99,7 @@ class ColumnsTemplate:
 
 
 def _width(stage: Stage) -> int:
-    return vector_width((stage,), (stage.axes,))
+    return vector_width(stage, stage.axes[-1])
 
 
 def _columns(stage: Stage, merged: Combiner, warps: int, outer: LoopKind) -> tuple[Stmt, ...]:

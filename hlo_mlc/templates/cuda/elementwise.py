@@ -18,13 +18,14 @@ from hlo_mlc.expr.core import Expr, Load, Var
 from hlo_mlc.loops.core import LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop, substitute
-from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
     THREADS,
     at,
     below,
     flat,
+    lane_bytes,
     lanes,
     power_of_two,
     product,
@@ -124,7 +125,8 @@ def reads_foreign_results(stage: Stage) -> str:
 
 def _width(stage: Stage) -> int:
     """Elements of one vector: a single row may end behind its last whole vector."""
-    width = vector_width((stage,), ())
-    if len(stage.axes) > 1:
-        width = vector_width((stage,), (stage.axes,))
-    return width if stage.axes else 1
+    if not stage.axes:
+        return 1
+    inner = stage.axes[-1]
+    return VECTOR_BYTES // lane_bytes(stage, inner) if len(stage.axes) == 1 \
+        else vector_width(stage, inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.target.cuda import KIB, WARP
+from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda.base import (
     at,
@@ -31,8 +32,11 @@ from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 MOST_THREADS = 1024  # of a block, on every architecture
-# Vectors of a row that one thread keeps in registers: of 4 f32, 32 registers for each buffer.
-KEPT = 8
+# Elements of a row that one thread keeps in registers: one for each, however narrow they are.
+KEPT = 32
+# Simple operations from which on each thread computes a value of its row once: roots and quotients
+# are branches in machine code, which NVRTC leaves in loops.
+HEAVY = 4
 # Simple operations that a thread's share of a row may take written out: code size.
 WRITTEN_OUT = 2000
 
@@ -57,8 +61,8 @@ def row_width(nest: Nest) -> int:
     shared = shared_axes(nest)
     stages = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
     # What computes one value of a row has no elements to lie along it.
-    return vector_width(nest.stages, [_inner(s, 0) for s in stages
-                                      if not is_map(s) or row_length(s, 0) > 1])
+    return math.gcd(VECTOR_BYTES, *(vector_width(s, _inner(s, 0)[-1]) for s in stages if
+                                    _inner(s, 0) and (not is_map(s) or row_length(s, 0) > 1)))
 
 
 def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
@@ -125,7 +129,7 @@ class RowLoops:
     def _own(self) -> tuple[Expr, ...]:
         return self.row, self.warp, self.lane
 
-    def _allocate(self, name: str, like: Var | Buffer, shape: tuple[int, ...],
+    def _allocate(self, name: str, like: Expr | Buffer, shape: tuple[int, ...],
                   scope: str) -> Buffer:
         if scope == "thread":
             shape = (*(v.extent for v in self._own), *shape)
@@ -140,8 +144,8 @@ class RowLoops:
         return -(-row_length(stage, 0) // (self.team * self.width))
 
     def _written_out(self, stage: Stage) -> bool:
-        chunks = self._chunks(stage)
-        return chunks <= KEPT and chunks * self.width * cost(*stage.expressions) <= WRITTEN_OUT
+        elements = self._chunks(stage) * self.width
+        return elements <= KEPT and elements * cost(*stage.expressions) <= WRITTEN_OUT
 
     def _along(self, stage: Stage, body: Callable[[Expr, Expr, Expr], tuple[Stmt, ...]]
                ) -> tuple[Stmt, ...]:
@@ -220,20 +224,29 @@ class RowLoops:
                 stage.assigns, {**self.here, **at(position, stage.axes)}, c, v))),)
 
     def _of_row(self, assigns: tuple[Assign, ...], mapping: dict[Var, Expr]) -> tuple[Stmt, ...]:
-        """Values of which a row has one: private ones are computed where they are used."""
-        stored = []
+        """Values of which a row has one: private ones are computed where they are used, or once
+        by each thread."""
+        stored, kept = [], []
         for assign in assigns:
             value = self._rewritten(assign.value, {**self.here, **mapping})
             if assign.buffer in self.private and assign.guard is None \
                     and self._is_single(assign.buffer):
+                if cost(value) >= HEAVY:
+                    kept.append(self._kept(f"{assign.buffer.name}_own", value))
+                    value = Load(kept[-1].buffer, self._own)
                 self.known[assign.buffer] = value
             else:
                 stored.append(assign)
-        if not stored:
-            return ()
         zero = index.constant(0)
-        return (self._threads(self._stores(tuple(stored), {**self.here, **mapping}, zero, zero),
-                              warps=1, lanes=1),)
+        result = (self._threads(tuple(kept)),) if kept else ()
+        if stored:
+            result += (self._threads(self._stores(
+                tuple(stored), {**self.here, **mapping}, zero, zero), warps=1, lanes=1),)
+        return result
+
+    def _kept(self, name: str, value: Expr) -> Store:
+        """What puts one value of a row into a register of each of its threads."""
+        return Store(self._allocate(name, value, (), "thread"), self._own, value)
 
     def _is_single(self, buffer: Buffer) -> bool:
         """Whether a row has one element of this buffer."""

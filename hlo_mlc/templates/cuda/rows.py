@@ -75,11 +75,12 @@ class RowsTemplate:
             chunks = _even(min(-(-BLOCKS // rows), longest // 4096), nest)
             longest = -(-longest // chunks)
             rows *= chunks
-        vectors = -(-longest // row_width(nest))
-        if vectors <= KEPT * WARP:
+        width = row_width(nest)
+        vectors, most = -(-longest // width), KEPT // width
+        if vectors <= most * WARP:
             team = min(WARP, power_of_two(vectors))
         else:
-            team = min(MOST_THREADS, power_of_two(-(-vectors // KEPT)))
+            team = min(MOST_THREADS, power_of_two(-(-vectors // most)))
         return {"team": team, "rows": max(1, min(THREADS // team, power_of_two(rows))),
                 "chunks": chunks, "kept": kept_bytes(target) // KIB}
 

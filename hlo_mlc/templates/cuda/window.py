@@ -48,6 +48,10 @@ from hlo_mlc.tensor.core import Nest, Stage
 
 # Outputs of a thread along an axis of the windows, best first: each divides many image sizes.
 ALONG = (4, 8, 7, 6, 5, 3, 2)
+# Bytes of a thread's outputs: with more, the windows of all threads are too much for a cache.
+SHARE_BYTES = 32
+# Terms of a result that a thread folds alone where nothing is shared: those of small pools.
+FEW_TERMS = 16
 # Simple operations of a thread that are written out: code size.
 WRITTEN_OUT = 1500
 # Features of a convolution from which on it is done as a matrix product.
@@ -71,7 +75,7 @@ class WindowTemplate:
             return "it stores on the way"
         if any(v.extent == 0 for v in stage.reduce_axes):
             return "an axis without elements"
-        if not slides(stage):
+        if not slides(stage) and not (stage.axes and product(stage.reduce_axes) <= FEW_TERMS):
             return "its terms are used once"
         roles = contraction(stage)
         if roles is not None and product(roles.columns) >= MANY_FEATURES \
@@ -87,7 +91,9 @@ class WindowTemplate:
         stage = coalesce(nest.stages[0])
         axis, vector = _axis(stage), _vector(stage)
         points = product(stage.axes) // vector
+        most = SHARE_BYTES // (vector * max(b.dtype.bytes for b in stage.outputs))
         fits = [u for u in ALONG if axis is not None and axis.extent % u == 0
+                and u <= most and _shares_most(stage, axis)
                 and points // u >= THREADS * target.multiprocessors
                 and u * vector * product(stage.reduce_axes) * cost(*stage.terms) <= WRITTEN_OUT]
         return {"along": fits[0] if fits else 1, "vector": vector,
@@ -104,13 +110,23 @@ def _axis(stage: Stage) -> Var | None:
     return next((v for v in reversed(stage.axes[:-1]) if sliding(stage, v)), None)
 
 
+def _shares_most(stage: Stage, axis: Var) -> bool:
+    """Whether neighbours along an axis share at least half of their windows."""
+    for i in {i for term in stage.terms for load in loads(term) for i in load.indices}:
+        terms, _ = index.affine(i)
+        reach = sum(abs(c) * (v.extent - 1) for v, c in terms.items() if v in stage.reduce_axes)
+        if 2 * abs(terms.get(axis, 0)) > reach + 1:
+            return False
+    return True
+
+
 def _vector(stage: Stage) -> int:
     """Elements along the last axis that can be loaded at once."""
     last = stage.axes[-1]
     accesses = [access for term in stage.terms for access in loads(term)]
     if sliding(stage, last) or any(stride(a, last) not in (0, 1) for a in accesses):
         return 1
-    return vector_width((stage,), (stage.axes,))
+    return vector_width(stage, last)
 
 
 def _windows(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:

@@ -96,3 +96,21 @@ def test_programs(cupy, name: str) -> None:
         assert compiled.report(x).coverage == 1, compiled.report(x).explain()
         for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(np.asarray(ours), np.asarray(theirs), 1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_arithmetic_of_narrow_floats(cupy, dtype: str) -> None:
+    """Every number with others: as f32 has it, rounded."""
+    every = np.tile(np.arange(1 << 16, dtype=np.uint16).view(dtype), 64)
+    others = np.random.default_rng(0).permutation(every)
+    ops = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
+           "max": np.maximum, "min": np.minimum}
+    compiled = mlc_jit(lambda x, y: (
+        x + y, x - y, x * y, x / y, jnp.maximum(x, y), jnp.minimum(x, y)), choose="ours")
+    results = compiled(every, others)
+    assert compiled.report(every, others).coverage == 1
+    with np.errstate(all="ignore"):
+        for (name, op), actual in zip(ops.items(), results, strict=True):
+            wide = op(every.astype(np.float32), others.astype(np.float32))
+            np.testing.assert_array_equal(np.asarray(actual).astype(np.float32),
+                                          wide.astype(dtype).astype(np.float32), name)

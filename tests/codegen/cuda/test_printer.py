@@ -196,3 +196,35 @@ def test_a_single_thread_that_may_have_nothing_to_do_is_asked() -> None:
     inner = For(one, last, THREAD, (Store(Y, (index.add(block, one),), ONE),))
     text = kernel(printed(loop(block, BLOCK, For(thread, index.constant(1), THREAD, (inner,)))))
     assert "if (" in text, text
+
+
+def test_what_a_row_has_in_common_is_computed_once(take_apart, cuda_source, arrays) -> None:
+    """By each thread, in front of the loop over its elements."""
+    x, = arrays("float32", (64, 1024))
+    (program,) = take_apart(
+        lambda x: x * lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-5), x).programs
+    (line,) = (line for line in kernel(cuda_source(program)).splitlines() if "__fsqrt_rn" in line)
+    assert line.startswith("  ") and not line.startswith("   ")
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_arithmetic_on_narrow_floats_stays_in_them(take_apart, cuda_source, arrays, dtype) -> None:
+    x, y = arrays(dtype, (2048,), (2048,))
+    (program,) = take_apart(lambda x, y: jnp.maximum((x + y) * x - y, x) / y, x, y).programs
+    text = kernel(cuda_source(program))
+    for op in ("add", "mul", "sub", "max", "div"):
+        assert f"mlc_{op}_{'bf16' if dtype == 'bfloat16' else 'f16'}(" in text
+    assert "mlc_from" not in text and "mlc_to" not in text
+
+
+def test_limits_are_one_function() -> None:
+    """But for zero, whose sign a comparison does not see."""
+    number = variable("t", 1024)
+    x = load(X, (number,))
+    for limit, name in ((2.0, "mlc_max"), (0.0, "?")):
+        bound = const(limit, F32)
+        value = apply("select", apply("gt", bound, x), bound, x)
+        block = Var("b", number.dtype, 1)
+        text = kernel(printed(loop(block, LoopKind.BLOCK, loop(
+            number, LoopKind.THREAD, Store(Y, (number,), value)))))
+        assert name in text
