@@ -55,7 +55,12 @@ class JitObject(functools.partial, Generic[P, R_co]):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        signature = inspect.signature(self.func)
+        # Functions in others: each asks several times for that of the next.  The attributes may be
+        # those of another object, copied by `functools.wraps`.
+        of, signature = self.__dict__.get("_signature", (None, None))
+        if of is not self.func:
+            signature = inspect.signature(self.func)
+            self.__dict__["_signature"] = self.func, signature
         parameters = list(signature.parameters.values())
         for _ in self.args:
             if parameters and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:

@@ -149,6 +149,17 @@ def test_bound_methods_are_like_methods() -> None:
     assert copy.deepcopy(model.apply)(X).shape == X.shape
 
 
+def test_signatures_of_functions_in_others() -> None:
+    """Each asks for the next one's, which takes no longer the deeper they are."""
+    function = jnp.tanh
+    for _ in range(40):
+        function = mlc_jit(function)
+    assert inspect.signature(function) == inspect.signature(jnp.tanh)
+    other = functools.wraps(function)(mlc_jit(lambda x, y: x))
+    assert list(inspect.signature(other).parameters) == ["x", "y"]
+
+
+
 def plain(x: jax.Array, *, scale: float = 1.0) -> jax.Array:
     """What it does."""
     return x * scale
