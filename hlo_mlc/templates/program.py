@@ -35,12 +35,14 @@ from hlo_mlc.templates.base import (
     Template,
     Way,
     naive_loops,
+    points,
     work,
 )
+from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.loop_registers import LoopRegisters, touched
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
-from hlo_mlc.tensor.classify import cost
+from hlo_mlc.tensor.classify import contraction, cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
@@ -52,6 +54,13 @@ REPEATS = 3  # nests that differ in their buffers only and become calls of one p
 # out that waking them pays for: 500 trips of a loop, 200,000 of 350,000 shared, took 15.8 ms, and
 # 2.4 on one thread.
 ASLEEP, WORTH_WAKING = 20_000, 1_000_000
+# Vector operations of a trip, about six a nanosecond, from which on several threads pay off: what
+# they hand to each other in every trip comes from another core's cache, 15 ns a line on some
+# machines.  Products of 128 x 64 x 64 and a tanh took 6.6 us on one thread, and 7 to 20 on two;
+# 64 x 128 x 128 took 11.2 and 9.8.
+LONG_TRIP = 64_000
+# What a load or store of a vector counts as: it comes from the second level.
+ACCESS = 3
 
 
 @derived
@@ -143,7 +152,7 @@ class _Assembler:
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         parts = [(inner, self.step(inner)) for inner in step.body]
         body = tuple(stmt for _, statements in parts for stmt in statements)
-        if _falls_asleep(parts):
+        if _falls_asleep(parts) or is_short(step, self.target):
             body = _on_one_thread(body)
         blocked = in_blocks(step, self.target)
         if blocked is not None:
@@ -221,6 +230,23 @@ def _falls_asleep(parts: Sequence[tuple[Step, tuple[Stmt, ...]]]) -> bool:
         else:
             alone += work(step)
     return wakes > 0 and shared < WORTH_WAKING * wakes
+
+
+def is_short(loop: Loop, target: CpuTarget) -> bool:
+    """Whether a trip of a loop is over before other threads have seen what it is about."""
+    return all(isinstance(step, Nest) for step in loop.body) \
+        and sum(_vector_operations(step, target) for step in loop.body) < LONG_TRIP
+
+
+def _vector_operations(nest: Nest, target: CpuTarget) -> int:
+    total = 0
+    for stage in nest.stages:
+        one_by_one = stage.scan is not None or stage.sort is not None
+        lanes = 1 if one_by_one else lanes_of((stage,), target)
+        each = 1 if contraction(stage) is not None \
+            else cost(*stage.expressions) + ACCESS * (1 + len(stage.inputs))
+        total += points(stage) * each // lanes
+    return total
 
 
 def _on_one_thread(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:

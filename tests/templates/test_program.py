@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
+from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const
-from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.core import For, LoopKind, Store, walk
+from hlo_mlc.loops.rewrite import substitute
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 
@@ -46,3 +48,38 @@ def test_threads_that_fall_asleep_are_not_woken_in_every_trip(
     assert in_trips
     assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
                for stmt in in_trips) is shared
+
+
+@pytest.mark.parametrize(("rows", "shared"), [(16, False), (512, True)])
+def test_short_trips_are_on_one_thread(rows: int, shared: bool, take_apart: Callable,
+                                       arrays: Callable) -> None:
+    """Handing a product's results over takes longer than computing a few."""
+    (program,) = take_apart(lambda x, w: lax.fori_loop(0, 50, lambda _, x: jnp.tanh(x @ w), x),
+                            *arrays("float32", (rows, 128), (128, 128))).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    in_trips = [stmt for trip in loops.body if isinstance(trip, For)
+                and trip.kind is LoopKind.SERIAL and isinstance(trip.extent, Const)
+                and trip.extent.value == 50 for stmt in walk(trip.body)]
+    assert in_trips
+    assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
+               for stmt in in_trips) is shared
+
+
+def test_threads_share_the_rows_of_a_product(take_apart: Callable, arrays: Callable) -> None:
+    """What comes before and after it goes along rows, too."""
+    (program,) = take_apart(lambda x, w: x @ w,
+                            *arrays("float32", (128, 128), (128, 128))).programs
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    (tasks,) = (stmt for stmt in walk(loops.body)
+                if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL)
+    half = tasks.extent.value // 2
+    assert half >= 1
+
+    def rows_of(task: int) -> tuple[int, int]:
+        body = substitute(tasks.body, {tasks.var: index.constant(task)})
+        found = [index.bounds(stmt.indices[0]) for stmt in walk(body)
+                 if isinstance(stmt, Store) and stmt.buffer in program.results]
+        return min(low for low, _ in found), max(high for _, high in found)
+
+    assert max(rows_of(n)[1] for n in range(half)) < 80
+    assert min(rows_of(n)[0] for n in range(half, 2 * half)) > 48

@@ -33,7 +33,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, points
 from hlo_mlc.templates.pointwise_loop import pointwise
-from hlo_mlc.templates.program import choose_template
+from hlo_mlc.templates.program import choose_template, is_short
 from hlo_mlc.templates.sorting import sorting_tasks, sorting_us
 from hlo_mlc.templates.update import is_in_rows, shared_axis
 from hlo_mlc.tensor.canonical import stages
@@ -95,28 +95,32 @@ class _Part:
 
 
 def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
-           cached: Set[Buffer] = frozenset()) -> list[_Part]:
-    """`cached`: what our code finds in the first cache from the trip before."""
+           cached: Set[Buffer] = frozenset(), alone: bool = False) -> list[_Part]:
+    """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
+    one thread."""
     if isinstance(step, Branch):  # one side runs, nobody knows which
         around = replace(around, in_loop=True)
         return [replace(part, ours_us=part.ours_us / 2, xla_us=part.xla_us / 2)
-                for s in step.inner for part in _parts(s, target, trips, around)]
+                for s in step.inner for part in _parts(s, target, trips, around, cached, alone)]
     if isinstance(step, Loop):
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
         around = replace(around, in_loop=True,
                          in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES)
-        return [part for s in step.inner for part in _parts(s, target, inner, around, cached)]
+        alone = alone or is_short(step, target)
+        return [part for s in step.inner
+                for part in _parts(s, target, inner, around, cached, alone)]
     template = choose_template(step, target)[0].name
     phases = in_phases(step)
     if len(phases) > 1:  # XLA computes all terms, also those that are nothing
-        ours = [part for one in phases for part in _parts(one, target, trips, around, cached)]
-        whole = _part(step.stages[0], template, target, trips, around, cached)
+        ours = [part for one in phases
+                for part in _parts(one, target, trips, around, cached, alone)]
+        whole = _part(step.stages[0], template, target, trips, around, cached, alone)
         return [replace(whole, ours_us=sum(part.ours_us for part in ours))]
     parts = []
     near = {*step.private, *cached}  # and what an earlier stage of the nest has touched
     for stage in step.stages:
-        parts.append(_part(stage, template, target, trips, around, near))
+        parts.append(_part(stage, template, target, trips, around, near, alone))
         near |= {*stage.inputs, *stage.outputs}
     return parts
 
@@ -129,7 +133,7 @@ def _touched_bytes(step: Step) -> int:
 
 
 def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
-          around: Surroundings, near: Set[Buffer]) -> _Part:
+          around: Surroundings, near: Set[Buffer], alone: bool) -> _Part:
     """`near`: what our code finds in the first cache."""
     rates = target.rates
     work = Work.of(stage)
@@ -137,7 +141,7 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
     accesses = points(stage) * (1 + len(stage.inputs))
     scalar_us = (work.operations + accesses) / _SCALAR_OPERATIONS
     one_by_one = template == "plain"
-    cores = 1 if one_by_one else target.cores
+    cores = 1 if one_by_one or alone else target.cores
     if template == "update":
         merged = coalesce(stage)
         one_by_one, cores = not is_in_rows(merged), cores if shared_axis(merged) else 1
@@ -145,9 +149,9 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
         threads = max(1, min(cores, round(scalar_us * _SCALAR_OPERATIONS) // SERIAL_WORK))
         ours = rows = OurTime(work, True, max(scalar_us, SERIAL_STAGE_US), threads, scalar_us)
     elif stage.sort is not None:
-        alone = _vector_us(work, vector, rates) + sorting_us(stage, target)
-        threads = min(target.cores, sorting_tasks(stage, target))
-        ours = rows = OurTime(work, False, alone, threads, scalar_us)
+        alone_us = _vector_us(work, vector, rates) + sorting_us(stage, target)
+        threads = 1 if alone else min(target.cores, sorting_tasks(stage, target))
+        ours = rows = OurTime(work, False, alone_us, threads, scalar_us)
     else:
         amount = work.operations + work.products + work.apart
         threads = max(1, min(cores, 2 * amount // SERIAL_WORK))
