@@ -25,7 +25,6 @@ from hlo_mlc.partition.choose.shares import least_us
 from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import (
-    CONSTRAINT,
     LIMITS,
     Chooser,
     Cluster,
@@ -195,7 +194,6 @@ class CpuBackend:
 
 
 _WHOLE = "devices cannot compute parts of it: each would have to gather all that it reads"
-_BORDER = "what other devices have is needed there, and kernels do not wait for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +208,7 @@ class ShardedCpuBackend(CpuBackend):
             verdict, program = rule(cluster), cluster.kernel.program
             if factors(program) or all(operand.size < 2 for operand in program.operands):
                 return verdict
-            return replace(verdict, take=False, reason=_WHOLE)
+            return replace(verdict, take=False, reason=_WHOLE, opens=True)
 
         return choose
 
@@ -227,9 +225,7 @@ class ShardedCpuBackend(CpuBackend):
             report,
             kernels=tuple(replace(k, reason=f"{k.reason}; devices share "
                                             f"{described(programs[k.id])}")
-                          for k in report.kernels),
-            left=tuple(replace(one, reason=_BORDER) if one.op == CONSTRAINT else one
-                       for one in report.left))
+                          for k in report.kernels))
 
 
 def cpu_backend(options: Options) -> CpuBackend:

@@ -34,6 +34,7 @@ from jax._src.util import fun_name
 from jax.extend.backend import get_backend
 from jaxlib import _jax
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 
 jit = api.jit
 """JAX's own `jit`, whatever `jax.jit` stands for: it may be replaced by ours."""
@@ -214,16 +215,46 @@ def partition_count(axis_context: Any) -> int:
     )
 
 
-def mesh_of(axis_context: Any, types: Sequence[Any]) -> Any | None:
+def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:
     """The mesh of all devices that values of these types may be sharded over by JAX's propagation
-    (Shardy), if there are several, and it is used for all axes."""
-    known = {t.sharding.mesh for t in types if hasattr(t, "sharding") and not t.sharding.mesh.empty}
+    (Shardy), if there are several, and it is used for all axes.
+
+    Types of arguments that were on no device say nothing; where the program wants them does.
+    """
+    axis_context = module_context.axis_context
     count = partition_count(axis_context)
-    if len(known) != 1 or count == 1 or hasattr(axis_context, "mesh") \
-            or not config.use_shardy_partitioner.value:
+    if count == 1 or hasattr(axis_context, "mesh") or not config.use_shardy_partitioner.value:
+        return None
+    known = {t.sharding.mesh for t in types if hasattr(t, "sharding") and not t.sharding.mesh.empty}
+    known = known or _meshes_named(module_context.module)
+    if len(known) != 1:
         return None
     (mesh,) = known
     return mesh if mesh.are_all_axes_auto and mesh.size == count else None
+
+
+def _meshes_named(module: ir.Module) -> set[Any]:
+    """The meshes over which a module, as far as it is written, says that something is sharded."""
+    shardings = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        attributes = operation.attributes
+        if operation.name == "sdy.sharding_constraint":
+            shardings.append(attributes["sharding"])
+        elif operation.name == "func.func":
+            shardings.extend(value["sdy.sharding"] for name in ("arg_attrs", "res_attrs")
+                             if name in attributes for value in attributes[name]
+                             if "sdy.sharding" in value)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    meshes = {sdy.TensorShardingAttr(sharding).mesh_or_ref for sharding in shardings}
+    named = {tuple((axis.name, axis.size) for axis in map(sdy.MeshAxisAttr, mesh.axes))
+             for mesh in map(sdy.MeshAttr, filter(sdy.MeshAttr.isinstance, meshes))}
+    return {jax.sharding.AbstractMesh(tuple(size for _, size in axes),
+                                      tuple(name for name, _ in axes),
+                                      axis_types=(jax.sharding.AxisType.Auto,) * len(axes))
+            for axes in named if axes}
 
 
 def partitioned_call(module_context: Any, mesh: Any, partition: Callable[..., Any],

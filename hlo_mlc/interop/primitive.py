@@ -24,7 +24,7 @@ from hlo_mlc.interop.effects import around_effects
 from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
 from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
-from hlo_mlc.interop.sharding import make_partitionable, part_at_folds
+from hlo_mlc.interop.sharding import make_partitionable
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.collection import no_collection
@@ -67,7 +67,7 @@ def _lower_call(
 
     cache = mesh = None
     with function.faults.contained(subject, leave):
-        mesh = compat.mesh_of(module_context.axis_context, call_jaxpr.in_avals)
+        mesh = compat.mesh_of(module_context, call_jaxpr.in_avals)
         refusal = _why_not(ctx, call_jaxpr, function, mesh)
         if refusal is None:
             cache = _body_cache(module_context, operands, function)
@@ -150,8 +150,6 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
         extracted = called(module, symbols, symbol, operands)
         subject = replace(subject, program=lambda: extracted)
         with function.faults.contained(subject, leave):
-            if mesh is not None:
-                part_at_folds(extracted, module, call, mesh)
             compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
                                                 platform=platform if mesh is None else SHARDED,
                                                 settled=function.settled)
@@ -198,8 +196,9 @@ def _why_not(ctx: mlir.LoweringRuleContext, call_jaxpr: Any, function: TracedFun
     partitions = compat.partition_count(module_context.axis_context)
     if partitions > 1 and (mesh is None or platforms[0] != CPU):
         return _Refusal(
-            f"it is partitioned over {partitions} devices outside shard_map, and its arguments are "
-            "not known to be on one mesh of CPUs whose axes are all automatic",
+            f"it is partitioned over {partitions} devices outside shard_map, and neither its "
+            "arguments nor the program's are known to be on one mesh of CPUs whose axes are all "
+            "automatic",
             "give it arguments with a NamedSharding, or use jax.shard_map and mlc_jit inside it")
     return None
 

@@ -13,10 +13,10 @@ Shardy's conversion of global programs to local ones, which in jaxlib 0.10 ends 
 programs as simple as a gradient.  To put all of a function into one `shard_map` takes shardings
 that are known while it is traced, and helps only where all follow one axis.
 
-What is read after it was folded over a cut dimension has to wait for the other devices.  Kernels
-cannot, so they end there: `part_at_folds` asks Shardy which folds those are, given what is known
-of the operands so far.  It is a matter of speed alone: where nothing is known, a kernel may fold
-and read, and then that dimension is gathered.
+What is read after it was folded over a cut dimension has to wait for the other devices, which a
+kernel cannot.  That is known no earlier than the partitioner asks: where a function is a part of
+others, nothing says beforehand how its arguments lie.  So kernels are chosen as for one device, and
+those that fold and read over what turns out to be cut are computed in pieces.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxlib.mlir import ir, passmanager
-from jaxlib.mlir.dialects import sdy, stablehlo
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy
 
 from hlo_mlc.backends.base import BuiltKernel
 from hlo_mlc.backends.cpu import ShardedCpuBackend, sharded_cpu_backend
@@ -37,21 +37,14 @@ from hlo_mlc.building import build_kernels
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.extraction import MAIN, function_named
 from hlo_mlc.partition.kernel import Kernel, make_kernel
-from hlo_mlc.partition.plan import CONSTRAINT
 from hlo_mlc.report import Report
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.faults import Contained
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tensor.sharding import Factor, factors, part_of
+from hlo_mlc.tensor.sharding import Factor, Piece, factors, pieces
 
-_SHARDING = "sdy.sharding"
-_NUMBER = "hlo_mlc.number"
-_PRODUCT = "stablehlo.dot_general"
-_FOLDS = (_PRODUCT, "stablehlo.reduce")
-_PROPAGATE = "builtin.module(sdy-propagation-pipeline)"
 _JOINED_BY = {"add": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 
 
@@ -72,20 +65,25 @@ class PartitionedKernel:
         """What `custom_partitioning` asks for: the function of a device's parts, and how results
         and operands are to be sharded for it."""
         program = self.kernel.kernel.program
-        local, names = self.kernel.kernel, {}
+        (local, computed), names = self._built(program, {}), {}
         with self.contained():  # where it fails, each device computes all
             assigned = _assigned(self.factors, mesh.shape, program, _names(operands),
                                  _names(results))
-            local = self._built(part_of(program, {f: prod(mesh.shape[name] for name in chosen)
-                                                  for f, chosen in assigned.items()}))
+            local, computed = self._built(program, {
+                f: prod(mesh.shape[name] for name in chosen) for f, chosen in assigned.items()})
             names = assigned
 
         def run(*arrays: jax.Array) -> list[jax.Array]:
-            outs = _call(local, self.backend.variant, arrays)
-            for factor, chosen in names.items():
-                for number, combiner in factor.joined:
-                    outs[number] = _JOINED_BY[combiner](outs[number], chosen)
-            return outs
+            known = dict(zip(local.operands, arrays, strict=True))
+            for piece, kernel in computed:
+                given = [known[buffer] for buffer in piece.operands]
+                known.update(zip(piece.results, _call(kernel, self.backend.variant, given),
+                                 strict=True))
+                for buffer, over, combiner in piece.joins:
+                    chosen = tuple(name for factor in over for name in names[factor])
+                    known[buffer] = _JOINED_BY[combiner](known[buffer], chosen)
+            outs = [known[buffer] for buffer in local.results]
+            return [*outs, np.uint8(0)] if len(outs) > 1 else outs
 
         def shardings(given: Sequence[Any], places: str) -> list[Any]:
             cut = {place: chosen for f, chosen in names.items() for place in getattr(f, places)}
@@ -95,13 +93,17 @@ class PartitionedKernel:
 
         return mesh, run, shardings(results, "results"), tuple(shardings(operands, "operands"))
 
-    def _built(self, program: TensorProgram) -> Kernel:
-        kernel = make_kernel(program.steps, program.operands, program.results, program.aliases)
-        if kernel.fingerprint != self.kernel.kernel.fingerprint:
+    def _built(self, program: TensorProgram, parts: Mapping[Factor, int]
+               ) -> tuple[TensorProgram, list[tuple[Piece, Kernel]]]:
+        """What a device computes of factors in so many parts, and the kernels of its pieces."""
+        local, found = pieces(program, parts)
+        kernels = [make_kernel(p.steps, p.operands, p.results, p.aliases) for p in found]
+        new = [k for k in kernels if k.fingerprint != self.kernel.kernel.fingerprint]
+        if new:
             options = self.options.replace(choose="ours")  # what fails is raised
-            self.keeps.extend(build_kernels([kernel], options, self.backend,
-                                            Recorder(None)).built.values())
-        return kernel
+            self.keeps.extend(build_kernels(new, options, self.backend, Recorder(None)
+                                            ).built.values())
+        return local, list(zip(found, kernels, strict=True))
 
 
 def _assigned(found: Sequence[Factor], sizes: Mapping[str, int], program: TensorProgram,
@@ -150,7 +152,7 @@ def _call(kernel: Kernel, variant: str, arrays: Sequence[jax.Array]) -> list[jax
     aliases = {program.operands.index(o): program.results.index(r) for r, o in program.aliases}
     outs = jax.ffi.ffi_call(KERNEL_TARGET, types, input_output_aliases=aliases)(
         *arrays, id=kernel.fingerprint + variant, dims=np.zeros(0, np.int64))
-    return [*outs[:-1], np.uint8(0)] if len(types) > 1 else list(outs)
+    return list(outs)[:len(program.results)]
 
 
 def make_partitionable(module: ir.Module, report: Report, options: Options, module_context: Any,
@@ -162,7 +164,8 @@ def make_partitionable(module: ir.Module, report: Report, options: Options, modu
     known: dict[str, dict[str, ir.Attribute]] = {}
     for operation in _operations(module, "stablehlo.custom_call"):
         attributes = operation.attributes
-        if ir.StringAttr(attributes["call_target_name"]).value != KERNEL_TARGET:
+        if ir.StringAttr(attributes["call_target_name"]).value != KERNEL_TARGET \
+                or _is_of_a_device(operation):
             continue
         kernel_id = attributes["backend_config"]["id"].value
         built = kernels[kernel_id]
@@ -212,95 +215,17 @@ def _rule(found: Sequence[Factor], program: TensorProgram, several: bool) -> ir.
     unread = [sdy.TensorMappingAttr.get([])] if several else []
     return sdy.OpShardingRuleAttr.get(
         sizes, operands, results + unread, is_custom=True, need_replication_factors=whole,
-        reduction_factors=[n for n, f in enumerate(found) if f.joined and not f.results])
+        reduction_factors=[n for n, f in enumerate(found) if f.folds and not f.results])
 
 
-def part_at_folds(extracted: ir.Module, module: ir.Module, call: ir.Operation,
-                  mesh: Any) -> None:
-    """Puts a constraint that constrains nothing behind each fold over what devices have parts of,
-    in the function that a call of the program's calls, taken out: no kernel reaches over it.
-
-    That is known where the program as far as it is written leads to the call.
-    """
-    program = call.parent.operation
-    if program.name != "func.func" or program.attributes["sym_name"].value != MAIN:
-        return
-    copy, folds = _ending_here(module), []
-    for function in _operations(extracted, "func.func"):
-        twin = function_named(copy, function.attributes["sym_name"].value).operation
-        for fold, its in zip(_operations(function, *_FOLDS), _operations(twin, *_FOLDS),
-                             strict=True):
-            with module.context:
-                its.attributes[_NUMBER] = ir.IntegerAttr.get(ir.IndexType.get(), len(folds))
-            folds.append(fold)
-    with module.context:
-        passmanager.PassManager.parse(_PROPAGATE).run(copy.operation)
-    for number in {o.attributes[_NUMBER].value for o in _operations(copy, *_FOLDS)
-                   if _NUMBER in o.attributes and _is_over_parts(o)}:
-        _part_behind(folds[number], mesh)
-
-
-def _ending_here(module: ir.Module) -> ir.Module:
-    """A copy of a program that is being written, as if the last call so far were the last."""
-    with module.context, ir.Location.unknown():
-        copy = ir.Module.create()
-        for operation in module.body.operations:
-            operation.operation.clone(ip=ir.InsertionPoint(copy.body))
-        main = function_named(copy, MAIN)
-        body = main.regions[0].blocks[0]
-        call = _operations(body, "func.call")[-1]
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(
-            main.type.inputs, [result.type for result in call.results]))
-        del main.attributes["res_attrs"]
-        ir.Operation.create("func.return", operands=list(call.results), ip=ir.InsertionPoint(body))
-    return copy
-
-
-def _part_behind(fold: ir.Operation, mesh: Any) -> None:
-    with fold.context, fold.location:
-        axes = [sdy.MeshAxisAttr.get(name, size) for name, size in mesh.shape.items()]
-        for result in fold.results:
-            anything = sdy.TensorShardingAttr.get(sdy.MeshAttr.get(axes), [
-                sdy.DimensionShardingAttr.get([], is_closed=False)
-                for _ in range(ir.RankedTensorType(result.type).rank)])
-            readers = [(use.owner, use.operand_number) for use in result.uses]
-            border = ir.Operation.create(
-                CONSTRAINT, results=[result.type], operands=[result],
-                attributes={"sharding": anything}, ip=ir.InsertionPoint(fold))
-            border.move_after(fold)
-            for reader, number in readers:
-                reader.operands[number] = border.result
-
-
-def _is_over_parts(fold: ir.Operation) -> bool:
-    """Whether a product or a reduction folds a dimension that is sharded."""
-    if fold.name == _PRODUCT:
-        numbers = stablehlo.DotDimensionNumbers(fold.attributes["dot_dimension_numbers"])
-        over = [numbers.lhs_contracting_dimensions, numbers.rhs_contracting_dimensions]
-    else:
-        over = [fold.attributes["dimensions"]] * (len(fold.operands) // 2)
-    return any(_is_sharded(fold.operands[n], d) for n, folded in enumerate(over) for d in folded)
-
-
-def _is_sharded(value: ir.Value, dimension: int) -> bool:
-    """Whether shardings were propagated to a dimension of a value."""
-    if isinstance(value.owner, ir.Block):
-        number, holder = ir.BlockArgument(value).arg_number, value.owner.owner.operation
-        if holder.name == "func.func":
-            described = holder.attributes["arg_attrs"][number] \
-                if "arg_attrs" in holder.attributes else {}
-            return _SHARDING in described and _cuts(described[_SHARDING], dimension)
-    else:
-        number, holder = ir.OpResult(value).result_number, value.owner
-    if _SHARDING not in holder.attributes:
-        return False
-    shardings = sdy.TensorShardingPerValueAttr(holder.attributes[_SHARDING]).shardings
-    return number < len(shardings) and _cuts(shardings[number], dimension)
-
-
-def _cuts(sharding: ir.Attribute, dimension: int) -> bool:
-    dimensions = sdy.TensorShardingAttr(sharding).dimension_shardings
-    return bool(sdy.DimensionShardingAttr(dimensions[dimension]).axes)
+def _is_of_a_device(operation: ir.Operation) -> bool:
+    """Whether a `shard_map` around an operation says what it is to each device: nothing is left to
+    be partitioned, and XLA's partitioner ends the process where it is asked to."""
+    while (above := operation.parent) is not None:
+        operation = above.operation
+        if operation.name == "sdy.manual_computation":
+            return True
+    return False
 
 
 def _operations(within: ir.Module | ir.Operation | ir.Block, *names: str) -> list[ir.Operation]:

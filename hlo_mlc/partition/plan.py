@@ -69,6 +69,7 @@ class Verdict:
     ours_us: float
     xla_us: float
     recorded: bool = False
+    opens: bool = False  # its loops are better left to XLA, with kernels in their bodies
 
 
 Chooser = Callable[[Cluster], Verdict]
@@ -101,7 +102,14 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     become one kernel.  `donated` are the numbers of parameters and of the results that their
     memory is for; `limits` are those of the target.
     """
-    plan = _planned(graph, choose, small, donated, frozenset(), limits)
+    opened: dict[Node, str] = {}
+    while True:
+        plan = _planned(graph, choose, small, donated, frozenset(), limits, opened)
+        more = {node: verdict.reason for cluster, verdict in plan.rejected if verdict.opens
+                for node in cluster.nodes if node.op == _LOOP}
+        if not more:
+            break
+        opened |= more
     return _rewritten(_told_apart(plan, graph), graph)
 
 
@@ -154,15 +162,17 @@ def _rewritten(plan: Plan, graph: Graph) -> Plan:
     """The plan with what it makes of `graph` and of the loops and branches in it."""
     produced = {value: cluster for cluster, _ in plan.taken for value in cluster.results}
     rebuilt = _rebuild(graph, produced)
-    return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt, plan.limits))
+    left = frozenset(value for node in plan.left for value in node.results)
+    return replace(plan, graph=rebuilt, remaining=_remaining(rebuilt, left))
 
 
 def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
              donated: Sequence[tuple[int, int]], around: frozenset[str],
-             limits: FusionLimits) -> Plan:
-    """What is to become of the nodes; `around` are the ops that `graph` is a region of."""
-    reasons = {node: refusal(node, limits.left) for node in graph.nodes}
-    plan = _planned_regions(graph, reasons, choose, small, around, limits)
+             limits: FusionLimits, opened: Mapping[Node, str]) -> Plan:
+    """What is to become of the nodes; `around` are the ops that `graph` is a region of, `opened`
+    loops that are not to become part of a kernel, and why."""
+    reasons = {node: opened.get(node) or refusal(node, limits.left) for node in graph.nodes}
+    plan = _planned_regions(graph, reasons, choose, small, around, limits, opened)
     fuser, values, fresh = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     needed = frozenset(b for b, v in values.items() if v in results)
@@ -196,8 +206,8 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
 
 
 def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
-                     small: Callable[[Unit], bool], around: frozenset[str], limits: FusionLimits
-                     ) -> Plan:
+                     small: Callable[[Unit], bool], around: frozenset[str], limits: FusionLimits,
+                     opened: Mapping[Node, str]) -> Plan:
     """What is to become of the bodies of control flow that stays with XLA."""
     plan = Plan(graph, limits)
     for node in graph.nodes:
@@ -205,7 +215,7 @@ def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
             continue
         for region in node.regions:
             inner = _planned(region, choose, small, _carried(node, region), around | {node.op},
-                             limits)
+                             limits, opened)
             plan.taken += inner.taken
             plan.rejected += inner.rejected
             plan.left.update(inner.left)
@@ -221,10 +231,11 @@ def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
     return [(k, k) for k in range(len(region.results))]
 
 
-def _remaining(graph: Graph, limits: FusionLimits) -> int:
-    """Its non-trivial operations that are not in kernels, and those of the loops left to XLA."""
-    inner = sum(_remaining(region, limits) for node in graph.nodes
-                if node.op in CONTROL_FLOW and refusal(node, limits.left)
+def _remaining(graph: Graph, left: frozenset[Value]) -> int:
+    """Its non-trivial operations that are not in kernels, and those of the loops whose results are
+    left to XLA."""
+    inner = sum(_remaining(region, left) for node in graph.nodes
+                if node.op in CONTROL_FLOW and not left.isdisjoint(node.results)
                 for region in node.regions)
     return inner + sum(_counts(node) for node in graph.nodes)
 

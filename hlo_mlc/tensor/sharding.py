@@ -5,7 +5,8 @@
 
 Dimensions of buffers and axes of stages belong together where one is the plain index of the other.
 All that do are one `Factor`, unless something needs to know where along them it is (a window, a
-running sum, a number that counts), or all of them at once (what is folded over them and then read).
+running sum, a number that counts).  What is folded over a factor is folded once more over devices:
+who reads it comes after that, in another piece (`pieces`).
 """
 
 from __future__ import annotations
@@ -14,16 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
+from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL
-from hlo_mlc.tensor.canonical import stages
+from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.combine import commutes, is_idempotent
-from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
-from hlo_mlc.tensor.rewrite import replace_buffers, with_parts
+from hlo_mlc.tensor.core import Assign, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.covering import left_over, stored_box, whole
+from hlo_mlc.tensor.liveness import step_reads
+from hlo_mlc.tensor.rewrite import map_expressions, replace_buffers, with_parts
 
-JOINING = ("add", "max", "min")
-"""What devices can do to fold the folds of parts once more."""
-_OF_TRUTH = {"or": "max", "and": "min"}
+_JOINED_BY = {"add": "add", "max": "max", "larger": "max", "min": "min"}
+"""What devices do to fold the folds of parts once more."""
+_TRUTH_JOINED_BY = {"or": "max", "and": "min"}
 
 Dimension = tuple[Buffer, int]
 _Place = Var | Dimension | None  # None is what cannot be cut
@@ -34,13 +38,13 @@ class Factor:
     """An index that may be cut into parts: which dimensions of operands and results it is, as pairs
     of their numbers and the dimension's, and which axes and dimensions of the program.
 
-    `joined`: the numbers of results that are folds over it, and what folds them.
+    `folds`: what devices do to join what is folded over it, `add`, `max` or `min`.
     """
 
     extent: int
     operands: tuple[tuple[int, int], ...]
     results: tuple[tuple[int, int], ...]
-    joined: tuple[tuple[int, str], ...]
+    folds: tuple[str, ...]
     axes: frozenset[Var]
     dimensions: frozenset[Dimension]
 
@@ -74,13 +78,16 @@ class _Classes:
 def factors(program: TensorProgram) -> tuple[Factor, ...]:
     """The factors of a program, each of two points at least, in the order of its operands."""
     classes = _Classes()
-    joined: dict[Var, list[tuple[int, str]]] = {}
+    folds: dict[Var, tuple[str, ...]] = {}
+    may_wait = _is_in_pieces(program)
     for step in program.steps:
         for stage in stages(step):
-            folded = _joined(stage, program) if isinstance(step, Nest) else []
+            joining = _joining(stage) if isinstance(step, Nest) else ()
+            if not (may_wait or _is_at_end(stage, program)):
+                joining = ()
             for axis in stage.reduce_axes:
-                if folded:
-                    joined[axis] = folded
+                if joining:
+                    folds[axis] = joining
                 else:
                     classes.join(axis, None)
             _tie(stage, classes)
@@ -88,7 +95,7 @@ def factors(program: TensorProgram) -> tuple[Factor, ...]:
     for result, operand in program.aliases:
         for d in range(len(result.shape)):
             classes.join((result, d), (operand, d))
-    found = (_factor(set(group), joined, program) for group in classes.members())
+    found = (_factor(set(group), folds, program) for group in classes.members())
     return tuple(sorted(filter(None, found), key=lambda f: (not f.operands, f.operands, f.results)))
 
 
@@ -129,30 +136,57 @@ def _fix_conditions(step: Step, classes: _Classes) -> None:
     """What decides how a loop or a branch goes on is read by all."""
     if isinstance(step, Nest):
         return
-    for load in () if step.condition is None else loads(step.condition):
-        for d in range(len(load.indices)):
-            classes.join((load.source, d), None)
+    for access in () if step.condition is None else loads(step.condition):
+        for d in range(len(access.indices)):
+            classes.join((access.source, d), None)
     for inner in step.inner:
         _fix_conditions(inner, classes)
 
 
-def _joined(stage: Stage, program: TensorProgram) -> list[tuple[int, str]]:
-    """The results that a stage's folds are, as they are, and what folds them; none where they may
-    not be folds of parts."""
-    if stage.combiner is None or stage.scan is not None or stage.along \
-            or not (commutes(stage.combiner) and is_idempotent(stage.combiner, stage.initial)):
-        return []
-    folds = {a: _OF_TRUTH.get(result.op, "") if a.dtype is BOOL else result.op
-             for a, result in zip(stage.accumulators, stage.combiner.results, strict=True)}
+def _joining(stage: Stage) -> tuple[str, ...]:
+    """What folds each accumulator of a stage, where that may be folds of parts; else nothing."""
+    if stage.combiner is None or stage.scan is not None \
+            or not (commutes(stage.combiner) and is_idempotent(stage.combiner, stage.initial)) \
+            or any(store.value.free.intersection(stage.accumulators) for store in stage.along):
+        return ()
+    ops = tuple((_TRUTH_JOINED_BY if accumulator.dtype is BOOL else _JOINED_BY).get(result.op, "")
+                for accumulator, result in zip(stage.accumulators, stage.combiner.results,
+                                               strict=True))
+    return ops if all(ops) else ()
+
+
+def _is_in_pieces(program: TensorProgram) -> bool:
+    """Whether its stages may be computed one after the other, each by a kernel of its own: all that
+    one writes nobody else does, and as a whole."""
+    written = [b for step in program.steps for s in stages(step) for b in s.outputs]
+    return len(written) == len(set(written)) and all(b.strides is None for b in written) and all(
+        isinstance(step, Nest) and all(map(_fills, step.stages)) for step in program.steps)
+
+
+def _fills(stage: Stage) -> bool:
+    """Whether nothing stays in the buffers that a stage writes."""
+    stores = [(store, stage.axes) for store in stage.assigns]
+    stores += [(store, (*stage.axes, *stage.reduce_axes)) for store in stage.along]
+    boxes = [(store.buffer, stored_box(store, axes)) for store, axes in stores]
+    return {b for b, box in boxes if box is not None and not left_over(whole(b.shape), box)} \
+        == {*stage.outputs}
+
+
+def _is_at_end(stage: Stage, program: TensorProgram) -> bool:
+    """Whether the folds of a stage are results, as they are, which nobody else writes or reads."""
     others = [s for step in program.steps for s in stages(step) if s is not stage]
-    found = []
-    for store in stage.assigns:
-        op = folds.get(_rounded(store.value))
-        if op not in JOINING or store.guard is not None or store.buffer not in program.results \
-                or any(store.buffer in (*s.inputs, *s.outputs) for s in others):
-            return []
-        found.append((program.results.index(store.buffer), op))
-    return found
+    return not stage.along and _folded_as_is(stage) is not None and all(
+        store.buffer in program.results and not any(
+            store.buffer in (*s.inputs, *s.outputs) for s in others) for store in stage.assigns)
+
+
+def _folded_as_is(stage: Stage) -> dict[Buffer, str] | None:
+    """The buffers that are the folds of a stage and nothing else, and what folds each; None where
+    it makes something else of them."""
+    ops = dict(zip(stage.accumulators, _joining(stage), strict=False))
+    found = {store.buffer: ops.get(_rounded(store.value)) for store in stage.assigns
+             if store.guard is None}
+    return found if len(found) == len(stage.assigns) and None not in found.values() else None
 
 
 def _rounded(value: Expr) -> Expr:
@@ -168,7 +202,7 @@ def _rounded(value: Expr) -> Expr:
     return value
 
 
-def _factor(group: set[_Place], joined: Mapping[Var, list[tuple[int, str]]],
+def _factor(group: set[_Place], folds: Mapping[Var, tuple[str, ...]],
             program: TensorProgram) -> Factor | None:
     """What belongs together as a factor, if it is an index that each buffer and each stage has once
     and that some operand or result has."""
@@ -187,8 +221,103 @@ def _factor(group: set[_Place], joined: Mapping[Var, list[tuple[int, str]]],
     (extent,) = extents
     if not isinstance(extent, int) or extent < 2:
         return None
-    folds = dict.fromkeys(f for axis in axes for f in joined.get(axis, ()))
-    return Factor(extent, operands, results, tuple(folds), axes, dimensions)
+    names = {name for axis in axes for name in folds.get(axis, ())}
+    return Factor(extent, operands, results, tuple(sorted(names)), axes, dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one device computes between two times that it waits for the others.
+
+    `joins`: what is to be folded over devices then, over which factors, and what folds it.
+    """
+
+    steps: tuple[Step, ...]
+    operands: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    aliases: tuple[tuple[Buffer, Buffer], ...]
+    joins: tuple[tuple[Buffer, tuple[Factor, ...], str], ...]
+
+
+def pieces(program: TensorProgram, parts: Mapping[Factor, int]
+           ) -> tuple[TensorProgram, tuple[Piece, ...]]:
+    """What one device computes if factors are cut into so many parts, each of which divides its
+    extent; and its pieces, as few as can be, in order.
+
+        a[i] = tanh(sum over k of x[i, k])     ->     t[i] = sum over k of x[i, k]; add t over k
+                                                      a[i] = tanh(t[i])
+    """
+    local = part_of(program, parts)
+    cut = {axis: factor for factor in parts for axis in factor.axes}
+    over = {here: tuple(dict.fromkeys(cut[a] for a in whole.reduce_axes if a in cut))
+            for whole, here in zip(_stages(program), _stages(local), strict=True)}
+    if not any(over.values()):
+        piece = Piece(local.steps, local.operands, local.results, local.aliases, ())
+        return local, (piece,)
+    known: dict[Buffer, int] = {}  # how many waits come before what is in a buffer
+    groups: dict[int, list[Step]] = {}
+    joins: dict[Buffer, tuple[tuple[Factor, ...], str]] = {}
+    for step in local.steps:
+        placed: dict[int, list[Stage]] = {}
+        for stage in stages(step):
+            at = max((known.get(b, 0) for b in stage.inputs), default=0)
+            known.update(dict.fromkeys(stage.outputs, at))
+            if not over[stage]:
+                placed.setdefault(at, []).append(stage)
+                continue
+            fold, rest = _in_two(stage, len(joins))
+            joined = _folded_as_is(fold)
+            joins.update((b, (over[stage], op)) for b, op in joined.items())
+            known.update(dict.fromkeys(joined, at + 1))
+            placed.setdefault(at, []).append(fold)
+            if rest is not None:
+                known.update(dict.fromkeys(rest.outputs, at + 1))
+                placed.setdefault(at + 1, []).append(rest)
+        for at, group in placed.items():
+            groups.setdefault(at, []).append(_part_of_nest(step, group))
+    return local, tuple(_in_order(local, [groups[at] for at in sorted(groups)], joins))
+
+
+def _in_two(stage: Stage, number: int) -> tuple[Stage, Stage | None]:
+    """The folds of a stage, and what it makes of them if that is anything else."""
+    if _folded_as_is(stage) is not None:
+        return stage, None
+    read_on = frozenset[Var]().union(*(e.free for store in stage.assigns
+                                       for e in (store.value, store.guard) if e is not None))
+    folds = {a: Buffer(f"w{number + n}", a.dtype, tuple(axis.extent for axis in stage.axes))
+             for n, a in enumerate(stage.accumulators) if a in read_on}
+    read: dict[Expr, Expr] = {a: load(b, stage.axes) for a, b in folds.items()}
+    rest = map_expressions(Stage(stage.name, stage.axes, stage.assigns),
+                           lambda e: substitute(e, read))
+    rest = replace(rest, overwrites=tuple(b for b in stage.overwrites if b in rest.inputs))
+    return replace(stage, overwrites=(), assigns=tuple(
+        Assign(b, stage.axes, a) for a, b in folds.items())), rest
+
+
+def _part_of_nest(nest: Nest, group: Sequence[Stage]) -> Nest:
+    """Some stages of a nest, as they are or in two, as a nest of their own."""
+    if len(group) == 1:
+        return Nest(tuple(group), len(group[0].axes))
+    others = {b for s in nest.stages if s not in group for b in (*s.inputs, *s.outputs)}
+    return Nest(tuple(group), nest.shared, tuple(b for b in nest.private if b not in others))
+
+
+def _in_order(local: TensorProgram, groups: Sequence[Sequence[Step]],
+              joins: Mapping[Buffer, tuple[tuple[Factor, ...], str]]) -> Iterator[Piece]:
+    """The steps of each group as a piece."""
+    reads = [{b for s in steps for b in step_reads(s)} for steps in groups]
+    for number, steps in enumerate(groups):
+        made = written(steps)
+        wanted = {*local.results}.union(*reads[number + 1:])
+        aliases = tuple((r, o) for r, o in local.aliases if r in made and o in reads[number])
+        operands = tuple(dict.fromkeys(b for step in steps for s in stages(step)
+                                       for b in s.inputs if b not in made))
+        yield Piece(tuple(steps), operands, tuple(b for b in made if b in wanted), aliases,
+                    tuple((b, *joins[b]) for b in made if b in joins))
+
+
+def _stages(program: TensorProgram) -> Iterator[Stage]:
+    return (s for step in program.steps for s in stages(step))
 
 
 def part_of(program: TensorProgram, parts: Mapping[Factor, int]) -> TensorProgram:
@@ -236,5 +365,5 @@ def described(program: TensorProgram) -> str:
         return ", ".join("".join(names.get((b, d), ".") for d in range(len(b.shape))) or "()"
                          for b in border)
 
-    folds = dict.fromkeys(f", {name} over {letters[f]}" for f in found for _, name in f.joined)
+    folds = (f", {name} over {letters[f]}" for f in found for name in f.folds)
     return f"{spelled(program.operands)} -> {spelled(program.results)}{''.join(folds)}"

@@ -131,9 +131,11 @@ def test_several_devices_are_compiled_for(replacing: Any) -> None:
     assert "tensor<8xf32>" in replacing.modules[0]
 
 
-def test_several_devices_of_no_known_mesh_are_left_to_xla(replacing: Any) -> None:
-    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Auto,))
-    g = mlc_jit(lambda x: x * 2, choose="ours", out_shardings=NamedSharding(mesh, P("i")))
+def test_several_devices_of_several_meshes_are_left_to_xla(replacing: Any) -> None:
+    meshes = [jax.make_mesh(shape, ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+              for shape in ((8, 1), (2, 4))]
+    g = mlc_jit(lambda x: x * 2, choose="ours", in_shardings=NamedSharding(meshes[0], P("i")),
+                out_shardings=NamedSharding(meshes[1], P("i")))
     assert jnp.array_equal(g(X), X * 2)
     assert not replacing.modules
     assert "8 devices outside shard_map" in str(g.explain(X))

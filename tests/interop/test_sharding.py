@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import hlo_mlc
 from hlo_mlc import mlc_jit
 from hlo_mlc.interop import sharding
 from hlo_mlc.support.errors import ScheduleError
@@ -133,12 +134,73 @@ def test_training_steps() -> None:
     assert collectives(loop) == ["all-reduce"]
 
 
-def test_gradients_from_outside() -> None:
+def inside(function: Callable, *args: Any, coverage: float = 1.0) -> list[str]:
+    """What devices do together where a function is a part of another one that `jax.jit` compiles:
+    for arguments that are sharded, and for such as nobody has placed, which it wants so."""
+    shardings = jax.tree.map(lambda array: array.sharding, args)
+    unplaced = jax.tree.map(np.asarray, args)
+    expected = jax.jit(function)(*unplaced)
+    found = []
+    for given, wanted in ((args, {}), (unplaced, {"in_shardings": shardings})):
+        ours = mlc_jit(lambda *args: function(*args), choose="ours")
+        compiled = jax.jit(lambda *args, ours=ours: ours(*args), **wanted).lower(*given).compile()
+        assert ours.report().coverage >= coverage
+        assert "hlo_mlc_kernel" in compiled.as_text()
+        assert_close(compiled(*given), expected)
+        found.append(collectives(compiled))
+    assert found[0] == found[1]
+    return found[0]
+
+
+def test_inside_another_jit_a_chain_gathers_nothing() -> None:
+    args = placed(X, "i"), placed(W)
+    assert inside(chain, *args) == []
+    assert inside(jax.value_and_grad(loss, (0, 1)), *args[::-1]) == ["all-reduce"]
     ours = mlc_jit(loss, choose="ours")
-    args = placed(W), placed(X, "i")
-    compiled = jax.jit(jax.grad(ours)).lower(*args).compile()
+    compiled = jax.jit(jax.grad(ours)).lower(*args[::-1]).compile()
     assert "hlo_mlc_kernel" in compiled.as_text()
-    assert_close(compiled(*args), jax.jit(jax.grad(loss))(*args))
+    assert collectives(compiled) == ["all-reduce"]
+    assert_close(compiled(*args[::-1]), jax.jit(jax.grad(loss))(*args[::-1]))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("name", ["softmax", "centred", "product"])
+def test_inside_another_jit_what_is_folded_and_read(name: str, axis: int) -> None:
+    spec = (None, "i") if axis else ("i",)
+    w = placed(RNG.normal(size=(32, 32)).astype(np.float32), *("i",) * axis)
+    function = lambda x, w: jnp.tanh(OPERATIONS[name](x, x, w, axis))  # noqa: E731
+    expected = [] if name == "product" and axis == 0 else ["all-reduce"]
+    assert inside(function, placed(X, *spec), w) == expected
+    assert collectives(compared(function, placed(X, *spec), w)) == expected
+
+
+def test_inside_another_jit_training_steps() -> None:
+    params, x, y = training()
+    params = [(placed(RNG.normal(size=(32, 32)).astype(np.float32) * 0.1), params[0][1]), params[1]]
+    assert inside(train, params, x, y, coverage=0.9) == ["all-reduce"]
+    assert inside(lambda *args: lax.scan(lambda p, _: train(p, *args[1:]), args[0], None,
+                                         length=3), params, x, y, coverage=0.8) == ["all-reduce"]
+
+
+@pytest.mark.parametrize("place", ["results", "constraint", "inner jit", "own", "enabled"])
+def test_the_mesh_is_found_where_the_program_names_it(place: str) -> None:
+    wanted = NamedSharding(mesh_of("8"), P("i")), NamedSharding(mesh_of("8"), P())
+    ours = mlc_jit(chain, choose="ours")
+    with hlo_mlc.enabled(choose="ours"):
+        routed = jax.jit(chain)
+    programs = {
+        "results": jax.jit(lambda x, w: ours(x, w), out_shardings=wanted[0]),
+        "constraint": jax.jit(lambda x, w: ours(
+            lax.with_sharding_constraint(x, wanted[0]), w)),
+        "inner jit": jax.jit(lambda x, w: jax.jit(lambda x, w: ours(x, w), in_shardings=wanted)(
+            x, w)),
+        "own": jax.jit(lambda x, w: mlc_jit(chain, choose="ours", in_shardings=wanted)(x, w)),
+        "enabled": jax.jit(lambda x, w: routed(x, w), in_shardings=wanted),
+    }
+    compiled = programs[place].lower(X, W).compile()
+    assert collectives(compiled) == []
+    assert "hlo_mlc_kernel" in compiled.as_text()
+    assert_close(compiled(X, W), jax.jit(chain)(X, W))
 
 
 def test_donated_arguments() -> None:
@@ -230,7 +292,7 @@ def test_random_programs(mesh: str, seed: int) -> None:
 def test_explain_says_what_is_shared() -> None:
     ours = mlc_jit(chain, choose="ours")
     said = " ".join(str(ours.explain(placed(X, "i"), placed(W), verbose=True)).split())
-    assert "devices share a. -> a." in said
+    assert "devices share ab -> ab, add over b, max over b" in said
     assert "devices share ab, bc -> ac, add over b" in said
 
 
@@ -253,7 +315,7 @@ def test_a_fault_costs_the_cut_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ScheduleError("no part of it")
 
-    monkeypatch.setattr(sharding, "part_of", fail)
+    monkeypatch.setattr(sharding, "_assigned", fail)
     ours = mlc_jit(lambda x: jax.nn.softmax(jnp.tanh(x) * 2), choose="auto")
     with pytest.warns(MlcWarning, match="no part of it"):
         result = ours(placed(np.tile(X, (16, 16)), "i"))

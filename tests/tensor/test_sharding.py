@@ -18,7 +18,7 @@ from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tensor.sharding import Factor, described, factors, part_of
+from hlo_mlc.tensor.sharding import Factor, Piece, described, factors, part_of, pieces
 
 X = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(12, 6)).astype(np.float32)
@@ -38,11 +38,12 @@ RULES = {
     "elementwise": (lambda x, v: jnp.tanh(x) * v, (X, V), "ab, b -> ab"),
     "product": (lambda x, w: x @ w, (X, W), "ab, bc -> ac, add over b"),
     "product of rows with each other": (lambda x: x @ x.T, (X,), ".a -> .., add over a"),
-    "softmax": (lambda x: jax.nn.softmax(x), (X,), "a. -> a."),
+    "softmax": (lambda x: jax.nn.softmax(x), (X,),
+                "ab -> ab, add over b, max over b"),
     "transposed": (lambda x: x.T * 2, (X,), "ab -> ba"),
     "largest": (lambda x: x.max(0), (X,), "ab -> b, max over a"),
     "any": (lambda x: (x > 0).any(1), (X,), "ab -> a, max over b"),
-    "sum that is read": (lambda x: x.sum(0) * 2, (X,), ".a -> a"),
+    "sum that is read": (lambda x: x.sum(0) * 2, (X,), "ab -> b, add over a"),
     "sum from a number": (
         lambda x: lax.reduce(x, np.float32(1), lax.add, (0,)), (X,), ".a -> a"),
     "rounded sum": (lambda x: x.astype(jnp.bfloat16).sum(0).reshape(1, 12).sum(0), (X,),
@@ -59,9 +60,9 @@ RULES = {
     "place of the largest": (lambda x: jnp.argmax(x, 0), (X,), ".a -> a"),
     "a row overwritten": (lambda x, v: x.at[1].set(v), (X, V), ".a, a -> .a"),
     "attention": (lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)) @ q,
-                  (X.reshape(4, 4, 6),), "a.. -> a.."),
+                  (X.reshape(4, 4, 6),), "a.b -> a.b, add over b"),
     "loop": (lambda x: lax.fori_loop(0, 3, lambda i, a: jnp.tanh(a + x.sum(1, keepdims=True)), x),
-             (X,), "a. -> a."),
+             (X,), "ab -> ab, add over b"),
     "loop over rows": (lambda v, x: lax.scan(lambda c, r: (jnp.tanh(c * 0.5 + r), c), v, x)[1],
                        (V, X), "a, .a -> .a"),
 }
@@ -73,7 +74,7 @@ def test_rules(name: str) -> None:
     assert described(program_of(function, *arrays)) == rule
 
 
-def run(program: TensorProgram, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+def run(program: TensorProgram | Piece, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the kernel of a program computes."""
     options = Options.from_environment(choose="ours")
     kernel = make_kernel(program.steps, program.operands, program.results, program.aliases)
@@ -88,15 +89,25 @@ FOLDS = {"add": np.add, "max": np.maximum, "min": np.minimum}
 
 def in_parts(program: TensorProgram, factor: Factor, count: int, arrays: Sequence[np.ndarray]
              ) -> list[np.ndarray]:
-    """The same, computed part by part along a factor."""
-    local, along = part_of(program, {factor: count}), dict(factor.operands)
+    """The same, computed part by part along a factor, as devices do it."""
+    local, found = pieces(program, {factor: count})
+    along = dict(factor.operands)
     cut = [np.split(a, count, along[n]) if n in along else [a] * count
            for n, a in enumerate(arrays)]
-    parts = [run(local, [np.ascontiguousarray(a[p]) for a in cut]) for p in range(count)]
-    axes, folds = dict(factor.results), dict(factor.joined)
-    return [np.concatenate(group, axes[n]) if n in axes else
-            FOLDS[folds[n]].reduce(group) if n in folds else group[-1]
-            for n, group in enumerate(zip(*parts, strict=True))]
+    known = [{b: np.ascontiguousarray(a[p]) for b, a in zip(local.operands, cut, strict=True)}
+             for p in range(count)]
+    for piece in found:
+        for have in known:
+            have.update(zip(piece.results, run(piece, [have[b] for b in piece.operands]),
+                            strict=True))
+        for buffer, over, name in piece.joins:
+            assert over == (factor,)
+            joined = FOLDS[name].reduce([have[buffer] for have in known])
+            for have in known:
+                have[buffer] = joined
+    axes = dict(factor.results)
+    return [np.concatenate([have[b] for have in known], axes[n]) if n in axes else known[-1][b]
+            for n, b in enumerate(local.results)]
 
 
 @pytest.mark.parametrize("name", [name for name, (*_, rule) in RULES.items() if "a" in rule])
@@ -110,6 +121,18 @@ def test_parts_are_the_whole(name: str) -> None:
             for ours, theirs in zip(in_parts(program, factor, count, arrays), whole, strict=True):
                 step = 0.0 if ours.dtype.kind in "bi" else float(jnp.finfo(ours.dtype).eps)
                 np.testing.assert_allclose(ours, theirs, rtol=32 * step, atol=32 * step)
+
+
+def test_pieces_wait_as_seldom_as_can_be() -> None:
+    program = program_of(lambda x: (x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True), X)
+    rows, columns = factors(program)
+    assert [len(piece.joins) for piece in pieces(program, {rows: 4})[1]] == [0]
+    waits = [len(piece.joins) for piece in pieces(program, {rows: 4, columns: 3})[1]]
+    assert waits[-1] == 0
+    assert all(waits[:-1])
+    program = program_of(lambda x: (x.sum(1) * 2, (x * x).sum(1) * 3), X)
+    _, columns = factors(program)
+    assert [len(piece.joins) for piece in pieces(program, {columns: 2})[1]] == [2, 0]
 
 
 def test_several_factors_at_once() -> None:
