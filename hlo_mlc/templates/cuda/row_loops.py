@@ -32,7 +32,9 @@ from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 MOST_THREADS = 1024  # of a block, on every architecture
-# Elements of a row that one thread keeps in registers: one for each, however narrow they are.
+REGISTER_BYTES = 4
+# Registers of a thread for the elements of a row, for each buffer: one for each element, however
+# narrow it is, and two for one of 64 bits.
 KEPT = 32
 # Simple operations from which on each thread computes a value of its row once: roots and quotients
 # are branches in machine code, which NVRTC leaves in loops.
@@ -65,6 +67,13 @@ def row_width(nest: Nest) -> int:
                                     _inner(s, 0) and (not is_map(s) or row_length(s, 0) > 1)))
 
 
+def most_kept(nest: Nest) -> int:
+    """Elements of a row that one thread keeps in registers."""
+    rows = (s for s in nest.stages if row_length(s, shared_axes(nest)) > 1)
+    widest = max((b.dtype.bytes for s in rows for b in (*s.inputs, *s.outputs)), default=1)
+    return KEPT // -(-widest // REGISTER_BYTES)
+
+
 def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
     """The indices of a buffer's elements that a stage reads or writes."""
     read = (load.indices for e in stage.expressions for load in loads(e) if load.source == buffer)
@@ -85,7 +94,7 @@ class RowLoops:
         self.stages = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
         self.private = set(nest.private)
         self.name = nest.stages[0].name
-        self.width = row_width(nest)
+        self.width, self.most_kept = row_width(nest), most_kept(nest)
         self.team, self.kept = parameters["team"], parameters["kept"] * KIB
         self.count = max(1, min(parameters["rows"], MOST_THREADS // self.team))
         self.total = product(self.axes)
@@ -145,7 +154,7 @@ class RowLoops:
 
     def _written_out(self, stage: Stage) -> bool:
         elements = self._chunks(stage) * self.width
-        return elements <= KEPT and elements * cost(*stage.expressions) <= WRITTEN_OUT
+        return elements <= self.most_kept and elements * cost(*stage.expressions) <= WRITTEN_OUT
 
     def _along(self, stage: Stage, body: Callable[[Expr, Expr, Expr], tuple[Stmt, ...]]
                ) -> tuple[Stmt, ...]:

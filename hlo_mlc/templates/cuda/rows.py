@@ -16,9 +16,9 @@ from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.row_loops import (
-    KEPT,
     MOST_THREADS,
     RowLoops,
+    most_kept,
     row_length,
     row_width,
     shared_axes,
@@ -76,7 +76,7 @@ class RowsTemplate:
             longest = -(-longest // chunks)
             rows *= chunks
         width = row_width(nest)
-        vectors, most = -(-longest // width), KEPT // width
+        vectors, most = -(-longest // width), most_kept(nest) // width
         if vectors <= most * WARP:
             team = min(WARP, power_of_two(vectors))
         else:
