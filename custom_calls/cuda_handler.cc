@@ -62,13 +62,15 @@ ffi::Error Execute(CudaStream stream, CudaKernelState* state, ffi::RemainingArgs
     if (buffer.has_error()) return buffer.error();
     buffers.push_back(buffer->untyped_data());
   }
+  int64_t last_bytes = 0;
   for (size_t n = 0; n < results.size(); ++n) {
     auto buffer = results.get<ffi::AnyBuffer>(n);
     if (buffer.has_error()) return buffer.error();
     buffers.push_back((*buffer)->untyped_data());
+    last_bytes = static_cast<int64_t>((*buffer)->size_bytes());
   }
   return Outcome(state->program->Launch(stream, buffers.data(),
-                                        static_cast<int64_t>(buffers.size())));
+                                        static_cast<int64_t>(buffers.size()), last_bytes));
 }
 
 // Where tests put another library in the driver's place there are no streams either.
@@ -117,13 +119,13 @@ MLC_EXPORT void mlc_cuda_use_driver(const char* path) { mlc::CudaDriver::Use(pat
 
 MLC_EXPORT int mlc_cuda_set(const char* id, const char* image, int64_t image_bytes,
                             const char* const* functions, int64_t function_count,
-                            const int64_t* plan, int64_t plan_size) {
+                            const int64_t* plan, int64_t plan_size, int64_t scratch_bytes) {
   try {
     std::vector<std::string> names(functions, functions + function_count);
     mlc::CudaPrograms::Get().Set(
         id, std::make_shared<mlc::CudaProgram>(
                 id, std::string(image, static_cast<size_t>(image_bytes)), std::move(names), plan,
-                plan_size));
+                plan_size, scratch_bytes));
     return mlc::kDone;
   } catch (const std::invalid_argument&) {
     return mlc::kNo;

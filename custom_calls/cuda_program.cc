@@ -44,11 +44,12 @@ Registry& GetRegistry() {
 }  // namespace
 
 CudaProgram::CudaProgram(std::string name, std::string image, std::vector<std::string> functions,
-                         const int64_t* plan, int64_t plan_size)
+                         const int64_t* plan, int64_t plan_size, int64_t scratch_bytes)
     : name_(std::move(name)),
       image_(std::move(image)),
       functions_(std::move(functions)),
-      shared_bytes_(functions_.size()) {
+      shared_bytes_(functions_.size()),
+      scratch_bytes_(scratch_bytes) {
   Numbers numbers(plan, plan_size);
   const auto function_count = static_cast<int64_t>(functions_.size());
   while (!numbers.AtEnd()) {
@@ -115,10 +116,17 @@ std::string CudaProgram::LoadOn(int device) {
   return "";
 }
 
-std::string CudaProgram::Launch(CudaStream stream, void* const* buffers, int64_t buffer_count) {
+std::string CudaProgram::Launch(CudaStream stream, void* const* buffers, int64_t buffer_count,
+                                int64_t last_bytes) {
   if (std::string error = Load(); !error.empty()) return error;
   if (buffer_count < most_buffers_ + takes_scratch_) {
     return "kernel " + name_ + " expects more operands and results than it is given";
+  }
+  if (takes_scratch_ && last_bytes < scratch_bytes_) {
+    // Another schedule of it was published between this program's compilation and its loading.
+    return "kernel " + name_ + " takes " + std::to_string(scratch_bytes_) +
+           " bytes of scratch by now, and this program has " + std::to_string(last_bytes) +
+           ": compile it again (jax.clear_caches())";
   }
   for (int64_t n = 0; n < buffer_count; ++n) {
     if (reinterpret_cast<uintptr_t>(buffers[n]) % kAlignment != 0) {

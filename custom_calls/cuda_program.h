@@ -27,17 +27,19 @@ struct CudaLaunch {
 class CudaProgram {
  public:
   // `plan`: of each launch its function, blocks, threads, bytes of shared memory, buffers (count
-  // first), whether it takes scratch, and counters (count first). Throws std::invalid_argument for
-  // any other numbers.
+  // first), whether it takes scratch, and counters (count first). `scratch_bytes`: how much scratch
+  // they take. Throws std::invalid_argument for any other numbers.
   CudaProgram(std::string name, std::string image, std::vector<std::string> functions,
-              const int64_t* plan, int64_t plan_size);
+              const int64_t* plan, int64_t plan_size, int64_t scratch_bytes);
 
   // Loads the machine code on the current device, if it is not there yet. Says what went wrong;
   // nothing did if that is empty.
   std::string Load();
 
-  // Puts all launches on the stream, reading and writing `buffers`. Says what went wrong.
-  std::string Launch(CudaStream stream, void* const* buffers, int64_t buffer_count);
+  // Puts all launches on the stream, reading and writing `buffers`, of which the last one, with
+  // `last_bytes`, is the scratch if they take any. Says what went wrong.
+  std::string Launch(CudaStream stream, void* const* buffers, int64_t buffer_count,
+                     int64_t last_bytes);
 
  private:
   static constexpr int kMostDevices = 64;
@@ -48,7 +50,7 @@ class CudaProgram {
   std::vector<std::string> functions_;
   std::vector<unsigned> shared_bytes_;  // that each function is launched with at most
   std::vector<CudaLaunch> launches_;
-  int64_t most_buffers_ = 0;
+  int64_t most_buffers_ = 0, scratch_bytes_;
   bool takes_scratch_ = false;
   std::mutex loading_;
   // By device; each is written once, before its entry in `loaded_` becomes true.

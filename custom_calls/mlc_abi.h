@@ -16,7 +16,7 @@
 #endif
 
 /* Raised with every incompatible change of this header. */
-#define MLC_ABI_VERSION 4
+#define MLC_ABI_VERSION 5
 
 #ifdef __cplusplus
 extern "C" {
@@ -177,11 +177,11 @@ MLC_EXPORT const char* mlc_trace_kernel(const void* trace, int64_t number);
 /* Makes machine code (a cubin) with these functions, and a sequence of launches of them, what runs
  * for `id` on GPUs. `plan` has for each launch: the function's number, blocks, threads, bytes of
  * shared memory besides what the function declares, the number of buffers and their positions among
- * the call's operands and results, 1 if it takes scratch (the call's last result) or 0, the number
- * of counters and their values. 0 if the plan is malformed. */
+ * the call's operands and results, 1 if it takes scratch (the call's last result, of `scratch_bytes`
+ * at least) or 0, the number of counters and their values. 0 if the plan is malformed. */
 MLC_EXPORT int mlc_cuda_set(const char* id, const char* image, int64_t image_bytes,
                             const char* const* functions, int64_t function_count,
-                            const int64_t* plan, int64_t plan_size);
+                            const int64_t* plan, int64_t plan_size, int64_t scratch_bytes);
 
 /* Puts another library in the place of NVIDIA's driver, for tests; only before its first use. */
 MLC_EXPORT void mlc_cuda_use_driver(const char* path);

@@ -174,12 +174,14 @@ def _describe(clusters: Sequence[Cluster], variant: str) -> None:
             for name, locations in named.items()})
 
 
-def clusters_of(module: ir.Module, options: Options, *, entry: str = "main") -> tuple[Graph, Plan]:
-    """The simplified graph of a function and its clusters for CPUs, taken or not; nothing is built.
+def clusters_of(module: ir.Module, options: Options, *, entry: str = "main",
+                backend: Backend | None = None) -> tuple[Graph, Plan]:
+    """The simplified graph of a function and its clusters for CPUs, or for another backend, taken
+    or not; nothing is built.
 
     Raises: MlcError subclasses of the stage that fails.
     """
-    backend = cpu_backend(options)
+    backend = backend or cpu_backend(options)
     donated = read_donations(module, entry)
     graph = _simplified(import_function(module, entry), options, backend)
     return graph, _drawn(graph, donated, options, backend)

@@ -11,7 +11,7 @@ In this order:
   compute    folds over windows, updates, loops with small bodies
   products   matrix products with and without something around, as a share of cuBLAS (jax.jit);
              f32 in full precision on both sides, and as tf32 on both
-  choices    the same kernels with other parameters, against those by analysis
+  tuned      the same kernels after a few trials of each, against those by analysis
   torch      torch.compile on the same functions, where that is installed
   cases      those of the benchmark registry
 
@@ -124,7 +124,7 @@ class Check:
         return int(failed or any(row["status"] == "wrong" for row in record.rows()))
 
     def measure_subjects(self, copy: float) -> None:
-        """All of them, then other parameters for them, then torch."""
+        """All of them, then tuned, then torch."""
         shape, size = ((16_384, 4096), 4096) if self.is_gpu else ((512, 256), 128)
         subjects = [*(("movement", s) for s in self.subjects.movement(*shape)),
                     *(("compute", s) for s in self.subjects.compute(size)),
@@ -136,8 +136,9 @@ class Check:
             return
         half = (time.monotonic() + self.ends) / 2
         for _, subject in subjects:
-            for row in self.gpu.choices(subject, self.compile_ours, half):
-                self.record.add("choices", row)
+            if time.monotonic() < half:
+                for row in self.gpu.tuned(subject, self.compile_ours):
+                    self.record.add("tuned", row)
         until = min(self.ends, time.monotonic() + TORCH_SECONDS)
         for _, subject in subjects:
             if subject.in_torch is not None and time.monotonic() < until:

@@ -480,7 +480,7 @@ def cuda_source() -> Callable[..., CudaSource]:
     """`cuda_source(tensor program, tuned=None)`: its CUDA C++ and launches."""
     target = cuda.named("sm_90")
 
-    def make(program: TensorProgram, tuned: Mapping[int, Parameters] | None = None) -> CudaSource:
+    def make(program: TensorProgram, tuned: Tuned | None = None) -> CudaSource:
         return print_program(cuda_templates.schedule_program(program, target, tuned)[0], target)
 
     return make

@@ -1,14 +1,16 @@
-"""Measuring on a GPU: our kernels against those of jax.jit and of torch.compile, and with other
-parameters.
+"""Measuring on a GPU: our kernels against those of jax.jit and of torch.compile, and tuned.
 
 Correctness first: what is wrong is not timed.  What fails is in its row, and the rest goes on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,10 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hlo_mlc.codegen.cuda import compile as nvrtc
-from hlo_mlc.codegen.cuda.printer import print_program
-from hlo_mlc.runtime import cuda as runtime
-from hlo_mlc.templates.cuda.program import schedule_program, space_of
+from hlo_mlc.runtime.records import schedules_text
 from hlo_mlc_bench.gpu_subjects import Function, Subject
 
 # Calls that are queued before the last one is waited for: dispatch hides behind them.
@@ -29,53 +28,41 @@ ROUNDS = 9
 # Errors allowed, in rounding steps of the result's type relative to its largest value: sums of
 # thousands of terms in another order.
 ROUNDINGS = 64
-# Parameters that are tried besides those by analysis: of the first nest, where it has them.
-CHOICES: tuple[dict[str, int], ...] = (
-    {"grid": 1}, {"grid": 4}, {"grid": 8}, {"unroll": 1}, {"unroll": 4}, {"threads": 128},
-    {"threads": 512}, {"team": 128}, {"team": 512}, {"buffers": 1}, {"depth": 128}, {"warps": 4},
-    {"rows": 64, "columns": 64}, {"rows": 128, "columns": 64}, {"along": 1}, {"along": 2},
-    {"along": 1, "vector": 1})
+TRIALS = 16  # of each kernel that is tuned: a few seconds
 
 
-def choices(subject: Subject, compile_ours: Callable[[Function], Any],
-            ends: float) -> Iterator[dict[str, Any]]:
-    """The subject's kernels with other parameters, each as a gain over those by analysis."""
-    args = _arguments(subject)
-    try:
-        kernels = compile_ours(subject.function).kernels(*args)
-        spaces = {k: space_of(schedule_program(k.kernel.program, k.target)[1][0]) for k in kernels}
-    except Exception as error:  # the others still run
-        yield {"name": subject.name, "status": "failed", "message": str(error)[:200]}
-        return
-    for choice in CHOICES:
-        fitting = [k for k in kernels if choice.keys() <= spaces[k].keys()]
-        if not fitting or time.monotonic() > ends:
-            continue
-        row = {"name": subject.name, **{f"with_{k}": v for k, v in choice.items()}}
+def tuned(subject: Subject, compile_ours: Callable[[Function], Any]) -> Iterator[dict[str, Any]]:
+    """The subject's kernels after a few trials of each: how many times as fast they are as by
+    analysis, and by which schedule.  Nothing of it is remembered."""
+    with tempfile.TemporaryDirectory() as folder, _cache_in(folder):
         try:
-            before = compile_ours(_copy(subject.function))
-            jax.block_until_ready(before(*args))  # keeps what it has loaded
-            for kernel in fitting:
-                source = print_program(schedule_program(
-                    kernel.kernel.program, kernel.target, {0: choice})[0], kernel.target)
-                if source.scratch_bytes != kernel.source.scratch_bytes:
-                    raise ValueError("it needs other scratch memory")
-                runtime.publish(kernel.kernel.fingerprint, nvrtc.compile_source(
-                    source, kernel.target).cubin, source.functions, source.plan)
-            after = compile_ours(_copy(subject.function))
-            complaint = _complaint(after(*args), before(*args), subject.eps)
-            if complaint:
-                yield {**row, "status": "wrong", "message": complaint}
-                continue
-            old_us, new_us = _interleaved([lambda b=before: b(*args), lambda a=after: a(*args)],
-                                          jax.block_until_ready)
-            yield {**row, "status": "right", "ours_us": new_us, "gain": old_us / new_us}
-        except Exception as error:  # parameters that do not fit together, among others
-            yield {**row, "status": "failed", "message": f"{type(error).__name__}: {error}"[:200]}
-        finally:
-            for kernel in fitting:
-                runtime.publish(kernel.kernel.fingerprint, kernel.compiled.cubin,
-                                kernel.source.functions, kernel.source.plan)
+            report = compile_ours(_copy(subject.function)).tune(*_arguments(subject),
+                                                                trials=TRIALS)
+        except Exception as error:  # the others still run
+            yield {"name": subject.name, "status": "failed",
+                   "message": f"{type(error).__name__}: {error}"[:200]}
+            return
+    for kernel in report.kernels:
+        row = {"name": subject.name, "kernel": kernel.name}
+        if kernel.record is None:
+            yield {**row, "status": "failed", "message": kernel.reason[:200]}
+            continue
+        measured = kernel.record.measured
+        yield {**row, "status": "right", "ours_us": measured.ours_us, "gain": measured.speedup,
+               "ratio": measured.xla_ratio, "tried": kernel.tried, "failed": kernel.failed,
+               "schedules": schedules_text(kernel.record.schedules)}
+
+
+@contextlib.contextmanager
+def _cache_in(folder: str) -> Iterator[None]:
+    before = os.environ.get("HLO_MLC_CACHE")
+    os.environ["HLO_MLC_CACHE"] = folder
+    try:
+        yield
+    finally:
+        del os.environ["HLO_MLC_CACHE"]
+        if before is not None:
+            os.environ["HLO_MLC_CACHE"] = before
 
 
 def _copy(function: Function) -> Function:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, PromisedKernel, Source
 from hlo_mlc.backends.interpreted import interpreted
+from hlo_mlc.backends.recorded import as_tuned, recorded_or, recorded_schedules
 from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.graph.core import Graph, Node
@@ -32,19 +33,19 @@ from hlo_mlc.partition.plan import (
     Verdict,
     with_taken,
 )
-from hlo_mlc.report import KernelReport, Report
+from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
-from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, pin_of, target_key
+from hlo_mlc.runtime.records import Schedules, pin_of
 from hlo_mlc.runtime.variants import KernelCode, Lease, Promise
-from hlo_mlc.support.errors import CodeLimitError, ConfigurationError
+from hlo_mlc.support.errors import CodeLimitError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import HOST, CpuTarget
 from hlo_mlc.target.levels import planned_for
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tensor.sharding import described, factors
-from hlo_mlc.tuning.replay import schedule_as_recorded, why_not_followed
+from hlo_mlc.tuning.replay import schedule_as_recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class CpuBackend:
         warm_up(self.target)
 
     def chooser(self, options: Options) -> Chooser:
-        rule = choose_all if options.choose == "ours" else _recorded_or_predicted(options)
+        rule = choose_all if options.choose == "ours" else recorded_or(choose_predicted, options)
         return lambda cluster: rule(cluster, self.target)
 
     def is_small(self, unit: Unit) -> bool:
@@ -149,15 +150,7 @@ class CpuBackend:
         return least_us(node, self.target)
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
-        known = find_record(kernel.fingerprint, target_key(self.target), options)
-        if known is None:
-            return {}
-        if options.records and (why := why_not_followed(kernel.program, self.target,
-                                                        known.schedules)):
-            raise ConfigurationError(f"The schedule of {known.name or kernel.name} in "
-                                     f"{options.records} cannot be followed ({why}): write the "
-                                     "file anew, with `hlo-mlc records export`")
-        return known.schedules
+        return recorded_schedules(kernel, self.target, options)
 
     def schedule(self, program: TensorProgram, schedules: Schedules
                  ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
@@ -190,7 +183,7 @@ class CpuBackend:
         return replace(
             report, predicted=predict(plan, self.target), rejected=predict_rejected(plan),
             level="" if self.target.name == HOST else self.target.name,
-            kernels=tuple(_as_tuned(k, options, self.target) for k in report.kernels))
+            kernels=tuple(as_tuned(k, self.target, options) for k in report.kernels))
 
 
 _WHOLE = "devices cannot compute parts of it: each would have to gather all that it reads"
@@ -249,39 +242,3 @@ def target_of(options: Options) -> CpuTarget:
     if options.deterministic:
         return replace(target, deterministic=True)
     return with_known_rates(target, options)
-
-
-def _recorded_or_predicted(options: Options) -> Callable[[Cluster, CpuTarget], Verdict]:
-    def choose(cluster: Cluster, target: CpuTarget) -> Verdict:
-        predicted = choose_predicted(cluster, target)
-        known = find_record(cluster.kernel.fingerprint, target_key(target), options)
-        if known is None or not known.choice:
-            return predicted
-        found = known.measured
-        reason = "scheduled by hand" if known.by_hand else (
-            f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times as long as ours")
-        return replace(predicted, take=known.choice == OURS, recorded=True, reason=reason,
-                       ours_us=found.ours_us, xla_us=found.xla_us or predicted.xla_us)
-
-    return choose
-
-
-def _as_tuned(kernel: KernelReport, options: Options, target: CpuTarget) -> KernelReport:
-    """The report with what tuning measured of the kernel, if it is built as recorded."""
-    known = find_record(kernel.id, target_key(target), options)
-    if known is None or not _is_built_as(kernel, known):
-        return kernel
-    return replace(kernel, tuned=known.measured)
-
-
-def _is_built_as(kernel: KernelReport, record: Record) -> bool:
-    for position, (template, how) in record.schedules.items():
-        if position >= len(kernel.nests) or kernel.nests[position].template != template:
-            return False
-        nest = kernel.nests[position]
-        if isinstance(how, tuple):
-            if nest.steps != tuple(map(str, how)):
-                return False
-        elif nest.steps is not None or not how.items() <= nest.parameters.items():
-            return False
-    return True

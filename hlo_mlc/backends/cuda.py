@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, Source
+from hlo_mlc.backends.recorded import as_tuned, recorded_or, recorded_schedules
 from hlo_mlc.codegen.cuda import compile as nvrtc
 from hlo_mlc.codegen.cuda.compile import Compiled
 from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
@@ -34,9 +35,9 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Decision, Named
-from hlo_mlc.templates.cuda.program import schedule_program
 from hlo_mlc.templates.cuda.rows import kept_bytes
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.replay import schedule_as_recorded
 
 # Simple operations of a factor that each tile of a product does again: few beside the products of
 # its 64 rows or columns or more.  Not measured.
@@ -125,6 +126,7 @@ class GpuKernel(BuiltKernel):
 
     code: CudaCode
     target: CudaTarget
+    id: str  # what programs call it by
     is_here: bool
 
     @property
@@ -151,9 +153,9 @@ class GpuKernel(BuiltKernel):
 
     def publish(self) -> None:
         """Make it what programs call from now on, if they run on the GPUs here."""
-        if self.is_here and not cuda.exists(self.kernel.fingerprint):
-            cuda.publish(self.kernel.fingerprint, self.compiled.cubin, self.source.functions,
-                         self.source.plan)
+        if self.is_here:
+            cuda.publish(self.id, self.compiled.cubin, self.source.functions, self.source.plan,
+                         self.source.scratch_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +164,18 @@ class CudaBackend:
 
     target: CudaTarget
     is_here: bool = False
+    pin: str = ""  # of the records that kernels are built by, if they are pinned
+    deterministic: bool = False  # built by none
 
     machines = "GPUs"
     refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
     splits_complex = has_checks = is_bounded = False
     suffixes = ("cu", "resources.txt")
-    variant = ""
+
+    @property
+    def variant(self) -> str:
+        """Programs by different records may be in one process, and each calls its own code."""
+        return "-deterministic" * self.deterministic + (f"-{self.pin}" if self.pin else "")
 
     @property
     def limits(self) -> FusionLimits:
@@ -184,7 +192,8 @@ class CudaBackend:
         pass
 
     def chooser(self, options: Options) -> Chooser:
-        rule = choose_all if options.choose == "ours" else choose_predicted
+        rule = choose_all if options.choose == "ours" else \
+            choose_predicted if self.deterministic else recorded_or(choose_predicted, options)
         return lambda cluster: rule(cluster, self.target)
 
     def is_small(self, unit: Unit) -> bool:
@@ -197,11 +206,11 @@ class CudaBackend:
         return 0.0  # there is no model of what it takes there
 
     def schedules(self, kernel: Kernel, options: Options) -> Schedules:
-        return {}
+        return {} if self.deterministic else recorded_schedules(kernel, self.target, options)
 
     def schedule(self, program: TensorProgram, schedules: Schedules
                  ) -> tuple[LoopProgram, tuple[Decision[Named], ...]]:
-        return schedule_program(program, self.target)
+        return schedule_as_recorded(program, self.target, schedules)
 
     def print(self, loops: LoopProgram, checked: bool, most_lines: int) -> NvrtcSource:
         return NvrtcSource(loops.name, print_program(loops, self.target), _depends_on_order(loops),
@@ -212,7 +221,7 @@ class CudaBackend:
 
     def load(self, kernel: Kernel, made: KernelObject) -> GpuKernel:
         return GpuKernel(kernel, made.nests, made.lines, made.proof, CudaCode.unpack(made.code),
-                         self.target, self.is_here)
+                         self.target, kernel.fingerprint + self.variant, self.is_here)
 
     def promise(self, kernel: Kernel, draft: KernelObject) -> None:
         """None: calls of it depend on how it was compiled."""
@@ -233,7 +242,10 @@ class CudaBackend:
         return node if regions == node.regions else replace(node, regions=regions)
 
     def reported(self, report: Report, plan: Plan, options: Options) -> Report:
-        return report
+        if self.deterministic:
+            return report
+        return replace(report, kernels=tuple(
+            as_tuned(k, self.target, options) for k in report.kernels))
 
 
 def _depends_on_order(loops: LoopProgram) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -68,15 +69,18 @@ def tune(
     """
     if target not in runnable():
         raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "
-                         f"run on this machine's CPU are for {', '.join(runnable())}")
-    platform = platform_of(())
-    if platform != CPU and ctx.get_parameter_source("target") is ParameterSource.DEFAULT:
-        raise UsageError(f"JAX runs on {platform} here, and kernels can be tuned for CPUs only so "
-                         "far: --target cpu tunes those for this machine's CPU")
+                         f"run on this machine's CPU are for {', '.join(runnable())}; for its GPU "
+                         "they are tuned where JAX runs on it, without --target")
+    is_named = ctx.get_parameter_source("target") is not ParameterSource.DEFAULT
+    if is_file(program) and not is_named and platform_of(()) != CPU:
+        raise UsageError(f"JAX runs on {platform_of(())} here, and StableHLO modules are compiled "
+                         "for CPUs: --target cpu tunes this one for this machine's CPU")
+    on_cpu = is_named or is_file(program)
     require_one_way(given, files)
     try:
         with jax.enable_x64(x64 or jax.config.jax_enable_x64), \
-                jax.default_device(jax.local_devices(backend=CPU)[0]):
+                jax.default_device(jax.local_devices(backend=CPU)[0]) if on_cpu \
+                else contextlib.nullcontext():
             if is_file(program):
                 args = read_arrays(files) if files else tuple(map(parse_argument, given))
                 function = compile_stablehlo(Path(program), entry=entry, target=target)

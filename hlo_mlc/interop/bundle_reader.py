@@ -74,7 +74,8 @@ class Gpus:
     def publish(self, kernel_id: str, kernel: Described, code: bytes) -> None:
         cuda.register_with_jax()
         if not cuda.exists(kernel_id):
-            cuda.publish(kernel_id, code, kernel["functions"], kernel["plan"])
+            cuda.publish(kernel_id, code, kernel["functions"], kernel["plan"],
+                         kernel["scratch_bytes"])
 
 
 PLATFORMS: Mapping[str, Platform] = {"cpu": Cpus(), CUDA: Gpus()}

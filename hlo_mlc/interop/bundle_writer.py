@@ -82,6 +82,7 @@ class GpuTargets:
         return code.compiled.cubin, {
             "name": made.name,
             "functions": list(code.source.functions), "plan": list(code.source.plan),
+            "scratch_bytes": made.scratch_bytes,
             "nests": list(map(nest_line, made.nests)), "resources": list(code.resources)}
 
 

@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop import devices
 from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.report import Comparison
 from hlo_mlc.runtime.notes import read_note, write_note
 from hlo_mlc.runtime.records import find_record, target_key
@@ -57,18 +58,19 @@ def settled_path(module: ir.Module, options: Options, entry: str) -> Path:
     return choice_path(f"settled\n{text.replace(f'@{entry}', f'@{MAIN}')}", options)
 
 
-def recorded(kernels: Iterable[str], options: Options) -> dict[str, str]:
+def recorded(kernels: Iterable[str], options: Options, platform: str = devices.CPU
+             ) -> dict[str, str]:
     """What is recorded of each kernel now: a choice holds as long as it was made among these."""
-    target = target_key(target_of(options))
+    target = target_key(BACKENDS[platform](options).target)
     known = {kernel: find_record(kernel, target, options) for kernel in sorted(kernels)}
     return {kernel: "" if record is None else record.digest for kernel, record in known.items()}
 
 
-def remembered(path: Path, options: Options) -> Choice | None:
+def remembered(path: Path, options: Options, platform: str = devices.CPU) -> Choice | None:
     """The choice that was made; None where there is none, or where kernels were tuned since."""
     note = read_note(path)
     try:
-        if note["kernels"] != recorded(note["kernels"], options):
+        if note["kernels"] != recorded(note["kernels"], options, platform):
             return None
         comparisons = tuple(
             Comparison(str(c["candidate"]), float(c["ours_us"]), float(c["xla_us"]),

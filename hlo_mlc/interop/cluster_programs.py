@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.backends.cpu import CpuBackend
+from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.compiler import is_data_dependent
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
@@ -16,6 +16,7 @@ from hlo_mlc.frontend.types import write_type
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
 from hlo_mlc.interop.synthetic_arguments import invented_values
@@ -78,21 +79,23 @@ def operands_program(graph: Graph, source: ir.Module, cluster: Cluster) -> ir.Mo
 
 
 def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
-                     given: Sequence[np.ndarray]) -> list[np.ndarray]:
+                     given: Sequence[np.ndarray], platform: str = CPU) -> list[np.ndarray]:
     """What to run a cluster on: what its `operands_program` computes of the arguments that are
-    given; made-up values where there is none."""
+    given, on a platform; made-up values where there is none."""
     if program is None:
         return invented_values(graph, cluster.operands, [
             (b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands])
-    run = compat.compile_for_cpu(program)
-    return [np.asarray(r) for r in run([compat.place_on_cpu(a) for a in given])]
+    run = compat.compile_for(platform, program)
+    return [np.asarray(r) for r in run([compat.place_on(platform, a) for a in given])]
 
 
-def kernel_program(source: ir.Module, cluster: Cluster, backend: CpuBackend) -> ir.Module:
-    """The same as a call of our kernel for a backend."""
+def kernel_program(source: ir.Module, cluster: Cluster, backend: Backend, built: BuiltKernel
+                   ) -> ir.Module:
+    """The same as a call of our kernel, which was built for a backend."""
     call = Node(KERNEL_OP, cluster.operands, cluster.results,
                 {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
-    return _emitted(Graph(cluster.operands, (call,), cluster.results), source,
+    graph = Graph(cluster.operands, (call,), cluster.results)
+    return _emitted(backend.completed(graph, {cluster.kernel.fingerprint: built}), source,
                     backend.variant)
 
 

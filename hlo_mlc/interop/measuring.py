@@ -76,7 +76,7 @@ def choose_fastest(
             "predicted, not measured: there is no GPU here",)))
     original = standalone(module, entry)
     path = choice_path(str(original), options, platform)
-    known = remembered(path, options)
+    known = remembered(path, options, platform)
     if known is not None and known.choose == "xla":
         return _chosen(CompiledModule(module, Report(coverage=0.0)), known)
     if known is not None:
@@ -100,7 +100,7 @@ def choose_fastest(
     }
     choice = _measure(original, programs, platform, arguments)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
-    remember(path, choice, recorded(kernels, options))
+    remember(path, choice, recorded(kernels, options, platform))
     compiled["xla"] = CompiledModule(module, dataclasses.replace(
         everything.report, coverage=0.0, kernels=(), left=()
     ))

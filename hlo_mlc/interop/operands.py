@@ -13,6 +13,7 @@ from jaxlib.mlir.dialects import func
 
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types
+from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.extraction import MAIN, extract, function_named
 from hlo_mlc.interop.primitive import called
 
@@ -27,15 +28,16 @@ class Part:
     given: list[np.ndarray] | None
 
 
-def parts_of_call(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Part]:
-    """What `mlc_jit` compiles of a function for such arguments on a CPU: one part, none where it
-    computes nothing, or several with what acts between them."""
-    lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=("cpu",))
+def parts_of_call(jitted: Any, args: Sequence[Any], kwargs: dict[str, Any], platform: str = CPU
+                  ) -> list[Part]:
+    """What `mlc_jit` compiles of a function for such arguments on a platform: one part, none where
+    it computes nothing, or several with what acts between them."""
+    lowered = jitted.choosing("xla").trace(*args, **kwargs).lower(lowering_platforms=(platform,))
     program = lowered.compiler_ir()
     calls = called_functions(program)
     given = None
     if len(calls) == 1 and not calls_back(program, MAIN):
-        given = given_operands(program, (*jitted.args, *args), kwargs)
+        given = given_operands(program, (*jitted.args, *args), kwargs, platform)
     symbols = ir.SymbolTable(program.operation)
     entries = [call.attributes["callee"].value for call in calls]
     return [Part(called(program, symbols, entry, list(call.operands)), entry, given)
@@ -96,8 +98,8 @@ def _operations(operation: ir.Operation) -> Iterator[ir.Operation]:
                 yield from _operations(inner.operation)
 
 
-def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-                   ) -> list[np.ndarray] | None:
+def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str, Any],
+                   platform: str) -> list[np.ndarray] | None:
     """What the call in @main is given when the program is called with these arguments; None unless
     all that it takes are arrays or numbers."""
     values = matched_arrays(argument_types(program, MAIN, MAIN), jax.tree.leaves((args, kwargs)))
@@ -105,7 +107,7 @@ def given_operands(program: ir.Module, args: Sequence[Any], kwargs: Mapping[str,
         return None
     main = extract(program, ir.SymbolTable(program.operation), MAIN)
     _return_operands(main)
-    return [np.asarray(result) for result in compat.compile_for_cpu(main)(values)]
+    return [np.asarray(result) for result in compat.compile_for(platform, main)(values)]
 
 
 def _return_operands(program: ir.Module) -> None:

@@ -9,6 +9,7 @@ from hlo_mlc.backends.cpu import cpu_backend, sharded_cpu_backend
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
 from hlo_mlc.interop.devices import CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
+from hlo_mlc.runtime.records import pin_of, require_target, target_key
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import named, names
 
@@ -17,11 +18,14 @@ def gpu_backend(options: Options) -> CudaBackend:
     """The architecture that is asked for, or that of the GPUs here, or without one the newest that
     we know.
 
-    Raises: UnknownTargetError for GPUs that none of our architectures runs on.
+    Raises: UnknownTargetError for GPUs that none of our architectures runs on; ConfigurationError
+    where kernels are to be built by records for other GPUs.
     """
-    if options.target in names():
-        return CudaBackend(named(options.target))
-    return CudaBackend(target_here() or named(names()[-1]), is_here=True)
+    is_named = options.target in names()
+    target = named(options.target) if is_named else target_here() or named(names()[-1])
+    if options.records is not None:
+        require_target(options.records, target_key(target))
+    return CudaBackend(target, not is_named, pin_of(options), options.deterministic)
 
 
 BACKENDS: Mapping[str, Callable[[Options], Backend]] = {

@@ -14,11 +14,12 @@ import jax
 import optuna
 from optuna.trial import TrialState
 
-from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.building import keeping
 from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.interop.devices import CPU, CUDA, first_gpu
+from hlo_mlc.interop.measuring import register_handler
+from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.tuning import Session, TunedKernel
-from hlo_mlc.runtime import library
 from hlo_mlc.runtime.records import open_records, target_key
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.progress import TuningProgress
@@ -35,9 +36,11 @@ def take_trials(url: str, options: Options, progress: TuningProgress) -> Iterato
 
     Raises: UsageError where the database cannot be opened.
     """
-    library.register_with_jax()
-    storage, own = open_studies(url), target_key(target_of(options))
-    records = open_records(options)
+    storage, records = open_studies(url), open_records(options)
+    here = [CPU] if first_gpu() is None else [CPU, CUDA]
+    platforms = {target_key(BACKENDS[platform](options).target): platform for platform in here}
+    for platform in here:
+        register_handler(platform)
     with quiet():
         names = optuna.get_all_study_names(storage)
     for name in names:
@@ -45,12 +48,13 @@ def take_trials(url: str, options: Options, progress: TuningProgress) -> Iterato
             study = optuna.load_study(study_name=name, storage=storage)
             known, ended = study.user_attrs, study.get_trials(deepcopy=False, states=_ENDED)
         kernel = SharedKernel.read(known)
-        if kernel is None or kernel.target != own or (
-                len(ended) >= kernel.trials and records.get(kernel.fingerprint, own) is not None):
+        if kernel is None or kernel.target not in platforms or (
+                len(ended) >= kernel.trials
+                and records.get(kernel.fingerprint, kernel.target) is not None):
             continue
         with jax.enable_x64(kernel.x64), keeping():
             session = Session(parse_module(kernel.module), kernel.entry,
                               options.replace(choose=kernel.choose), kernel.trials, None, None,
-                              storage=url)
+                              storage=url, platform=platforms[kernel.target])
             yield from session.kernels(progress, {kernel.fingerprint: 1.0})
 

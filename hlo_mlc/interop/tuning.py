@@ -14,7 +14,7 @@ import dataclasses
 import io
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,6 @@ import jax
 import numpy as np
 from jaxlib.mlir import ir
 
-from hlo_mlc.backends.cpu import CpuBackend, target_of
 from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent
 from hlo_mlc.graph.core import Graph
@@ -35,15 +34,16 @@ from hlo_mlc.interop.cluster_programs import (
     original_program,
 )
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.devices import require_cpu
+from hlo_mlc.interop.devices import CPU, CUDA, first_gpu, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
+from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.operands import calls_back, parts_of_call
+from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
-from hlo_mlc.runtime import library
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import (
@@ -59,11 +59,13 @@ from hlo_mlc.runtime.records import (
 )
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tensor.text import program_text
-from hlo_mlc.tuning.generator import TemplateGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import Forest, model_path
 from hlo_mlc.tuning.progress import TuningProgress
+from hlo_mlc.tuning.replay import generator_for
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
 from hlo_mlc.tuning.storage import journal_path, open_studies
 from hlo_mlc.tuning.study import KernelStudy
@@ -76,6 +78,7 @@ _LEAST_GAIN, _MOST_TRIALS = 0.005, 64
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 _COMPARISON_S = 0.5
+_QUEUED = 16  # calls that a GPU is given at a time: how long it takes to start one is no matter
 _FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
 _HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "taken")
 _BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
@@ -172,16 +175,16 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
     them is `mlc_jit(jax.grad(f))`.
 
-    Raises: UsageError for a call that leaves nothing to compile, and where it does not run on the
-    CPU: there, other kernels would run than those that can be tuned.
+    Raises: UsageError for a call that leaves nothing to compile, and where it runs on other devices
+    than CPUs and NVIDIA GPUs.
     """
-    require_cpu(jax.tree.leaves((jitted.args, args, kwargs)), "tuned")
-    parts = parts_of_call(jitted, args, kwargs)
+    platform = _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
+    parts = parts_of_call(jitted, args, kwargs, platform)
     if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
     reports = [tune_module(part.module, options, entry=part.entry, trials=trials,
                            minutes=minutes and minutes / len(parts), given=part.given,
-                           storage=storage)
+                           storage=storage, platform=platform)
                for part in parts]
     jitted.clear_cache()  # what is compiled from now on follows the records
     return reports[0] if len(reports) == 1 else TuningReport(
@@ -190,13 +193,13 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
 
 def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
                 trials: int | None = None, minutes: float | None = None,
-                given: Sequence[np.ndarray] | None = None, storage: str | None = None
-                ) -> TuningReport:
+                given: Sequence[np.ndarray] | None = None, storage: str | None = None,
+                platform: str = CPU) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
     for so many minutes altogether; if neither is given, each kernel until next to nothing is
     expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
     `storage` is the URL of a database that a team shares, where the kernels are put for others to
-    take trials of; else studies lie in the cache.
+    take trials of; else studies lie in the cache. The kernels are those for the `platform`.
 
     An interrupt (Ctrl-C) ends the search in a kernel, whose winner so far is then recorded, and all
     that would come after; a second one ends it at once. The next time it goes on.
@@ -207,8 +210,9 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
         raise UsageError("Tuning takes at least one trial, and some time")
     require_say(options, "tune")
-    library.register_with_jax()
-    session = Session(module, entry, options, trials, minutes, given, storage=storage)
+    register_handler(platform)
+    session = Session(module, entry, options, trials, minutes, given, storage=storage,
+                      platform=platform)
     kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
@@ -229,16 +233,20 @@ class Session:
 
     def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
                  minutes: float | None, given: Sequence[np.ndarray] | None,
-                 moment: Moment = at_once, storage: str | None = None) -> None:
+                 moment: Moment = at_once, storage: str | None = None, platform: str = CPU
+                 ) -> None:
         self._given, self._moment = given, moment
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
-        self._target = target_of(options)
+        self._platform = platform
+        self._backend = BACKENDS[platform](options)
+        self._target = self._backend.target
         self._records = open_records(options)
         self._is_shared = storage is not None
         self._storage = open_studies(storage or journal_path(options))
-        self._generator = TemplateGenerator()
-        self._forest = Forest.load(model_path(options.cache_dir, self._target))
+        self._generator = generator_for(self._target)
+        self._forest = Forest.load(model_path(options.cache_dir, self._target)) \
+            if isinstance(self._target, CpuTarget) else None
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
 
@@ -246,7 +254,8 @@ class Session:
                 ) -> Iterator[TunedKernel]:
         """Tunes every kernel, each for its share of the time; where it is known what calls have
         `spent` in which kernels, these alone."""
-        graph, plan = clusters_of(self._module, self._options, entry=self._entry)
+        graph, plan = clusters_of(self._module, self._options, entry=self._entry,
+                                  backend=self._backend)
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
         for cluster, verdict in (*plan.taken, *plan.rejected):
@@ -277,8 +286,10 @@ class Session:
         if calls_back(self._module, self._entry):
             return None
         original = standalone(self._module, self._entry)
-        choice_path(str(original), self._options).unlink(missing_ok=True)  # of slower kernels
-        compiled, report = compile_extracted(self._module, self._options, entry=self._entry)
+        remembered = choice_path(str(original), self._options, self._platform)
+        remembered.unlink(missing_ok=True)  # of slower kernels
+        compiled, report = compile_extracted(self._module, self._options, entry=self._entry,
+                                             platform=self._platform)
         if compiled is None:
             return None
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
@@ -311,7 +322,8 @@ class Session:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands = cluster_operands(graph, cluster, program, self._given or ())
+        operands = cluster_operands(graph, cluster, program, self._given or (),
+                                    self._platform)
         original = original_program(graph, self._module, cluster)
         expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
         space = self._generator.space(kernel.program, self._target)
@@ -321,7 +333,7 @@ class Session:
         study.describe({
             "name": kernel.name, "kernel": program_text(kernel.program),
             "ops": op_counts(tuned.ops),
-            "target": f"{self._target.cpu}, {counted(self._target.cores, 'core')}",
+            "target": _machine(self._target),
             "default": schedules_text(space.schedules(space.default)),
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         progress.begin(label, study, space, budget)
@@ -367,10 +379,10 @@ class Session:
         record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
                         winner.measured, made=today(), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
-        rebuild_kernel(cluster.kernel, self._options, CpuBackend(self._target))
+        built = rebuild_kernel(cluster.kernel, self._options, self._backend)
         if kept != record:  # somebody else found a faster one meanwhile
             return kept
-        program = kernel_program(self._module, cluster, CpuBackend(self._target))
+        program = kernel_program(self._module, cluster, self._backend, built)
         times = self._moment(lambda: self._times(original, program, operands))
         measured = dataclasses.replace(record.measured, xla_us=times.a.median_us,
                                        xla_ratio=times.speedup)
@@ -380,10 +392,42 @@ class Session:
                                  replaces=record)
 
     def _times(self, original: ir.Module, ours: ir.Module, operands: Sequence[Any]) -> PairedTimes:
-        arrays = [compat.place_on_cpu(array) for array in operands]
-        run_original, run_ours = compat.compile_for_cpu(original), compat.compile_for_cpu(ours)
-        return time_in_turns(lambda: jax.block_until_ready(run_original(arrays)),
-                             lambda: jax.block_until_ready(run_ours(arrays)), _COMPARISON_S)
+        arrays = [compat.place_on(self._platform, array) for array in operands]
+        calls = 1 if self._platform == CPU else _QUEUED
+
+        def queued(module: ir.Module) -> Callable[[], object]:
+            execute = compat.compile_for(self._platform, module)
+
+            def run() -> None:
+                for _ in range(calls):
+                    results = execute(arrays)
+                jax.block_until_ready(results)
+
+            return run
+
+        return time_in_turns(queued(original), queued(ours), _COMPARISON_S).per_call(calls)
+
+
+def _tunable(platform: str) -> str:
+    """The platform as we know it, of those that kernels can be tuned for.
+
+    Raises: UsageError for any other.
+    """
+    if platform == CPU:
+        return CPU
+    if platform in (CUDA, "gpu") and first_gpu() is not None:  # JAX has both names
+        return CUDA
+    raise UsageError(f"The function runs on {platform} here, and kernels can be tuned for CPUs and "
+                     "NVIDIA GPUs: JAX_PLATFORMS=cpu, or arrays that jax.device_put has put on a "
+                     "CPU, do it")
+
+
+def _machine(target: CpuTarget | CudaTarget) -> str:
+    """What people call a kind of machine."""
+    if isinstance(target, CudaTarget):
+        device = first_gpu()
+        return f"{target.name}, {'no GPU' if device is None else device.device_kind}"
+    return f"{target.cpu}, {counted(target.cores, 'core')}"
 
 
 def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:

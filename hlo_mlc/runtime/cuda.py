@@ -15,27 +15,33 @@ PLATFORM = "CUDA"
 """What XLA calls it."""
 
 _STATE_TYPE_NAME = "hlo_mlc_cuda_kernel_state"
-_published: set[str] = set()
+_published: dict[str, tuple[bytes, tuple[int, ...]]] = {}  # code and plan, by id
 _registration_lock = process_lock()
 _registered = False
 
 
-def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequence[int]) -> None:
-    """Makes machine code and the launches of its functions what runs for `kernel_id` on GPUs.
+def publish(kernel_id: str, cubin: bytes, functions: Sequence[str], plan: Sequence[int],
+            scratch_bytes: int = 0) -> None:
+    """Makes machine code and the launches of its functions what runs for `kernel_id` on GPUs, in
+    programs that are loaded from now on.
 
-    `plan` is as `mlc_cuda_set` of custom_calls/mlc_abi.h describes.
+    `plan` and `scratch_bytes` are as `mlc_cuda_set` of custom_calls/mlc_abi.h describes.
 
     Raises: RuntimeLibraryError for a malformed plan, or when memory ran out.
     """
+    published = cubin, tuple(plan)
+    if _published.get(kernel_id) == published:
+        return
     names = (ctypes.c_char_p * len(functions))(*[name.encode() for name in functions])
     numbers = (ctypes.c_int64 * len(plan))(*plan)
     done = library.load().mlc_cuda_set(kernel_id.encode(), cubin, len(cubin), names,
-                                       len(functions), numbers, len(plan))
+                                       len(functions), numbers, len(plan),
+                                       scratch_bytes)
     if done <= 0:
         raise RuntimeLibraryError(
             f"The launches of kernel {kernel_id!r} were refused" if done == 0 else
             f"No memory to publish kernel {kernel_id!r}")
-    _published.add(kernel_id)
+    _published[kernel_id] = published
 
 
 def exists(kernel_id: str) -> bool:

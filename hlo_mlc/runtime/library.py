@@ -18,7 +18,7 @@ from hlo_mlc.support.locks import process_lock
 TARGET_NAME = "hlo_mlc_kernel"
 """The custom call target of every kernel."""
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 """The version of `mlc_abi.h` that this package speaks."""
 
 _STATE_TYPE_NAME = "hlo_mlc_kernel_state"
@@ -54,7 +54,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mlc_fault": (ctypes.c_char_p, []),
     "mlc_cuda_set": (ctypes.c_int, [
         ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_char_p),
-        ctypes.c_int64, _int64_pointer, ctypes.c_int64]),
+        ctypes.c_int64, _int64_pointer, ctypes.c_int64, ctypes.c_int64]),
     "mlc_cuda_use_driver": (None, [ctypes.c_char_p]),
     "mlc_cuda_ffi_state_type_id": (_pointer, []),
     "mlc_cuda_ffi_state_type_info": (_pointer, []),

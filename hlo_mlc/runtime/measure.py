@@ -131,6 +131,13 @@ class PairedTimes:
     speedup: float
     speedup_spread: float
 
+    @classmethod
+    def of(cls, times_a: list[float], times_b: list[float]) -> PairedTimes:
+        """Of the microseconds that both sides took in each round."""
+        ratios = [a / max(b, 1e-3) for a, b in zip(times_a, times_b, strict=True)]
+        return cls(_timing(times_a), _timing(times_b), statistics.median(ratios),
+                   _quartile_distance(ratios))
+
     @property
     def sure_speedup(self) -> float:
         """`speedup`, as far as the ratio of the shortest times bears it out; 1 where they do not
@@ -169,13 +176,7 @@ def time_paired(
         end = clock()
         times_a.append((middle - start) * 1e6)
         times_b.append((end - middle) * 1e6)
-    ratios = [a / max(b, 1e-3) for a, b in zip(times_a, times_b, strict=True)]
-    return PairedTimes(
-        Timing(statistics.median(times_a), _quartile_distance(times_a), min(times_a)),
-        Timing(statistics.median(times_b), _quartile_distance(times_b), min(times_b)),
-        statistics.median(ratios),
-        _quartile_distance(ratios),
-    )
+    return PairedTimes.of(times_a, times_b)
 
 
 def time_in_turns(
@@ -220,6 +221,10 @@ def repeated(run: Callable[[], object], calls: int) -> Callable[[], None]:
             run()
 
     return many
+
+
+def _timing(samples: list[float]) -> Timing:
+    return Timing(statistics.median(samples), _quartile_distance(samples), min(samples))
 
 
 def _quartile_distance(samples: list[float]) -> float:

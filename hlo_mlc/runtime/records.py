@@ -29,13 +29,16 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cuda import KIB, CudaTarget
 from hlo_mlc.templates import TEMPLATES
+from hlo_mlc.templates import cuda as for_gpus
 from hlo_mlc.templates.base import Way
 
 OURS, XLA = "ours", "xla"
 
 _EXPORT_FORMAT = "hlo_mlc records 1"
-_TEMPLATES = {template.name for template in TEMPLATES}
+_TEMPLATES = {template.name for template in (*TEMPLATES, *for_gpus.TEMPLATES)}
+_GPU = re.compile(r"sm_\d+-")
 _NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")
 
 Schedules = Mapping[int, Way]
@@ -108,8 +111,10 @@ def schedules_text(schedules: Schedules) -> list[str]:
     return [f"{position} {schedule_text(way)}" for position, way in sorted(schedules.items())]
 
 
-def target_key(target: CpuTarget) -> str:
+def target_key(target: CpuTarget | CudaTarget) -> str:
     """The name of a target in records: equal for targets on which schedules mean the same."""
+    if isinstance(target, CudaTarget):
+        return f"{target.name}-{target.shared_bytes // KIB}K"
     identity = (target.triple, target.cpu, target.features, target.cores, target.l1_bytes,
                 target.l2_bytes, target.l3_bytes, *(["deterministic"] * target.deterministic))
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()
@@ -286,8 +291,10 @@ def pin_of(options: Options) -> str:
 
 
 def require_target(path: Path, target: str) -> None:
-    """Raises: ConfigurationError where no record of a pinned file is for the target."""
-    targets = {target for _, target in pinned_records(path)}
+    """Raises: ConfigurationError where a pinned file has records for CPUs, or for GPUs, and none of
+    them is for the target, which is one of these."""
+    targets = {known for _, known in pinned_records(path)
+               if bool(_GPU.match(known)) == bool(_GPU.match(target))}
     if targets and target not in targets:
         raise ConfigurationError(
             f"The records in {path} are for {', '.join(sorted(targets))}, and this is {target}: "

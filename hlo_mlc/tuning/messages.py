@@ -8,6 +8,7 @@ import numpy as np
 
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.generator import Generator
 
@@ -17,7 +18,7 @@ class Task:
     """A kernel to tune: what to run it on, and what it has to compute from that."""
 
     program: TensorProgram
-    target: CpuTarget
+    target: CpuTarget | CudaTarget
     generator: Generator
     operands: tuple[np.ndarray, ...]
     expected: tuple[np.ndarray, ...]

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates import TEMPLATES, Template
-from hlo_mlc.templates.base import Decision, work
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.templates import Template
+from hlo_mlc.templates.base import Decision, Named, work
+from hlo_mlc.templates.cuda import CudaTemplate
 from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
@@ -190,9 +192,12 @@ class Space:
                        for template in choice.templates]
 
 
-def space_of(program: TensorProgram, decisions: Sequence[Decision[Template]], target: CpuTarget
-             ) -> Space:
-    """The space of a kernel that `decisions` were taken for by default."""
+def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
+             target: CpuTarget | CudaTarget, templates: Sequence[Template | CudaTemplate],
+             common: Mapping[str, tuple[int, ...]]) -> Space:
+    """The space of a kernel that `decisions` among these templates were taken for by default.
+    `common` are the values of parameters that all of them have, of which the first is the default.
+    """
     weights = [_weight(program, decision.nest) for decision in decisions]
     least = SMALLEST_SHARE * sum(weights)
     costliest = sorted(range(len(decisions)), key=lambda n: (-weights[n], n))[:MOST_NESTS]
@@ -200,30 +205,28 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Template]], ta
     choices = []
     for position in sorted(n for n in costliest if weights[n] >= least):
         decision = decisions[position]
-        templates = _templates(decision, target)
-        if len(templates) > 1:
-            choices.append(TemplateChoice(position, tuple(t.name for t in templates)))
-        for template in templates:
-            parameters += _parameters(position, template, decision.nest, target)
+        fitting = _fitting(decision, target, templates)
+        if len(fitting) > 1:
+            choices.append(TemplateChoice(position, tuple(t.name for t in fitting)))
+        for template in fitting:
+            defaults = template.default(decision.nest, target)
+            space = {key: {*values, defaults[key]}
+                     for key, values in template.space(decision.nest, target).items()}
+            defaults = {**defaults, **{key: values[0] for key, values in common.items()}}
+            parameters += [
+                Parameter(position, template.name, key, tuple(sorted(values)), defaults[key])
+                for key, values in {**space, **common}.items() if len(values) > 1]
     return Space(tuple(parameters), tuple(choices))
 
 
-def _templates(decision: Decision[Template], target: CpuTarget) -> list[Template]:
+def _fitting(decision: Decision[Named], target: CpuTarget | CudaTarget,
+             templates: Sequence[Template | CudaTemplate]) -> list[Template | CudaTemplate]:
     """That of analysis, and the others that take the nest; sorting is the business of one."""
+    chosen = next(t for t in templates if t.name == decision.template.name)
     if any(stage.sort is not None for stage in decision.nest.stages):
-        return [decision.template]
-    others = (t for t in TEMPLATES if t.name not in (decision.template.name, *_FALLBACKS))
-    return [decision.template, *(t for t in others if not t.refusal(decision.nest, target))]
-
-
-def _parameters(position: int, template: Template, nest: Nest, target: CpuTarget
-                ) -> Iterator[Parameter]:
-    """The parameters of a template that have more than one value."""
-    defaults = template.default(nest, target)
-    for key, values in template.space(nest, target).items():
-        distinct = tuple(sorted({*values, defaults[key]}))
-        if len(distinct) > 1:
-            yield Parameter(position, template.name, key, distinct, defaults[key])
+        return [chosen]
+    others = (t for t in templates if t is not chosen and t.name not in _FALLBACKS)
+    return [chosen, *(t for t in others if not t.refusal(decision.nest, target))]
 
 
 def _weight(program: TensorProgram, nest: Nest) -> int:

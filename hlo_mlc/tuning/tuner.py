@@ -9,6 +9,7 @@ from functools import partial
 
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
+from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tuning.features import Description
 from hlo_mlc.tuning.messages import Build, Describe, Failed, Measure, Outcome, Task, Timed
 from hlo_mlc.tuning.model import Forest
@@ -64,7 +65,7 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
                 known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
                 patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None,
                 moment: Moment = at_once, forest: Forest | None = None) -> Winner:
-    """Searches for the fastest schedules of a kernel, in the order that a model suggests.
+    """Searches for the fastest schedules of a kernel, for CPUs in the order that a model suggests.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
     a candidate may take before it counts as hung; `moment` says when candidates are tried. An
@@ -80,10 +81,12 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
             answer = supervisor.describe(Describe(space.schedules(configuration)))
             return None if isinstance(answer, Failed) else answer
 
+        # Nothing is known yet of how fast the loops of kernels for GPUs are.
+        pool = None if isinstance(task.target, CudaTarget) else \
+            Pool(task.target, space.default, describe, forest)
         interrupted = False
         try:
-            _search(supervisor, study, space, budget, on_trial, moment,
-                    Pool(task.target, space.default, describe, forest))
+            _search(supervisor, study, space, budget, on_trial, moment, pool)
         except KeyboardInterrupt:
             if not study.tried:
                 raise
@@ -94,7 +97,7 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
 
 
 def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
-            on_trial: OnTrial, moment: Moment, pool: Pool) -> None:
+            on_trial: OnTrial, moment: Moment, pool: Pool | None) -> None:
     """Tries configurations until the budget is spent, or all are known."""
     while not budget.is_spent(len(study.tried)):
         trial = study.next(pool, budget.least_gain)
@@ -107,7 +110,8 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
         except BaseException:  # an interrupt
             study.abandon(trial)
             raise
-        study.tell(trial, outcome, digest, pool.differences(trial.configuration))
+        differences = None if pool is None else pool.differences(trial.configuration)
+        study.tell(trial, outcome, digest, differences)
         on_trial(study, outcome)
 
 

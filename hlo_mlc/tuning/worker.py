@@ -5,27 +5,23 @@ It may crash or hang of a candidate; the tuner (supervisor.py) then ends it and 
 
 from __future__ import annotations
 
-import hashlib
 import resource
 import sys
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import numpy as np
 
-from hlo_mlc.runtime.measure import aligned, aligned_empty, bind_kernel, time_in_turns
 from hlo_mlc.runtime.records import Schedules
-from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.support.errors import MlcError
 from hlo_mlc.support.processes import end_with_parent
 from hlo_mlc.tuning.agreement import baseline_fault, candidate_fault
+from hlo_mlc.tuning.bench import Bench, Candidate
 from hlo_mlc.tuning.features import Description, description_of
 from hlo_mlc.tuning.generator import CandidateSource
 from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Ready, Task, Timed
 from hlo_mlc.tuning.transport import unpack
 
 _BASELINE_S = 0.05
-_UNTOUCHED = 0x5A  # what results hold before a kernel writes them
 
 
 def main(descriptor: int) -> None:
@@ -34,36 +30,39 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with Connection(descriptor) as connection:
         try:
-            bench = _Bench(unpack(connection.recv_bytes()))
-            connection.send(bench.ready())
+            trials = _Trials(unpack(connection.recv_bytes()))
+            connection.send(trials.ready())
             while True:
-                connection.send(bench.answer(connection.recv()))
+                connection.send(trials.answer(connection.recv()))
         except EOFError:
             return
 
 
-class _Bench:
-    """A kernel, its arguments, and the default schedule to compare with."""
+class _Trials:
+    """A kernel, where it runs, and the default schedule to compare with."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._operands = [aligned(array) for array in task.operands]
-        self._default: list[np.ndarray] = []
-        self._run_default: Callable[[], None] | None = None
+        self._bench: Bench | None = None
+        self._default: Candidate | None = None
+        self._usual: list[np.ndarray] = []  # what it computes
         self._candidate: CandidateSource | None = None
 
     def ready(self) -> Ready | Failed:
         """Builds the default schedule and checks it against the reference."""
+        task = self._task
         try:
-            run, self._default = self._bind(self._source({}))
+            self._bench = task.generator.bench(task.target, task.operands, task.expected)
+            default = self._load(self._source({}))
         except Exception as error:
             return Failed(f"the default schedule cannot be built: {_described(error)}")
-        run()
-        fault = baseline_fault(self._default, self._task.expected)
+        default.run()
+        self._usual = default.results()
+        fault = baseline_fault(self._usual, task.expected)
         if fault:
             return Failed(f"the default schedule is wrong: {fault}")
-        self._run_default = run
-        return Ready(time_in_turns(run, run, _BASELINE_S).a.median_us)
+        self._default = default
+        return Ready(self._bench.time(default, default, _BASELINE_S).a.median_us)
 
     def answer(self, request: Describe | Build | Measure) -> Description | Built | Timed | Failed:
         """Does what is asked. A candidate's code fails in any way it likes, so all are caught."""
@@ -74,7 +73,7 @@ class _Bench:
                 return description_of(loops, task.target)
             if isinstance(request, Build):
                 self._candidate = self._source(request.schedules)
-                return Built(hashlib.sha256(self._candidate.text.encode()).hexdigest()[:24])
+                return Built(self._candidate.digest)
             return self._measure(request.seconds)
         except Exception as error:
             return Failed(_described(error))
@@ -83,29 +82,25 @@ class _Bench:
         task = self._task
         return task.generator.source(task.program, task.target, schedules)
 
+    def _load(self, source: CandidateSource) -> Candidate:
+        return self._bench.load(source, self._task.generator.assemble(source, self._task.target))
+
     def _measure(self, seconds: float) -> Timed | Failed:
-        run, results = self._bind(self._candidate)
-        run()
-        fault = candidate_fault(results, self._task.expected, self._default)
+        candidate = self._load(self._candidate)
+        candidate.run()
+        fault = self._fault(candidate)
         if fault:
             return Failed(fault)
-        times = time_in_turns(self._run_default, run, seconds)
+        times = self._bench.time(self._default, candidate, seconds)
         # What it left behind after all these runs is still what it should be: no lucky race.
-        fault = candidate_fault(results, self._task.expected, self._default)
+        fault = self._fault(candidate)
         if fault:
             return Failed(f"after several runs, {fault}")
         return Timed(times.a.median_us, times.b.median_us, times.sure_speedup,
                      times.a.median_us / max(times.a.best_us, 1e-3))
 
-    def _bind(self, source: CandidateSource) -> tuple[Callable[[], None], list[np.ndarray]]:
-        """A function that runs a candidate, and the results that it writes."""
-        task = self._task
-        code = load_object(task.generator.assemble(source, task.target), source.symbol,
-                           source.scratch_bytes)
-        results = [aligned_empty(array.shape, array.dtype) for array in task.expected]
-        for array in results:
-            array.reshape(-1).view(np.uint8)[...] = _UNTOUCHED  # scalars have no other view
-        return bind_kernel(code, self._operands, results, threads=task.target.cores), results
+    def _fault(self, candidate: Candidate) -> str:
+        return candidate_fault(candidate.results(), self._task.expected, self._usual)
 
 
 def _described(error: Exception) -> str:

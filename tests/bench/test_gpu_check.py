@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
-import math
 import os
 import subprocess
 import sys
@@ -13,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from emulation.compiler import why_not
 from hlo_mlc import mlc_jit
+from hlo_mlc.runtime.records import open_records
+from hlo_mlc.support.options import Options
 from hlo_mlc_bench import gpu
 from hlo_mlc_bench.gpu_subjects import compute, movement, products
 
@@ -118,11 +118,13 @@ def test_every_step_is_written_at_once(script, tmp_path, capsys) -> None:
     assert "movement chain: right ratio 1.5" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can")
-def test_choices_of_parameters(hurried) -> None:
-    """On the CPU, whose kernels have the same names: what is published for GPUs is not run."""
-    compile_ours = functools.partial(mlc_jit, choose="ours")
-    subject = next(iter(movement(64, 128)))
-    rows = list(gpu.choices(subject, compile_ours, math.inf))
-    assert {"with_grid", "with_unroll", "with_threads"} <= {key for row in rows for key in row}
-    assert [row.get("message") for row in rows if row["status"] != "right"] == []
+def test_subjects_are_tuned(monkeypatch) -> None:
+    """On the CPU.  What is found there is not remembered."""
+    monkeypatch.setattr(gpu, "TRIALS", 2)
+    cache = os.environ["HLO_MLC_CACHE"]
+    known = len(open_records(Options.from_environment()).all())
+    row, = gpu.tuned(next(iter(movement(64, 128))), functools.partial(mlc_jit, choose="ours"))
+    assert (row["status"], row["tried"]) == ("right", 2)
+    assert row["gain"] >= 1
+    assert os.environ["HLO_MLC_CACHE"] == cache
+    assert len(open_records(Options.from_environment()).all()) == known

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from hlo_mlc import compile_stablehlo, mlc_jit
 from hlo_mlc.backends.cpu import cpu_backend, target_of
-from hlo_mlc.building import kernel_object, rebuild_kernel, scheduled
+from hlo_mlc.building import built_kernel, kernel_object, rebuild_kernel, scheduled
 from hlo_mlc.cli import main
 from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning
@@ -334,12 +334,14 @@ def test_a_cluster_alone_computes_what_it_does_in_its_place() -> None:
     assert len(plan.taken) > 1
     ours = mlc_jit(function, choose="ours")  # which keeps its kernels
     ours(X)
+    backend = cpu_backend(options)
     for cluster, _ in plan.taken:
         operands = [np.ones(b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands]
+        built = built_kernel(cluster.kernel.fingerprint, backend, checked=False)
         expected, actual = (
             compile_stablehlo(str(program), choose="xla")(*operands) for program in (
                 original_program(graph, module, cluster),
-                kernel_program(module, cluster, cpu_backend(options))))
+                kernel_program(module, cluster, backend, built)))
         for a, b in zip(actual, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5)
 

@@ -13,21 +13,26 @@ from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target import cuda
-from hlo_mlc.templates.cuda.program import schedule_program, space_of
+from hlo_mlc.templates.cuda import TEMPLATES
+from hlo_mlc.templates.cuda.program import COMMON, schedule_program
 from hlo_mlc.tensor.core import TensorProgram
 
 SM90 = cuda.named("sm_90")
-# The parameters that analysis gives, and draws.
-DRAWS = range(3)
+# What analysis gives, and draws: of parameters, and of templates with theirs in turns.
+DRAWS = range(4)
 
 
 def drawn(program: TensorProgram, draw: int, cuda_source) -> tuple:
-    """Parameters of the program's nests, and its source; those of analysis where what is drawn
-    needs more than the machine has."""
+    """Templates that take the program's nests, their parameters, and its source; those of analysis
+    where what is drawn needs more than the machine has."""
     rng = np.random.default_rng([draw, *program.name.encode()])
-    spaces = [space_of(d) for d in schedule_program(program, SM90)[1]] if draw else []
-    tuned = {n: {key: int(rng.choice(values)) for key, values in space.items()}
-             for n, space in enumerate(spaces)}
+    decisions = schedule_program(program, SM90)[1] if draw else ()
+    tuned = {}
+    for n, decision in enumerate(decisions):
+        fitting = [t for t in TEMPLATES if not t.refusal(decision.nest, SM90)]
+        template = fitting[rng.integers(len(fitting))] if draw % 2 else decision.template
+        space = {**template.space(decision.nest, SM90), **COMMON}
+        tuned[n] = template.name, {key: int(rng.choice(values)) for key, values in space.items()}
     try:
         return tuned, cuda_source(program, tuned)
     except CodegenError as error:

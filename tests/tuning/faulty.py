@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tuning.bench import CpuBench
 from hlo_mlc.tuning.generator import CandidateSource, TemplateGenerator
 from hlo_mlc.tuning.space import Parameter, Space
 
@@ -61,6 +65,10 @@ class FaultyGenerator:
     def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
               ) -> LoopProgram:
         raise ScheduleError("nobody knows what these do")
+
+    def bench(self, target: CpuTarget, operands: Sequence[np.ndarray],
+              results: Sequence[np.ndarray]) -> CpuBench:
+        return TemplateGenerator().bench(target, operands, results)
 
     def assemble(self, source: CandidateSource, target: CpuTarget) -> bytes:
         return TemplateGenerator().assemble(source, target)

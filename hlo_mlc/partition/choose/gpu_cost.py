@@ -115,7 +115,7 @@ def _top(step: Step, target: CudaTarget) -> _Part:
         return _nest(step, target)
     xla = _rounds_by_xla(step, target)
     if not by_launches(step):
-        return _Part("a loop in one kernel", KERNEL_US + _in_block(step), xla)
+        return _Part("a loop in one kernel", KERNEL_US + _in_block(step, target), xla)
     ours = step.likely_trips * sum(_top(inner, target).ours_us for inner in step.body)
     return _Part("a loop of large bodies", ours, xla)
 
@@ -129,16 +129,17 @@ def _rounds_by_xla(loop: Loop, target: CudaTarget) -> float:
     return loop.likely_trips * max(ROUND_US, round_us)
 
 
-def _in_block(step: Step) -> float:
+def _in_block(step: Step, target: CudaTarget) -> float:
     """A step inside of a kernel of one block."""
     if isinstance(step, Loop):
-        return step.likely_trips * sum(map(_in_block, (*step.body, *step.test)))
+        return step.likely_trips * sum(_in_block(inner, target)
+                                       for inner in (*step.body, *step.test))
     total = 0.0
     for stage in step.stages:
         work = Work.of(stage)
         total += STAGE_US + (work.operations + work.products) / BLOCK_OPERATIONS \
             + work.moved_bytes / BLOCK_BYTES
-        if _is_serial(step):
+        if _is_serial(step, target):
             total += points(stage) * POINT_US
     return total
 
@@ -151,18 +152,19 @@ def _nest(nest: Nest, target: CudaTarget) -> _Part:
     common = KERNEL_US + max(moved / rate, products / (PRODUCTS * target.multiprocessors))
     if any(stage.scan is not None for stage in nest.stages):
         # In chunks, ours are two kernels.
-        return _Part("a scan", KERNEL_US + common + _serial_us(nest), _scan_by_xla(nest, target))
+        return _Part("a scan", KERNEL_US + common + _serial_us(nest, target),
+                     _scan_by_xla(nest, target))
     if any(contraction(stage) is not None for stage in nest.stages):
         return _Part("a product", PRODUCTS_BEHIND * common, common)
     passes = _passes(nest)
     if passes > 1:
         read = sum(size for buffer, size in _moved(nest).items()
                    if not any(buffer in stage.outputs for stage in nest.stages))
-        return _Part("a chain along rows", common + _serial_us(nest),
+        return _Part("a chain along rows", common + _serial_us(nest, target),
                      common + (passes - 1) * (KERNEL_US + read / rate))
     kind = "a map" if all(map(is_map, nest.stages)) else \
         "a reduction" if len(nest.stages) == 1 else "a chain along rows"
-    return _Part(kind, common + _serial_us(nest), common)
+    return _Part(kind, common + _serial_us(nest, target), common)
 
 
 def _moved(nest: Nest) -> dict[Buffer, int]:
@@ -174,14 +176,15 @@ def _moved(nest: Nest) -> dict[Buffer, int]:
     return moved
 
 
-def _serial_us(nest: Nest) -> float:
+def _serial_us(nest: Nest, target: CudaTarget) -> float:
     """What is added where points wait for each other."""
-    return sum(points(stage) * POINT_US for stage in nest.stages) if _is_serial(nest) else 0.0
+    is_serial = _is_serial(nest, target)
+    return sum(points(stage) * POINT_US for stage in nest.stages) if is_serial else 0.0
 
 
-def _is_serial(nest: Nest) -> bool:
+def _is_serial(nest: Nest, target: CudaTarget) -> bool:
     """Nothing is known of which of its points are independent."""
-    template, _ = choose_template(nest)
+    template, _ = choose_template(nest, target)
     return template is not None and template.name == "plain"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, substitute
@@ -28,11 +28,11 @@ THREADS = 256
 class CudaTemplate(Named, Protocol):
     """A class of kernels on a GPU."""
 
-    space: ClassVar[Mapping[str, tuple[int, ...]]]
-    """The values that each tunable parameter may take."""
-
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why this template cannot compute the nest; empty where it can."""
+
+    def space(self, nest: Nest, target: CudaTarget) -> Mapping[str, tuple[int, ...]]:
+        """The values that each tunable parameter may take."""
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Parameters by analysis; none of them has been measured."""

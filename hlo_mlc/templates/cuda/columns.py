@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
@@ -48,30 +47,37 @@ from hlo_mlc.tensor.core import Nest, Stage
 FEW_GROUPS, BLOCKS, CHUNK_ROWS = 64, 256, 256
 
 
+def why_not_columns(nest: Nest) -> str:
+    """Why a nest is not a reduction over leading axes; empty where it is."""
+    if len(nest.stages) != 1:
+        return "several stages"
+    stage = nest.stages[0]
+    if not walks_columns(stage):
+        return "its terms, not its results, are neighbours in memory"
+    if stage.along or stage.scan is not None:
+        return "it stores on the way"
+    if any(v.extent == 0 for v in stage.reduce_axes):
+        return "an axis without elements"
+    if stage.combiner.identity is None:
+        return "its combiner has no identity to start from"
+    if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
+        return "its combiner takes terms in order"
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class ColumnsTemplate:
     """A warp's rows in registers, warps combined in shared memory."""
 
     name: str = "columns"
-    space: ClassVar = {"warps": (1, 4, 8, 16), "chunks": (1, 4, 32)}
-    """Warps of a block, chunks of rows."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not a reduction over leading axes; empty where it is."""
-        if len(nest.stages) != 1:
-            return "several stages"
-        stage = nest.stages[0]
-        if not walks_columns(stage):
-            return "its terms, not its results, are neighbours in memory"
-        if stage.along or stage.scan is not None:
-            return "it stores on the way"
-        if any(v.extent == 0 for v in stage.reduce_axes):
-            return "an axis without elements"
-        if stage.combiner.identity is None:
-            return "its combiner has no identity to start from"
-        if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
-            return "its combiner takes terms in order"
-        return ""
+        return why_not_columns(nest)
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Warps of a block, chunks of rows."""
+        return {"warps": (1, 4, 8, 16), "chunks": (1, 4, 32)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Rows enough for each warp; chunks where there are few groups of columns."""

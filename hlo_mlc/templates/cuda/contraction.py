@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import substitute
@@ -45,7 +44,7 @@ from hlo_mlc.templates.cuda.base import (
     thread_var,
     where,
 )
-from hlo_mlc.templates.cuda.columns import ColumnsTemplate
+from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, kept_factors, side_of
@@ -79,12 +78,8 @@ class ContractionTemplate:
     """Tiles in shared memory, sums in registers."""
 
     name: str = "contraction"
-    space: ClassVar = {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
-                       "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
-    """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
-    are on their way while these are multiplied (2), and chunks of the depth."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not a matrix product for tiles; empty where it is."""
         if len(nest.stages) != 1 or is_map(nest.stages[0]):
             return "not a single reduction"
@@ -102,6 +97,12 @@ class ContractionTemplate:
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
         return reads_foreign_results(stage)
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
+        are on their way while these are multiplied (2), and chunks of the depth."""
+        return {"rows": (16, 32, 64, 128), "columns": (32, 64, 128), "depth": (32, 64, 128),
+                "warps": (1, 2, 4, 8), "buffers": (1, 2), "chunks": (1, 2, 4, 8, 16, 32)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """The largest tile of which there are enough to keep the GPU busy."""
@@ -130,7 +131,7 @@ class ContractionTemplate:
             return Scheduled(_tiles(stage, parameters, outer), ())
         first, second, partial = fold_in_chunks(stage, chunks)
         sums = Nest((second,), len(second.axes))
-        template = PlainTemplate() if ColumnsTemplate().refusal(sums) else ColumnsTemplate()
+        template = PlainTemplate() if why_not_columns(sums) else ColumnsTemplate()
         few = {"warps": 1, "chunks": 1, "threads": THREADS}
         return Scheduled((*_tiles(first, parameters, outer),
                           *template.apply(sums, few, outer).body), partial)

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Load, Var
@@ -44,10 +43,8 @@ class ElementwiseTemplate:
     """One or several vectors a thread."""
 
     name: str = "elementwise"
-    space: ClassVar = {"unroll": (1, 2, 4), "threads": (128, 256, 512)}
-    """Vectors a thread, and threads a block."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not one independent map; empty where it is."""
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
@@ -55,6 +52,10 @@ class ElementwiseTemplate:
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
         return reads_foreign_results(stage)
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Vectors a thread, and threads a block."""
+        return {"unroll": (1, 2, 4), "threads": (128, 256, 512)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Several loads in flight for short bodies, if there are blocks enough for all of the

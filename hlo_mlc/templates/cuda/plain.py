@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Expr, Var
@@ -35,12 +34,14 @@ class PlainTemplate:
     """Naive loops, those outer ones that are independent shared out to threads."""
 
     name: str = "plain"
-    space: ClassVar = {"threads": (32, 128, 256)}
-    """Threads of a block."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Refuses only what is several stages, which are computed one after the other."""
         return "several stages" if len(nest.stages) > 1 else ""
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Threads of a block."""
+        return {"threads": (32, 128, 256)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Small blocks for few points, so that they are spread over the GPU."""

@@ -9,9 +9,9 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.support.errors import CodegenError
+from hlo_mlc.support.errors import CodegenError, ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Decision, Parameters, open_schedule, work
+from hlo_mlc.templates.base import Decision, Parameters, Way, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
 from hlo_mlc.templates.program import plan_arena
@@ -25,24 +25,23 @@ SMALL_ROUND = 1_500_000
 MOST_ROUNDS = 1000
 
 
-# The parameter that every template has: blocks for each multiprocessor, which then go through all
-# tiles; 0 means a block for each tile.  Not measured.
+# The parameter that every template has, and its values, the first of which is the default: blocks
+# for each multiprocessor, which then go through all tiles; 0 means a block for each tile.
+# Not measured.
 GRID = "grid"
-
-
-def space_of(decision: Decision[CudaTemplate]) -> Mapping[str, tuple[int, ...]]:
-    """The values that each parameter of a nest may take."""
-    return {**decision.template.space, GRID: (0, 1, 4, 8)}
+COMMON: Mapping[str, tuple[int, ...]] = {GRID: (0, 1, 4, 8)}
 
 
 def schedule_program(program: TensorProgram, target: CudaTarget,
-                     tuned: Mapping[int, Parameters] | None = None,
+                     tuned: Mapping[int, Way] | None = None,
                      ) -> tuple[LoopProgram, tuple[Decision[CudaTemplate], ...]]:
     """Loops for the whole kernel, of which the outermost are launches.
 
-    tuned: for the position of a nest (in program order) parameters that its template has.
+    tuned: for the position of a nest (in program order), the template and the parameters to use
+    instead of the default.
 
-    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it.
+    Raises: VerifyError for a program that breaks a rule or cannot be shown to keep it,
+    ScheduleError for steps, which nests for GPUs are not scheduled by.
     """
     verify(program)
     assembler = _Assembler(target, tuned or {})
@@ -54,13 +53,13 @@ def schedule_program(program: TensorProgram, target: CudaTarget,
     return loops, tuple(assembler.decisions)
 
 
-def choose_template(nest: Nest
+def choose_template(nest: Nest, target: CudaTarget, wanted: str = ""
                     ) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
-    """The first template that applies, and why those before it do not; None where none does: then
-    the stages are computed one after the other."""
+    """The wanted template if it takes the nest, else the first that does, and why those before it
+    do not; None where none does: then the stages are computed one after the other."""
     refused = []
-    for template in TEMPLATES:
-        reason = template.refusal(nest)
+    for template in sorted(TEMPLATES, key=lambda template: template.name != wanted):
+        reason = template.refusal(nest, target)
         if not reason:
             return template, tuple(refused)
         refused.append((template.name, reason))
@@ -68,7 +67,7 @@ def choose_template(nest: Nest
 
 
 class _Assembler:
-    def __init__(self, target: CudaTarget, tuned: Mapping[int, Parameters]) -> None:
+    def __init__(self, target: CudaTarget, tuned: Mapping[int, Way]) -> None:
         self.target, self.tuned = target, tuned
         self.decisions: list[Decision[CudaTemplate]] = []
         self.extra: dict[Step, list[Buffer]] = {}
@@ -94,9 +93,13 @@ class _Assembler:
     def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
             return ()
-        template, refused = choose_template(nest)
+        wanted, how = self.tuned.get(len(self.decisions), ("", {}))
+        if isinstance(how, tuple):
+            raise ScheduleError("Nests of kernels for GPUs are not scheduled by steps")
+        template, refused = choose_template(nest, self.target, wanted)
         if template is not None:
-            return self._apply(template, nest, refused, outer, scratch)
+            given = how if template.name == wanted else {}
+            return self._apply(template, nest, given, refused, outer, scratch)
         if len(nest.stages) == 1:
             raise CodegenError(f"no template for GPUs takes this: {refused[-1][1]}")
         # One after the other: a stage reads what earlier ones wrote at its own point only, but now
@@ -104,10 +107,11 @@ class _Assembler:
         return tuple(stmt for stage in nest.stages for stmt in self._nest(
             Nest((stage,), 0), outer, scratch))
 
-    def _apply(self, template: CudaTemplate, nest: Nest, refused: tuple[tuple[str, str], ...],
-               outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
-        parameters = {**template.default(nest, self.target), GRID: 0,
-                      **self.tuned.get(len(self.decisions), {})}
+    def _apply(self, template: CudaTemplate, nest: Nest, given: Parameters,
+               refused: tuple[tuple[str, str], ...], outer: LoopKind, scratch: list[Buffer]
+               ) -> tuple[Stmt, ...]:
+        common = {name: values[0] for name, values in COMMON.items()}
+        parameters = {**template.default(nest, self.target), **common, **given}
         scheduled = template.apply(nest, parameters, outer)
         self.decisions.append(Decision(nest, template, parameters, refused))
         scratch += scheduled.scratch

@@ -9,7 +9,6 @@ the end.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
@@ -41,12 +40,8 @@ class RowsTemplate:
     """A part of a warp, a warp, or a block for each row."""
 
     name: str = "rows"
-    space: ClassVar = {"team": (8, 32, 128, 512), "rows": (1, 4, 8), "chunks": (1, 16, 64),
-                       "kept": (0, 40, 160)}
-    """Threads that share a row, rows of a block, chunks that rows are cut into, KiB of shared
-    memory for what is kept of rows besides registers."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not a row-wise chain; empty where it is."""
         if all(is_map(s) for s in nest.stages):
             return "no reduction in it"
@@ -65,6 +60,12 @@ class RowsTemplate:
             if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
                 return "its combiner takes terms in order"
         return ""
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Threads that share a row, rows of a block, chunks that rows are cut into, KiB of shared
+        memory for what is kept of rows besides registers."""
+        return {"team": (8, 32, 128, 512), "rows": (1, 4, 8), "chunks": (1, 16, 64),
+                "kept": (0, 40, min(160, kept_bytes(target) // KIB))}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """A warp for rows whose vectors fit into its registers, else a block."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import substitute
@@ -42,7 +41,7 @@ from hlo_mlc.templates.cuda.base import (
     thread_var,
     where,
 )
-from hlo_mlc.templates.cuda.columns import ColumnsTemplate
+from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.cuda.rows import MOST_THREADS, RowsTemplate
 from hlo_mlc.templates.scan_loops import BLOCK
@@ -66,10 +65,8 @@ class ScanTemplate:
     """Threads along the scanned axis, tile after tile."""
 
     name: str = "scan"
-    space: ClassVar = {"team": (4, 16, 64, 256), "own": (1, 2, 4, 8), "chunks": (1, 4, 16, 64)}
-    """Threads that share a line, terms of each, chunks of a line."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not one scan for tiles; empty where it is."""
         if len(nest.stages) != 1 or nest.stages[0].scan is None:
             return "not a single scan"
@@ -86,6 +83,10 @@ class ScanTemplate:
         if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
             return "it reads what it overwrites"
         return ""
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Threads that share a line, terms of each, chunks of a line."""
+        return {"team": (4, 16, 64, 256), "own": (1, 2, 4, 8), "chunks": (1, 4, 16, 64)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """A block for each line that is long enough; chunks where there are few lines."""
@@ -123,7 +124,7 @@ def _once(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
 def _folded(stage: Stage, merged: Combiner, outer: LoopKind) -> tuple[Stmt, ...]:
     """The totals of chunks."""
     nest = Nest((stage,), len(stage.axes))
-    if not ColumnsTemplate().refusal(nest):
+    if not why_not_columns(nest):
         return ColumnsTemplate().apply(nest, {"warps": 8, "chunks": 1}, outer).body
     return RowsTemplate().apply(nest, {"team": THREADS, "rows": 1, "chunks": 1, "kept": 0},
                                 outer).body

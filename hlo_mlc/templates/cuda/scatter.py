@@ -11,7 +11,6 @@ are added in the order in which threads arrive; so are those of XLA's own scatte
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Expr, Load, loads
@@ -44,10 +43,8 @@ class ScatterTemplate:
     """A thread for each update."""
 
     name: str = "scatter"
-    space: ClassVar = {"threads": (64, 128, 256)}
-    """Threads of a block."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not one of updates that may meet; empty where it is."""
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
@@ -67,6 +64,10 @@ class ScatterTemplate:
         if any(load.source in written for e in rest for load in loads(e)):
             return "it reads elements that other points overwrite"
         return ""
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Threads of a block."""
+        return {"threads": (64, 128, 256)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """Small blocks for few updates."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
@@ -38,12 +37,10 @@ class TransposeTemplate:
     """Tiles of 32 x 32 elements."""
 
     name: str = "transpose"
-    space: ClassVar = {"rows": (4, 8, 16)}
-    """Rows of a tile that are done at a time."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest has no use for tiles; empty where it has."""
-        reason = ElementwiseTemplate().refusal(nest)
+        reason = ElementwiseTemplate().refusal(nest, target)
         if reason:
             return reason
         stage = coalesce(nest.stages[0])
@@ -57,6 +54,10 @@ class TransposeTemplate:
         if any(load.source in stage.outputs for load in loads):
             return "it is overwritten in place"
         return ""
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Rows of a tile that are done at a time."""
+        return {"rows": (4, 8, 16)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """256 threads."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
@@ -63,10 +62,8 @@ class WindowTemplate:
     """Outputs to threads, windows in registers."""
 
     name: str = "window"
-    space: ClassVar = {"along": (1, 2, 4, 8), "vector": (1, 2, 4), "threads": (64, 128, 256)}
-    """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
 
-    def refusal(self, nest: Nest) -> str:
+    def refusal(self, nest: Nest, target: CudaTarget) -> str:
         """Why the nest is not a fold over windows for this template; empty where it is."""
         if len(nest.stages) != 1 or is_map(nest.stages[0]):
             return "not a single reduction"
@@ -80,11 +77,15 @@ class WindowTemplate:
         roles = contraction(stage)
         if roles is not None and product(roles.columns) >= MANY_FEATURES \
                 and product(roles.rows) >= MANY_FEATURES \
-                and not ContractionTemplate().refusal(nest):
+                and not ContractionTemplate().refusal(nest, target):
             return "features enough for tiles of a matrix product"
         if not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "several points may write one element"
         return reads_foreign_results(stage)
+
+    def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
+        """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
+        return {"along": (1, 2, 4, 8), "vector": (1, 2, 4), "threads": (64, 128, 256)}
 
     def default(self, nest: Nest, target: CudaTarget) -> Parameters:
         """As many outputs as there are threads to be had without them."""

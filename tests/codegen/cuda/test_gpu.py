@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 import jax
@@ -114,3 +115,21 @@ def test_arithmetic_of_narrow_floats(cupy, dtype: str) -> None:
             wide = op(every.astype(np.float32), others.astype(np.float32))
             np.testing.assert_array_equal(np.asarray(actual).astype(np.float32),
                                           wide.astype(dtype).astype(np.float32), name)
+
+
+@pytest.mark.parametrize("name", ("softmax", "product of narrow floats", "sum of all"))
+def test_tuning(cupy, name: str, tmp_path: Path, monkeypatch) -> None:
+    """Candidates run on the GPU, and programs then run the winner."""
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
+    function, shape = FUNCTIONS[name]
+    x = np.random.default_rng(2).standard_normal(shape).astype(np.float32)
+    compiled = mlc_jit(lambda x: function(x), choose="ours")
+    report = compiled.tune(x, trials=6)
+    assert report.whole is not None
+    for kernel in report.kernels:
+        assert kernel.record is not None, kernel.reason
+        assert kernel.failed < kernel.tried == 6
+        assert kernel.record.measured.xla_ratio > 0
+    actual, expected = compiled(x), jax.jit(function)(x)
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), 1e-4, 1e-4)
+    assert compiled.report(x).coverage == 1

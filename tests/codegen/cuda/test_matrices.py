@@ -40,15 +40,14 @@ def in_tf32(x: jax.Array, y: jax.Array) -> jax.Array:
 TF32 = {"rows by columns": in_tf32, "both the other way": lambda x, y: in_tf32(x.T, y.T)}
 
 
-@pytest.mark.parametrize("tuned", [None, {0: {"rows": 64, "columns": 64, "depth": 128,
-                                              "warps": 4}}])
+@pytest.mark.parametrize("tuned", [None, {"rows": 64, "columns": 64, "depth": 128, "warps": 4}])
 @pytest.mark.parametrize("name", TF32)
 def test_tf32_where_it_is_asked_for(take_apart, emulator, cuda_source, arrays, name, tuned) -> None:
     x, y = arrays("float32", (40, 50), (50, 60))
     x[3, 4], x[7, 8] = np.nan, np.inf
     args = (x, y) if name == "rows by columns" else (x.T.copy(), y.T.copy())
     program, = take_apart(TF32[name], *args, platform="cuda").programs
-    source = cuda_source(program, tuned)
+    source = cuda_source(program, tuned and {0: ("contraction", tuned)})
     assert "mlc_multiply_tf32(" in source.text
     assert len(source.launches) == 1  # operands are rounded on their way
     actual, = emulator.run(source, program, args, 7)
@@ -141,7 +140,7 @@ def test_tiles_on_their_way_and_chunks(take_apart, emulator, cuda_source, arrays
             for a in arrays("bfloat16", (40, 2048), (2048, 36)))
     program, = take_apart(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32) * 2,
                           x, y, platform="cuda").programs
-    source = cuda_source(program, parameters and {0: parameters})
+    source = cuda_source(program, parameters and {0: ("contraction", parameters)})
     assert ("_tile_b" in source.text) is twice
     assert len(source.launches) == launches
     for order in (0, 1, 7):

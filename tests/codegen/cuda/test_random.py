@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from hlo_mlc.target import cuda
+from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.program import schedule_program
 
 SM90 = cuda.named("sm_90")
@@ -87,12 +88,17 @@ PROGRAMS = st.lists(st.tuples(st.sampled_from(sorted(FUNCTIONS)), EXTENTS, EXTEN
                     min_size=8, max_size=8)
 
 
-def _drawn(program, rng: np.random.Generator) -> dict[int, dict[str, int]]:
-    """Parameters of every nest, half of them the default ones."""
+def _drawn(program, rng: np.random.Generator) -> dict[int, tuple[str, dict[str, int]]]:
+    """Templates of every nest with their parameters, half of them the default ones."""
     if rng.random() < 0.5:
         return {}
-    return {n: {key: int(rng.choice(values)) for key, values in d.template.space.items()}
-            for n, d in enumerate(schedule_program(program, SM90)[1])}
+    return {n: _any_way(d.nest, rng) for n, d in enumerate(schedule_program(program, SM90)[1])}
+
+
+def _any_way(nest, rng: np.random.Generator) -> tuple[str, dict[str, int]]:
+    template = rng.choice([t for t in TEMPLATES if not t.refusal(nest, SM90)])
+    return template.name, {key: int(rng.choice(values))
+                           for key, values in template.space(nest, SM90).items()}
 
 
 @hypothesis.settings(max_examples=2, deadline=None, print_blob=True, database=None,

@@ -1,0 +1,74 @@
+"""What records have a say in, whatever machine they are for: schedules, choices, and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from hlo_mlc.partition.kernel import Kernel
+from hlo_mlc.partition.plan import Cluster, Verdict
+from hlo_mlc.report import KernelReport
+from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, target_key
+from hlo_mlc.support.errors import ConfigurationError
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.tuning.replay import why_not_followed
+
+T = TypeVar("T", CpuTarget, CudaTarget)
+
+
+def recorded_schedules(kernel: Kernel, target: CpuTarget | CudaTarget, options: Options
+                       ) -> Schedules:
+    """What tuning has found for the kernel; nothing where it was not tuned.
+
+    Raises: ConfigurationError where a file that the options pin cannot be followed.
+    """
+    known = find_record(kernel.fingerprint, target_key(target), options)
+    if known is None:
+        return {}
+    if options.records and (why := why_not_followed(kernel.program, target, known.schedules)):
+        raise ConfigurationError(f"The schedule of {known.name or kernel.name} in "
+                                 f"{options.records} cannot be followed ({why}): write the "
+                                 "file anew, with `hlo-mlc records export`")
+    return known.schedules
+
+
+def recorded_or(predicted: Callable[[Cluster, T], Verdict], options: Options
+                ) -> Callable[[Cluster, T], Verdict]:
+    """What was found to be faster when it was tuned, else what is predicted."""
+    def choose(cluster: Cluster, target: T) -> Verdict:
+        verdict = predicted(cluster, target)
+        known = find_record(cluster.kernel.fingerprint, target_key(target), options)
+        if known is None or not known.choice:
+            return verdict
+        found = known.measured
+        reason = "scheduled by hand" if known.by_hand else (
+            f"recorded when it was tuned: XLA takes {found.xla_ratio:.2f} times as long as ours")
+        return replace(verdict, take=known.choice == OURS, recorded=True, reason=reason,
+                       ours_us=found.ours_us, xla_us=found.xla_us or verdict.xla_us)
+
+    return choose
+
+
+def as_tuned(kernel: KernelReport, target: CpuTarget | CudaTarget, options: Options
+             ) -> KernelReport:
+    """The report with what tuning measured of the kernel, if it is built as recorded."""
+    known = find_record(kernel.id, target_key(target), options)
+    if known is None or not _is_built_as(kernel, known):
+        return kernel
+    return replace(kernel, tuned=known.measured)
+
+
+def _is_built_as(kernel: KernelReport, record: Record) -> bool:
+    for position, (template, how) in record.schedules.items():
+        if position >= len(kernel.nests) or kernel.nests[position].template != template:
+            return False
+        nest = kernel.nests[position]
+        if isinstance(how, tuple):
+            if nest.steps != tuple(map(str, how)):
+                return False
+        elif nest.steps is not None or not how.items() <= nest.parameters.items():
+            return False
+    return True
