@@ -11,6 +11,7 @@ given; else, and in the bodies of loops that stay with XLA, operands are made up
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import time
@@ -41,6 +42,8 @@ from hlo_mlc.interop.operands import calls_back, parts_of_call
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.limits import MachineLimits, machine_limits
+from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.report import Comparison, counted, op_counts
@@ -68,7 +71,7 @@ from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.replay import generator_for
 from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
 from hlo_mlc.tuning.storage import journal_path, open_studies
-from hlo_mlc.tuning.study import KernelStudy
+from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 
 # When to stop if nobody says: when half a percent is expected of another trial, half of what the
@@ -80,7 +83,8 @@ _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Py
 _COMPARISON_S = 0.5
 _QUEUED = 16  # calls that a GPU is given at a time: how long it takes to start one is no matter
 _FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
-_HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "taken")
+_HEADINGS = ("kernel", "default us", "best us", "default / best", "XLA / best", "of limit",
+             "taken")
 _BUSY = 1.5  # median time / shortest; idle machines show 1.02 to 1.2
 
 
@@ -99,6 +103,7 @@ class TunedKernel:
     given: bool = False  # measured on what the call gives it, not on made-up operands
     interrupted: bool = False  # before its budget was spent
     id: str = ""  # the kernel's fingerprint
+    of_limit: float = 0.0  # share of what the machine can do at most; 0 if it is not known
 
     def __str__(self) -> str:
         uses = f", called at {self.uses} places" if self.uses > 1 else ""
@@ -121,12 +126,13 @@ class TunedKernel:
     def row(self) -> tuple[str, ...]:
         """What `TuningReport` tabulates of it."""
         if self.record is None:
-            return (self.name, *["-"] * 4, "not tuned")
+            return (self.name, *["-"] * 5, "not tuned")
         best = self.record.measured
         ratio = f"{best.xla_ratio:.2f}" if best.xla_ratio else "-"
         taken = {OURS: "ours", XLA: "XLA's", "": "as predicted"}[self.record.choice]
+        limit = f"{min(self.of_limit, 1.0):.0%}" if self.of_limit else "-"
         return (self.name, f"{best.default_us:.1f}", f"{best.ours_us:.1f}", f"{best.speedup:.2f}",
-                ratio, taken)
+                ratio, limit, taken)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +255,7 @@ class Session:
             if isinstance(self._target, CpuTarget) else None
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
+        self._studies: dict[str, KernelStudy] = {}  # by the kernels' fingerprints
 
     def kernels(self, progress: TuningProgress, spent: Mapping[str, float] | None = None
                 ) -> Iterator[TunedKernel]:
@@ -258,22 +265,31 @@ class Session:
                                   backend=self._backend)
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
+        least_us: dict[str, float] = {}
         for cluster, verdict in (*plan.taken, *plan.rejected):
             fingerprint = cluster.kernel.fingerprint
             found.setdefault(fingerprint, []).append(cluster)
+            least_us[fingerprint] = self._least_us(verdict.estimate)
             weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
         if spent is not None:
             weights = {kernel: time for kernel, time in spent.items() if kernel in found}
         remaining = sum(weights.values())
+        spent_us: dict[str, float] = {}
         costliest = sorted(weights, key=lambda fingerprint: -weights[fingerprint])
         self._waiting = [_untuned(found[fingerprint]) for fingerprint in costliest]
         for number, fingerprint in enumerate(costliest, 1):
             budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
             remaining -= weights[fingerprint]
             label = f"{number} of {len(costliest)}: {found[fingerprint][0].kernel.name}"
-            tuned = self._kernel(graph, found[fingerprint], budget, progress, label)
+            tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
+                                 least_us[fingerprint])
             del self._waiting[0]
+            if tuned.record is not None:
+                spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
             yield tuned
+        for fingerprint, us in spent_us.items():
+            share = us / sum(spent_us.values())
+            self._studies[fingerprint].describe({f"{SHARE_OF}{self._entry}": share})
 
     def unfinished(self) -> list[TunedKernel]:
         """What an interrupt left over."""
@@ -300,6 +316,16 @@ class Session:
         return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
                           times.speedup)
 
+    def _least_us(self, estimate: Estimate) -> float:
+        """The time below which no kernel can do this; 0 if that is not known."""
+        if isinstance(self._target, CudaTarget):
+            return estimate.bytes / self._target.memory_bytes_per_us
+        return self._limits.least_us(estimate.bytes, estimate.contraction_flops)
+
+    @functools.cached_property
+    def _limits(self) -> MachineLimits:
+        return self._moment(lambda: machine_limits(self._options))
+
     def _budget(self, share: float, kernels: int) -> Budget:
         """A share of the time that is left for trials, this kernel being the first of so many."""
         if self._deadline is None:
@@ -309,7 +335,7 @@ class Session:
         return Budget(self._trials, now + share * max(left, 0.0))
 
     def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
-                progress: TuningProgress, label: str) -> TunedKernel:
+                progress: TuningProgress, label: str, least_us: float) -> TunedKernel:
         cluster = clusters[0]
         kernel = cluster.kernel
         tuned = _untuned(clusters)
@@ -336,7 +362,8 @@ class Session:
             "target": _machine(self._target),
             "default": schedules_text(space.schedules(space.default)),
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
-        progress.begin(label, study, space, budget)
+        self._studies[kernel.fingerprint] = study
+        progress.begin(label, study, space, budget, least_us)
         task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
@@ -346,13 +373,15 @@ class Session:
             return dataclasses.replace(tuned, reason=str(error))
         progress.end()
         record = self._keep(cluster, winner, known, original, operands)
+        of_limit = least_us / record.measured.ours_us
         study.describe({
             "best": schedules_text(record.schedules), "us": record.measured.ours_us,
             "speedup over the default": record.measured.speedup,
-            "speedup over XLA": record.measured.xla_ratio, "choice": record.choice})
+            "speedup over XLA": record.measured.xla_ratio, "choice": record.choice,
+            OF_LIMIT: of_limit})
         return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
                                    noise=winner.noise, given=program is not None,
-                                   interrupted=winner.interrupted)
+                                   interrupted=winner.interrupted, of_limit=of_limit)
 
     def _shared(self, fingerprint: str) -> dict[str, str]:
         """What others need to take trials of a kernel.

@@ -6,6 +6,7 @@ const escaped = text => String(text).replace(/[&<>"]/g,
 const times = ratio => `${ratio.toFixed(2)}×`;
 const speed = ratio => !ratio ? "–" : Math.abs(ratio - 1) < 0.005 ? "as fast" : ratio > 1 ? `${times(ratio)} faster` : `${times(1 / ratio)} slower`;
 const duration = us => us < 999.5 ? [us.toPrecision(3), "µs"] : us < 999500 ? [(us / 1e3).toPrecision(3), "ms"] : [(us / 1e6).toPrecision(3), "s"];
+const share = of => `${Math.round(100 * Math.min(1, of))} %`;
 const taken = {ours: "our kernel", xla: "XLA's code", "": "too near to tell"};
 
 // The best of the trials so far, over their numbers; grey is the default's speed.
@@ -42,12 +43,14 @@ function draw(rows) {
   $("figures").innerHTML = figure(rows.length.toLocaleString("en"), rows.length === 1 ? "kernel" : "kernels")
     + figure(trials.toLocaleString("en"), "trials") + figure(mean ? times(mean) : "–", "as fast as the default schedules, geometric mean")
     + figure(running, running === 1 ? "is being tuned now" : "are being tuned now");
-  const columns = [["kernel", ""], ["a call", "n"], ["than the default", "n"], ["than XLA", "n"], ["what runs", ""], ["trials", "n"], ["best so far", ""], ["recorded winner", ""], ["last trial", "n"]];
+  const columns = [["kernel", ""], ["a call", "n"], ["than the default", "n"], ["than XLA", "n"], ["of the limit", "n"], ["share of the time", ""], ["what runs", ""], ["trials", "n"], ["best so far", ""], ["recorded winner", ""], ["last trial", "n"]];
   $("table").innerHTML = `<thead><tr>${columns.map(([title, kind]) => `<th class="${kind}">${title}</th>`).join("")}</tr></thead><tbody>${rows.map(row => {
     const failed = row.trials.filter(t => !t[1]).length, [us, unit] = duration(row.us);
     return `<tr><td><a href="${escaped(row.study)}"><code>${escaped(row.name)}</code></a><div class="ops">${escaped(row.ops)}${row.target ? ` · ${escaped(row.target)}` : ""}</div></td>
       <td class="n">${row.recorded ? `${us}<span class="u">${unit}</span>` : "–"}</td>
       <td class="n">${speed(row.over_default)}</td><td class="n">${speed(row.over_xla)}</td>
+      <td class="n">${row.of_limit ? share(row.of_limit) : "–"}</td>
+      <td>${Object.entries(row.shares).map(([name, of]) => `${share(of)} of <code>${escaped(name)}</code>`).join("<br>")}</td>
       <td class="whole">${row.recorded ? taken[row.choice] ?? "" : ""}</td>
       <td class="n">${row.trials.length}${failed ? `<div class="ops">${failed} failed</div>` : ""}${row.running ? `<div class="ops">${row.running} running</div>` : ""}</td>
       <td>${curve(row.trials)}</td><td>${winner(row)}</td><td class="n quiet">${row.last}</td></tr>`;

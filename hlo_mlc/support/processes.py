@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # Source: <linux/prctl.h>
+_PARENT = "HLO_MLC_PARENT"  # in the environment of what we start: our number
 
 
 def start_process(module: str, connection: Connection, **environment: str
@@ -22,7 +23,8 @@ def start_process(module: str, connection: Connection, **environment: str
     current folder has, and gets no Ctrl-C: we do.
     """
     folders = (str(Path(__file__).parents[2]), *filter(None, sys.path))
-    own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": ""}
+    own = {"PYTHONPATH": os.pathsep.join(folders), "HLO_MLC_ENABLE": "",
+           _PARENT: str(os.getpid())}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, str(connection.fileno())],
         pass_fds=[connection.fileno()], env=os.environ | own | environment,
@@ -32,8 +34,10 @@ def start_process(module: str, connection: Connection, **environment: str
 
 def end_with_parent() -> None:
     """Has this process, whatever it hangs in, go when the thread that has started it does, however
-    that ends."""
+    that ends; at once where the process of that thread has ended by now."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(_PARENT, str(os.getppid())) != str(os.getppid()):
+        os._exit(1)
 
 
 def end_of(process: subprocess.Popen[bytes]) -> str:

@@ -11,6 +11,7 @@ from optuna.storages import BaseStorage
 from optuna.trial import TrialState
 
 from hlo_mlc.tuning.history import attempt_of
+from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF
 
 _FOLDER = Path(__file__).parents[1] / "report_page"
 
@@ -40,6 +41,9 @@ def overview_json(storage: BaseStorage) -> str:
             "us": known.get("us", 0.0), "choice": known.get("choice", ""),
             "over_default": known.get("speedup over the default", 0.0),
             "over_xla": known.get("speedup over XLA", 0.0),
+            "of_limit": known.get(OF_LIMIT, 0.0),
+            "shares": {name.removeprefix(SHARE_OF): share for name, share in known.items()
+                       if name.startswith(SHARE_OF)},
             "trials": [(one.number, round(one.speedup, 4)) for one in tried],
             "running": sum(trial.state is TrialState.RUNNING for trial in trials),
             "last": max(ended).strftime("%Y-%m-%d %H:%M") if ended else "",

@@ -14,7 +14,8 @@ from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.tuner import Budget
 
 _COLUMNS = ("{task.description:26}", "{task.fields[tried]:>5} tried",
-            "{task.fields[failed]:>3} failed", "best {task.fields[best]:.2f}x")
+            "{task.fields[failed]:>3} failed", "best {task.fields[best]:.2f}x",
+            "{task.fields[limit]}")
 
 
 class TuningProgress:
@@ -28,7 +29,7 @@ class TuningProgress:
         self._task = TaskID(0)
         self._began = 0.0
         self._budget = Budget()
-        self._size = 1
+        self._size, self._least_us = 1, 0.0
 
     def __enter__(self) -> TuningProgress:
         self._bar.start()
@@ -38,10 +39,13 @@ class TuningProgress:
                  trace: TracebackType | None) -> None:
         self._bar.stop()
 
-    def begin(self, name: str, study: KernelStudy, space: Space, budget: Budget) -> None:
-        """A kernel comes next, of which something may be known."""
+    def begin(self, name: str, study: KernelStudy, space: Space, budget: Budget,
+              least_us: float = 0.0) -> None:
+        """A kernel comes next, of which something may be known: the machine cannot do it faster
+        than in `least_us`, if that is known."""
         self._began, self._budget, self._size = time.monotonic(), budget, space.size
-        self._task = self._bar.add_task(name, total=1.0, tried=0, failed=0, best=1.0)
+        self._least_us = least_us
+        self._task = self._bar.add_task(name, total=1.0, tried=0, failed=0, best=1.0, limit="")
         self._show(study)
 
     def on_trial(self, study: KernelStudy, outcome: Outcome) -> None:
@@ -50,9 +54,13 @@ class TuningProgress:
 
     def _show(self, study: KernelStudy) -> None:
         tried = study.tried
-        best = max((t.outcome.speedup for t in tried if isinstance(t.outcome, Timed)), default=1.0)
+        timed = [t.outcome for t in tried if isinstance(t.outcome, Timed)]
+        best = max(timed, key=lambda one: one.speedup, default=None)
+        limit = f"{min(1.0, self._least_us / best.us):.0%} of the limit" \
+            if best is not None and self._least_us else ""
         self._bar.update(
-            self._task, completed=self._share(len(tried)), tried=len(tried), best=best,
+            self._task, completed=self._share(len(tried)), tried=len(tried), limit=limit,
+            best=1.0 if best is None else best.speedup,
             failed=sum(isinstance(t.outcome, Failed) for t in tried))
 
     def on_interrupt(self) -> None:

@@ -40,6 +40,10 @@ _FASTEST = 4  # of which neighbours are candidates
 DIFFERENCES = "differences"
 """What Optuna calls what the loops of a trial do differently: the vocabulary, then its features."""
 
+OF_LIMIT, SHARE_OF = "share of the limit", "share of the time of "
+"""What the share of the machine's limit that a kernel reaches is called among the facts about it,
+and, in front of a function's name, its share of the time of all the function's kernels."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:

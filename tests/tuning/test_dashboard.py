@@ -26,12 +26,13 @@ from hlo_mlc.tuning.messages import Failed, Timed
 from hlo_mlc.tuning.overview import overview_json
 from hlo_mlc.tuning.space import Parameter, Space
 from hlo_mlc.tuning.storage import open_storage
-from hlo_mlc.tuning.study import KernelStudy
+from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
 
 SPACE = Space((Parameter(0, "elementwise", "unroll", (1, 2, 4), 2),))
 KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "target": "cpu, 2 cores",
          "default": ["0 elementwise(unroll=2)"], "best": ["0 elementwise(unroll=4)"], "us": 10.0,
-         "speedup over the default": 1.25, "speedup over XLA": 3.5, "choice": "ours"}
+         "speedup over the default": 1.25, "speedup over XLA": 3.5, "choice": "ours",
+         OF_LIMIT: 0.64, f"{SHARE_OF}predict": 0.27, f"{SHARE_OF}train": 0.1}
 _START_S = 60
 
 
@@ -96,6 +97,7 @@ def test_the_overview(address: str) -> None:
     (row,) = get(f"{address}/overview.json")
     assert row["trials"] == [[0, 1.5], [1, 0.0], [2, 1.5]] and row["running"] == 0
     assert (row["over_default"], row["over_xla"], row["choice"]) == (1.25, 3.5, "ours")
+    assert row["of_limit"] == 0.64 and row["shares"] == {"predict": 0.27, "train": 0.1}
     assert row["best"] == ["0 elementwise(unroll=4)"] and not row["is_default"] and row["last"]
     with urllib.request.urlopen(f"{address}/{row['study']}", timeout=_START_S) as reply:
         assert reply.status == 200
@@ -116,7 +118,8 @@ def test_the_overview_without_studies(tmp_path: Path) -> None:
 def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(address, tmp_path)
     shown = ran.stdout.replace("\N{MULTIPLICATION SIGN}", "x")
-    for part in ("1.25x faster", "3.50x faster", "our kernel", "0 elementwise(unroll=4)",
+    for part in ("1.25x faster", "3.50x faster", "64 %", "27 % of <code>predict</code>",
+                 "10 % of <code>train</code>", "our kernel", "0 elementwise(unroll=4)",
                  "the fastest trial had shown 1.50x", "1 failed", 'href="dashboard/studies/0"'):
         assert part in shown
 
