@@ -179,6 +179,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     fuser.join_chains(needed)
     if limits.folds_both_ways:
         fuser.join_both_ways(needed, fresh)
+    fuser.join_handed(needed)
     fuser.join_siblings()
     fuser.join_updates(needed)
     fuser.settle()

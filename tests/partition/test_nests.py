@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from hlo_mlc.partition.fuse.nests import ROW_LIMIT
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.expr.core import Apply, walk
+from hlo_mlc.partition.fuse.nests import COST_LIMIT, ROW_LIMIT
+from hlo_mlc.tensor.classify import is_map, stage_cost
 
 
 def by_xla(x: jax.Array) -> jax.Array:
@@ -167,6 +168,57 @@ def test_rows_that_do_not_fit_the_cache_are_walked_several_times(take_apart, arr
 
     assert count(ROW_LIMIT) == 1
     assert count(ROW_LIMIT + 1) > 1
+
+
+def bilateral(x: jax.Array, reach: int = 3) -> jax.Array:
+    """Each weight is read by two sums."""
+    p, n = jnp.pad(x, reach, mode="reflect"), x.shape[0]
+    total = weights = jnp.float32(0)
+    for i in range(2 * reach + 1):
+        for j in range(2 * reach + 1):
+            y = p[i:i + n, j:j + n]
+            w = jnp.exp(-((i - reach)**2 + (j - reach)**2) / 8 - (y - x)**2)
+            total, weights = total + w * y, weights + w
+    return total / weights
+
+
+def test_values_for_one_reader_need_no_memory_however_many_there_are(nests_of, check, arrays):
+    *_, nest = nests_of(bilateral, (20, 20))
+    stage, = nest.stages
+    assert sum(map(stage_cost, nest.stages)) > COST_LIMIT
+    assert len(stage.assigns) == 1 and not nest.private
+    check(bilateral, *arrays("float32", (20, 20)))
+
+
+def test_long_chains_are_cut_where_little_is_handed_over(take_apart, check, arrays):
+    def chain(x, y):
+        for _ in range(24):
+            x, y = jnp.sin(x + y * 0.3), jnp.cos(y - x * 0.2)
+        return x, y
+
+    given = arrays("float32", (7, 33), (7, 33))
+    found = [nest for program in take_apart(chain, *given).programs for nest in program.steps]
+    assert len(found) > 1
+    assert all(sum(map(stage_cost, nest.stages)) <= COST_LIMIT for nest in found)
+    check(chain, *given)
+
+
+@pytest.mark.parametrize("levels", (3, 6))
+def test_joined_parts_of_any_length_are_filled_one_by_one(nests_of, check, arrays, levels):
+    def haar(x):
+        details = []
+        for _ in range(levels):
+            details.append((x[:, ::2] - x[:, 1::2]) * 0.7071)
+            x = (x[:, ::2] + x[:, 1::2]) * 0.7071
+        return jnp.concatenate([x, *details[::-1]], 1)
+
+    written = [nest for nest in nests_of(haar, (8, 64 << levels))
+               if any(a.buffer.name.startswith("r") for s in nest.stages for a in s.assigns)]
+    assert len(written) == levels + 1
+    assert not any(node.op == "select" for nest in written for stage in nest.stages
+                   for e in stage.expressions for node in walk(e) if isinstance(node, Apply))
+    short = arrays("float32", (8, 1 << levels))
+    check(haar, *short)
 
 
 def test_dead_stores_are_left_out(take_apart, arrays):

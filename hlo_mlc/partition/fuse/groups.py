@@ -14,7 +14,7 @@ from hlo_mlc.expr.core import Buffer, Expr
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.fuse.both_ways import both_ways, matrices
 from hlo_mlc.partition.fuse.horizontal import factors, together_refusal
-from hlo_mlc.partition.fuse.nests import ROW_LIMIT, Joined, chained, finish, join
+from hlo_mlc.partition.fuse.nests import ROW_LIMIT, Joined, chained, finish, handed_over, join
 from hlo_mlc.tensor.classify import contraction
 from hlo_mlc.tensor.core import Nest, Stage, Step
 from hlo_mlc.tensor.liveness import step_reads, step_writes
@@ -232,6 +232,39 @@ class Fuser:
                 break
             else:
                 self.refusals.update((last.nodes[0], reason) for reason in reasons[:1])
+
+    def join_handed(self, needed: frozenset[Buffer]) -> None:
+        """Make one unit of two of which one computes values for the other and nobody else, however
+        large it becomes, as long as it is worth what that saves."""
+        read_by = readers(u for u in self.units if u.number not in self._merged)
+        for last in self.units:
+            if last.joined is None or last.beside or last.number in self._merged:
+                continue
+            refused: set[int] = set()
+            while (first := self._maker(last, refused)) is not None:
+                own = {first.number, last.number}
+                saved = [b for b in first.writes & last.reads
+                         if b not in needed and read_by[b] <= own]
+                result = handed_over(first.joined, last.joined, self.row_limit, len(saved)) \
+                    if saved else ""
+                if isinstance(result, str):
+                    refused.add(first.number)
+                    continue
+                last.joined = result
+                self._absorb(last, (first,))
+                for buffer in first.reads:
+                    read_by[buffer] = read_by[buffer] - {first.number} | {last.number}
+
+    def _maker(self, last: Unit, refused: set[int]) -> Unit | None:
+        """A unit with a nest that another one reads from, and through no third one."""
+        parents = {n: self._at(n) for n in last.parents}
+        for parent in sorted({p.number for p in parents.values()} - refused, reverse=True):
+            unit = self.units[parent]
+            if unit.joined is not None and not unit.beside and unit is not last and not any(
+                    p is not unit and p is not last and p.ancestors & unit.members
+                    for p in parents.values()):
+                return unit
+        return None
 
     def join_siblings(self) -> None:
         """Make one unit of products that share a factor and do not wait for each other."""

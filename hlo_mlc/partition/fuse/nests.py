@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -33,8 +33,15 @@ from hlo_mlc.tensor.strictness import without_nans
 ROW_LIMIT = 8192
 # Simple operations in one fused expression tree; beyond it registers spill.
 COST_LIMIT = 400
+# What it may have more for each value that is handed over in it and needs no memory: to store and
+# load a vector takes as long as these.  Chains of sines are left apart so, of which two nests have
+# independent elements enough to hide latencies, and 49 weights of a filter are computed where they
+# are used (0.45 of the time).
+HANDED_COST = 32
+# And for each buffer that both parts of it would read.
+SHARED_COST = 8
 # Distinct buffers of one nest; each takes an address register in the inner loop.
-BUFFER_LIMIT = 24
+BUFFER_LIMIT = 64
 # Depth of the first product of a chain, and columns of the second, that leave room in L1 for a
 # block of rows; longer ones gain nothing from being computed row by row.
 HEAD_LIMIT = 256
@@ -68,11 +75,13 @@ class Joined:
     """The stages of a nest after a successful join.
 
     `handed`: what has passed from stage to stage in registers; most of it never gets memory.
+    `saved`: how many of these would have got it, had the nest not become larger than others.
     """
 
     stages: tuple[Stage, ...]
     shared: int
     handed: frozenset[Buffer] = frozenset()
+    saved: int = 0
 
 
 def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str:
@@ -80,6 +89,47 @@ def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str
 
     `row_limit`: elements of a row that the target keeps between passes.
     """
+    return _joined(nest, stage, row_limit, lambda joined: _too_large(
+        joined, COST_LIMIT, BUFFER_LIMIT))
+
+
+def handed_over(first: Joined, last: Joined, row_limit: int, saved: int) -> Joined | str:
+    """One nest of two, of which the first computes `saved` values for the second and nobody else;
+    or the reason why not."""
+    joined: Joined | str = first
+    for stage in last.stages:
+        joined = _joined(joined, stage, row_limit, lambda joined: "")
+        if isinstance(joined, str):
+            return joined
+    saved += first.saved + last.saved
+    joined = replace(joined, handed=joined.handed | last.handed, saved=saved)
+    shared = _inputs(first) & _inputs(last)
+    widest = max(BUFFER_LIMIT, len(_walked(first)), len(_walked(last)))
+    most = COST_LIMIT + saved * HANDED_COST + len(shared) * SHARED_COST
+    return _too_large(joined, most, widest) or joined
+
+
+def _too_large(joined: Joined, most_cost: int, most_buffers: int) -> str:
+    """Why a nest had better be two; "" for one that need not."""
+    if sum(map(stage_cost, joined.stages)) > most_cost:
+        return "the fused expressions would need more registers than there are"
+    if len(_walked(joined)) > most_buffers:
+        return "the fused loop would walk through too many buffers at once"
+    return ""
+
+
+def _inputs(joined: Joined) -> set[Buffer]:
+    return {b for s in joined.stages for b in s.inputs}
+
+
+def _walked(joined: Joined) -> set[Buffer]:
+    """The buffers that the loops of a nest walk through."""
+    return {b for s in joined.stages for b in (*s.inputs, *s.outputs)} - joined.handed
+
+
+def _joined(nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined], str]
+            ) -> Joined | str:
+    """As `join`; `limit` says why what it comes to is too large."""
     stage = _follow(nest, stage)
     if len(nest.stages) == 1:
         one = with_written_out(nest.stages[0], stage)
@@ -100,12 +150,8 @@ def join(nest: Joined, stage: Stage, row_limit: int = ROW_LIMIT) -> Joined | str
     wanted = frozenset(stage.inputs)
     stages = _append(nest.stages, stage, shared)
     handed = nest.handed | (wanted - {b for s in stages for b in s.inputs})
-    if sum(map(stage_cost, stages)) > COST_LIMIT:
-        return "the fused expressions would need more registers than there are"
-    buffers = {b for s in stages for b in (*s.inputs, *s.outputs)} - handed
-    if len(buffers) > BUFFER_LIMIT:
-        return "the fused loop would walk through too many buffers at once"
-    return Joined(stages, shared, handed)
+    joined = Joined(stages, shared, handed)
+    return limit(joined) or joined
 
 
 def _side_by_side(nest: Joined, stage: Stage) -> Stage | None:

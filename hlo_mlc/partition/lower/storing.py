@@ -38,9 +38,9 @@ REUSED, JOINED_LIMIT = 4, 256 * 1024
 # of 1,000 took 330 us so, and 10 one by one.
 MANY_PARTS, LONG_PART = 4, 64
 # So do those whose parts are computed, if computing all of them for each element takes so many
-# operations more, for an element and for a part in all: a nest takes 50 ns to begin, and vectors of
-# f32 are at most so long.
-WASTED, WASTED_FOR_PART, SHORTEST_PART = 4, 2_000, 16
+# operations more, for an element and for a part in all: a nest takes 50 ns to begin, and each row
+# of a part that is shorter than vectors of f32 may be some 10.
+WASTED, WASTED_FOR_PART, WASTED_FOR_ROW, SHORTEST_PART = 4, 2_000, 1_000, 16
 # Parts of joined arrays that are read through one another: each part reads its own elsewhere, so
 # that a few dozen rotations in a row would be written out for thousands of places.
 PARTS_LIMIT = 32
@@ -128,12 +128,15 @@ class Storing:
 
     def _has_costly_parts(self, node: Node) -> bool:
         """Parts of a joined array that one loop would compute for each element, to pick one."""
-        if node.op != "stablehlo.concatenate" or _row_of_parts(node) < SHORTEST_PART:
+        if node.op != "stablehlo.concatenate":
             return False
-        whole = node.results[0].type
+        whole, dimension = node.results[0].type, node.attributes["dimension"]
         costs = [(self.costs.get(part, 0), part.type.size) for part in node.operands]
         wasted = sum(cost * (whole.size - size) for cost, size in costs)
-        return wasted >= max(WASTED * whole.size, WASTED_FOR_PART * len(costs))
+        lengths = [math.prod(part.type.shape[dimension:]) for part in node.operands]
+        short = math.prod(whole.shape[:dimension]) * sum(n < SHORTEST_PART for n in lengths)
+        return wasted >= max(WASTED * whole.size,
+                             WASTED_FOR_PART * len(costs) + WASTED_FOR_ROW * short)
 
     def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where a product, looking through data movement, reads each element several times,
@@ -198,12 +201,6 @@ def _has_many_parts(node: Node) -> bool:
     whole = node.results[0].type
     return math.prod(whole.shape[:node.attributes["dimension"]]) == 1 \
         and whole.size >= LONG_PART * len(node.operands)
-
-
-def _row_of_parts(node: Node) -> int:
-    """The elements of the shortest part of a joined array that lie side by side."""
-    dimension = node.attributes["dimension"]
-    return min(math.prod(part.type.shape[dimension:]) for part in node.operands)
 
 
 def _rereads(user: Node, value: Value, cost: int) -> bool:
