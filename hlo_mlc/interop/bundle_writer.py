@@ -11,6 +11,7 @@ from hlo_mlc.backends.cuda import CudaBackend, CudaCode
 from hlo_mlc.building import kernel_object, kernel_with_id
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.report import nest_line
+from hlo_mlc.runtime.records import pin_of
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
@@ -37,7 +38,8 @@ class CpuTargets:
 
         Raises: UsageError for a kernel of another process.
         """
-        made = _made(kernel_id, options, CpuBackend(target))
+        made = _made(kernel_id, options, CpuBackend(
+            replace(target, deterministic=options.deterministic), pin_of(options)))
         return made.code, {"name": made.name, "symbol": made.symbol,
                            "scratch_bytes": made.scratch_bytes,
                            "nests": list(map(nest_line, made.nests))}
@@ -73,8 +75,10 @@ class GpuTargets:
         Raises: UsageError for a kernel of another process, or one that takes more scratch memory
         for this target than the program has.
         """
-        made, lowered = (_made(kernel_id, options, CudaBackend(which))
-                         for which in (target, self._least))
+        made, lowered = (
+            _made(kernel_id, options, CudaBackend(which, pin=pin_of(options),
+                                                  deterministic=options.deterministic))
+            for which in (target, self._least))
         if made.scratch_bytes > lowered.scratch_bytes:
             raise UsageError(f"Kernel {kernel_id} takes more scratch memory on {target.name} than "
                              f"on {self._least.name}: export a file for each")
@@ -88,7 +92,7 @@ class GpuTargets:
 
 def _made(kernel_id: str, options: Options, backend: Backend) -> KernelObject:
     """The code of a kernel as it is to be used, without checks."""
-    kernel = kernel_with_id(kernel_id)
+    kernel = kernel_with_id(kernel_id.partition("-")[0])  # behind it stands by what it was built
     if kernel is None:
         raise UsageError(f"The program calls kernel {kernel_id}, which this process did not "
                          "compile: was the function itself loaded from a file?")

@@ -158,9 +158,8 @@ class _Writer:
 
     def __init__(self, targets: CpuTargets | GpuTargets) -> None:
         self._targets = targets
-        self._options = Options.from_environment()
         self._blocks: dict[str, bytes | memoryview] = {}
-        self._kernels: dict[str, None] = {}
+        self._kernels: dict[str, Options] = {}  # those of the function that calls it, by its id
 
     def write(self, path: Path, entries: Mapping[str, Entry]) -> ExportReport:
         described, reports = [], []
@@ -188,7 +187,7 @@ class _Writer:
         self._blocks[f"{prefix}.program"] = _serialized(program, given.vjp_order)
         if kernels:
             self._blocks[f"{prefix}.original"] = _serialized(plain, given.vjp_order)
-        self._kernels.update(kernels)
+        self._kernels.update(dict.fromkeys(kernels, ours.origin.options))
         leaves = []
         for number, leaf in enumerate(args[0] if given.embed else ()):
             array = np.asarray(leaf)
@@ -206,9 +205,9 @@ class _Writer:
 
     def _target(self, target: CpuTarget | CudaTarget) -> dict[str, Any]:
         kernels = {}
-        for kernel_id in self._kernels:
+        for kernel_id, options in self._kernels.items():
             block = f"{target.name}.{kernel_id}"
-            self._blocks[block], how = self._targets.code(kernel_id, target, self._options)
+            self._blocks[block], how = self._targets.code(kernel_id, target, options)
             kernels[kernel_id] = {"block": block, **how}
         return {"name": target.name, **self._targets.described(target), "kernels": kernels}
 

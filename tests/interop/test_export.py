@@ -24,6 +24,7 @@ from hlo_mlc.interop import bundle_reader
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.archive import MAGIC, Archive, read_archive, write_archive
+from hlo_mlc.runtime.records import Records
 from hlo_mlc.support.errors import ArchiveError, UnknownTargetError, UsageError
 
 LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
@@ -90,6 +91,20 @@ def test_pytrees_and_keywords_in_a_fresh_process(path: Path, fresh, tmp_path: Pa
     out = np.load(tmp_path / "out.npz")
     same({"hidden": out["hidden"], "best": (out["best"], None)},
          layer(PARAMETERS, X, scale=np.float32(2)))
+
+
+@pytest.mark.parametrize("targets", [("host",), ("host", "x86-64-v2")])
+@pytest.mark.parametrize("how", ["deterministic", "records"])
+def test_kernels_are_built_as_the_function_says(path: Path, tmp_path: Path, how: str,
+                                                targets: tuple[str, ...]) -> None:
+    lock = tmp_path / "lock.json"
+    lock.write_text(Records(tmp_path / "none").export_text())
+    said = {"deterministic": True, "records": lock}[how]
+    hlo_mlc.export(mlc_jit(layer, choose="ours", **{how: said}), PARAMETERS, X, path=path,
+                   targets=targets)
+    kernels = kernels_of(path)
+    assert kernels and all("-" in kernel for kernel in kernels), "else this shows nothing"
+    same(load(path)(PARAMETERS, X), layer(PARAMETERS, X))
 
 
 def test_weights_inside(path: Path, fresh) -> None:

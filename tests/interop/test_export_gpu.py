@@ -99,6 +99,15 @@ def _scratch_is_that_of_the_least(path: Path) -> None:
     assert f"tensor<{needed['sm_80']}xui8>" in program
 
 
+def test_nothing_that_was_tuned_goes_into_what_is_deterministic(path: Path) -> None:
+    report = hlo_mlc.export(mlc_jit(function, choose="ours", deterministic=True), X, path=path,
+                            targets=("sm_80", "sm_90"))
+    assert report.entries[0].report.coverage == 1
+    for target in read_archive(path).description["targets"]:
+        assert target["kernels"]
+        assert all(kernel.endswith("-deterministic") for kernel in target["kernels"])
+
+
 def test_cpus_and_gpus_do_not_mix(path: Path) -> None:
     with pytest.raises(UsageError, match="for CPUs or for GPUs, not for both"):
         hlo_mlc.export(function, X, path=path, targets=("host", "sm_90"))
