@@ -89,6 +89,32 @@ def test_what_is_looked_up_and_read_in_parts_that_overlap_is_stored(take_apart, 
     check(function, x, places)
 
 
+@pytest.mark.parametrize(("reach", "is_stored"), [(1, False), (8, True)])
+@pytest.mark.parametrize("mode", ["wrap", "edge", "reflect"])
+def test_joined_arrays_that_are_read_in_many_shifted_parts_are_stored(
+        take_apart, check, arrays, mode, reach, is_stored):
+    """To find each element's part takes longer than to store it, if it is done so often."""
+    x, = arrays("float32", (200,))
+
+    def line(x):
+        padded = jnp.pad(x, reach, mode=mode)
+        return sum(padded[i:i + 200] * (i + 1) for i in range(2 * reach + 1))
+
+    assert _is_kept(take_apart(line, x), "float32", 200 + 2 * reach) == is_stored
+    check(line, x)
+
+
+def test_parts_of_joined_arrays_that_are_taken_apart_again_need_no_copy(take_apart, check, arrays):
+    x, y = arrays("float32", (40, 30), (40, 20))
+
+    def again(x, y):
+        both = jnp.concatenate([x, y], 1)
+        return sum(both[:, n:n + 10] * (n + 1) for n in range(0, 50, 10))
+
+    assert not _is_kept(take_apart(again, x, y), "float32", 40 * 50)
+    check(again, x, y)
+
+
 def test_vectors_that_are_looked_up_are_loaded_where_they_are_read(take_apart, arrays):
     x, = arrays("float32", (100, 16))
     places = np.random.default_rng(0).integers(0, 100, 40)
