@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -78,17 +79,21 @@ def main(arguments: Sequence[str]) -> None:
 
 def costliest(case: str) -> Task:
     """The kernel of a case that is predicted to take longest."""
-    options = Options.from_environment()
     with BY_NAME[case].in_its_mode():
-        function, arguments = BY_NAME[case].make()
-        module = jax.jit(function).lower(*arguments).compiler_ir("stablehlo")
-        graph, plan = clusters_of(module, options)
-        cluster, _ = max((pair for pair in (*plan.taken, *plan.rejected)
-                          if not any(map(is_data_dependent, pair[0].kernel.program.steps))),
-                         key=lambda pair: pair[1].estimate.ours_us)
-        operands = cluster_operands(graph, cluster, None, ())
-        run = compat.compile_for_cpu(original_program(graph, module, cluster))
-        expected = tuple(np.asarray(r) for r in run(operands))
+        return costliest_of(*BY_NAME[case].make())
+
+
+def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task:
+    """That of a function of such arguments."""
+    options = Options.from_environment()
+    module = jax.jit(function).lower(*arguments).compiler_ir("stablehlo")
+    graph, plan = clusters_of(module, options)
+    cluster, _ = max((pair for pair in (*plan.taken, *plan.rejected)
+                      if not any(map(is_data_dependent, pair[0].kernel.program.steps))),
+                     key=lambda pair: pair[1].estimate.ours_us)
+    operands = cluster_operands(graph, cluster, None, ())
+    run = compat.compile_for_cpu(original_program(graph, module, cluster))
+    expected = tuple(np.asarray(r) for r in run(operands))
     return Task(cluster.kernel.program, target_of(options), TemplateGenerator(), tuple(operands),
                 expected)
 

@@ -58,8 +58,8 @@ def tune(
     --arg-file, --arg, or the function's attribute `example_args`. Kernels are measured on the
     arrays that there are. Where there are types only, values are made up: normally distributed
     floats, booleans of both kinds, indices within the bounds of what they index, and small
-    non-negative integers else. Where JAX runs on an NVIDIA GPU, the kernels of a function for it are
-    tuned there.
+    non-negative integers else. Where JAX runs on an NVIDIA GPU, the kernels of a function for it
+    are tuned there.
 
     Without --trials and --minutes, each kernel is tuned until next to nothing is expected of
     another trial. Ctrl-C ends the search and records the best so far. The same command goes on

@@ -85,7 +85,7 @@ def _map_branches(stmt: If, rule: Callable[[Expr], Expr]) -> Body:
     then, otherwise = map_expressions(stmt.then, rule), map_expressions(stmt.otherwise, rule)
     if condition is stmt.condition and (then, otherwise) == bodies(stmt):
         return (stmt,)
-    return (If(condition, then, otherwise),)
+    return (If(condition, then, otherwise),) if then or otherwise else ()
 
 
 def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
@@ -94,6 +94,8 @@ def _map_one(stmt: Stmt, rule: Callable[[Expr], Expr]) -> Stmt | None:
             extent, body = rule(stmt.extent), map_expressions(stmt.body, rule)
             if extent is stmt.extent and body is stmt.body:
                 return stmt
+            if stmt.body and not body:
+                return None
             return For(stmt.var, extent, stmt.kind, body)
         case Store():
             indices, value = tuple(map(rule, stmt.indices)), rule(stmt.value)

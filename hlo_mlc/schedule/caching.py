@@ -42,7 +42,8 @@ from hlo_mlc.support.errors import ScheduleError
 _LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
 
 
-def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows") -> LoopProgram:
+def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = ""
+               ) -> LoopProgram:
     """Copy what each iteration of a loop reads of a buffer to a private tile first.
 
         for i in 0..4:                   for i in 0..4:
@@ -54,7 +55,8 @@ def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows") -
 
     With the `layout` "loops" there is a tile for each place at which the buffer is read, with an
     element for each iteration of the loops in which the place changes, in their order: nothing
-    between them is copied.
+    between them is copied.  Where a loop is named in which places are to be the `same`, others are
+    left alone.
 
         for i in 0..4:                   for i in 0..4:
           for j in 0..8:                   alloc x.i: 8xf32 stack:
@@ -66,13 +68,22 @@ def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows") -
     Halide: in + compute_at; TVM: cache_read.
     """
     _require_layout("cache_read", name, layout, ("rows", "loops"))
+    if same:
+        require_loops(program, "cache_read", same)
+        if layout != "loops":
+            raise ScheduleError(f"cache_read: expected the layout 'loops' for {name!r} where it is "
+                                f"the same in {same!r}; got {layout!r}")
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         writer = next((a for a in touched if a.writes), None)
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
         if layout == "loops":
-            return _read_first(stmt, touched, _tile_name(name, at))
+            chosen = [a for a in touched if not same or _is_same(a, same)]
+            if not chosen:
+                raise refuse("cache_read", stmt, f"reads {name} elsewhere in each iteration of "
+                             f"{same}")
+            return _read_first(stmt, chosen, _tile_name(name, at))
         buffer = touched[0].buffer
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
         cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape, "stack")
@@ -131,6 +142,12 @@ def _require_layout(primitive: str, name: str, layout: str, known: tuple[str, ..
     if layout not in known:
         raise ScheduleError(f"{primitive}: expected a layout of {name!r} out of "
                             f"{', '.join(known)}; got {layout!r}")
+
+
+def _is_same(access: Access, name: str) -> bool:
+    """Whether an access is in a loop of that name, and to one place in all its iterations."""
+    around = [s.var for s, _ in access.path if isinstance(s, For) and s.var.name == name]
+    return bool(around) and all(v not in i.free for v in around for i in access.indices)
 
 
 def _read_first(stmt: For, touched: list[Access], name: str) -> Body:

@@ -199,10 +199,12 @@ class Schedule:
         computed before it: `loop.h`."""
         return self.apply(Step("hoist", (loop, inner, multiple)))
 
-    def cache_read(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
-        """What an iteration of `loop` reads of `buffer` is copied to a private tile first."""
-        return self.apply(Step("cache_read", (
-            buffer, loop, *((layout,) if layout != "rows" else ()))))
+    def cache_read(self, buffer: str, loop: str, layout: str = "rows", same: str = ""
+                   ) -> Schedule:
+        """What an iteration of `loop` reads of `buffer`, or what is the `same` in all iterations of
+        a loop in it, is copied to a private tile first."""
+        given = (layout, same) if same else (layout,) if layout != "rows" else ()
+        return self.apply(Step("cache_read", (buffer, loop, *given)))
 
     def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""

@@ -308,8 +308,9 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
             if last.value <= 0 or _all_expressions(full) == _all_expressions((stmt,)):
                 return (stmt,)
             rest = substitute((stmt,), {outer.var: last})
-            return (If(index.compare("lt", outer.var, last), _narrowed(_taken(*full)),
-                       _narrowed(_taken(*rest))),)
+            then, otherwise = (tuple([narrow for s in copy for narrow in _narrowed(_taken(s))])
+                               for copy in (full, rest))
+            return (If(index.compare("lt", outer.var, last), then, otherwise),)
 
         return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
 

@@ -167,6 +167,12 @@ def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
     return schedule
 
 
+def abreast(schedule: Schedule, name: str, width: int) -> Schedule:
+    """Vectors of a loop's iterations, written out side by side."""
+    schedule = in_vectors(schedule, name, width)
+    return schedule.unroll(f"{name}.o") if f"{name}.o" in schedule.loop_names else schedule
+
+
 def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Schedule:
     """The outermost `depth` loops as one, of which groups of at most `group(iterations)`, all as
     large, are tasks; if that is 0, or all of them, they are done one after the other."""

@@ -30,6 +30,7 @@ from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
+    abreast,
     epilogue_cost,
     in_tasks,
     in_vectors,
@@ -40,7 +41,8 @@ from hlo_mlc.templates.base import (
 from hlo_mlc.templates.product import (
     PARALLEL_WORK,
     RUN,
-    WRITTEN_ROWS,
+    STACK_PANEL,
+    in_square_blocks,
     is_direct,
     is_plain,
     is_widened,
@@ -53,10 +55,8 @@ from hlo_mlc.tensor.classify import Contraction, contraction, cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
-# Bytes on the stack that a packed panel with the rows that are computed for a tile, and the
-# unfinished sums between two blocks of the depth, may take: together below the 256 KiB that a
-# worker's stack has to spare.
-STACK_PANEL = 176 * 1024
+# Bytes of the unfinished sums between two blocks of the depth: with STACK_PANEL below the 256 KiB
+# that a worker's stack has to spare.
 STACK_PARTIAL = 64 * 1024
 # Right factors larger than this part of the second level are packed where several tiles read them:
 # rows far apart cost more than a copy.  With 2 MiB, products of 384 square and 128 x 256 x 640 ran
@@ -319,8 +319,8 @@ class _Tiling:
         if self.packs_beside:
             schedule = schedule.fuse_first(along, self.depth[-1], self.tile, self.width)
         if len(self.roles.summed) == 1 and isinstance(rhs, Load) and stride(rhs, last) == 1:
-            return _in_squares(schedule, along, across, self.lanes)
-        return _written_out(schedule, across, self.lanes)
+            return in_square_blocks(schedule, along, across, self.lanes)
+        return abreast(schedule, across, self.lanes)
 
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
         """Of the next panel, or of this one's next part, a line asked for now and then."""
@@ -345,7 +345,7 @@ class _Tiling:
 
     def _in_vectors(self, schedule: Schedule) -> Schedule:
         """Vectors of columns; the sums of a tile are written out, so that they are registers."""
-        schedule = _written_out(schedule, self.column, self.lanes).unroll(self.row)
+        schedule = abreast(schedule, self.column, self.lanes).unroll(self.row)
         late = f"{self.column}.e"
         if late not in schedule.loop_names:
             return schedule
@@ -356,7 +356,7 @@ class _Tiling:
                     schedule = schedule.reorder(f"{self.row}.e", part).vectorize(part)
             return schedule.unroll(f"{late}.o") if f"{late}.o" in schedule.loop_names else schedule
         if sum(cost(a.value) for a in self.stage.assigns) <= EPILOGUE_ABREAST:
-            return _written_out(schedule, late, self.lanes)
+            return abreast(schedule, late, self.lanes)
         return in_vectors(schedule, late, self.lanes)
 
     def _with_rows_fetched(self, schedule: Schedule) -> Schedule:
@@ -368,28 +368,6 @@ class _Tiling:
         apart = stride(rhs, self.roles.summed[-1])
         return schedule.prefetch(rhs.source.name, self.depth[-1], ahead * apart) if apart \
             else schedule
-
-
-def _written_out(schedule: Schedule, name: str, lanes: int) -> Schedule:
-    """Vectors of a loop's iterations, side by side."""
-    schedule = in_vectors(schedule, name, lanes)
-    return schedule.unroll(f"{name}.o") if f"{name}.o" in schedule.loop_names else schedule
-
-
-def _in_squares(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
-    """A copy of what lies along the rows of a tile, in square blocks of which a few rows at a time
-    are written out: the printer transposes them in registers (`product.in_squares`)."""
-    schedule, inside = schedule.split(rows, lanes), f"{rows}.i"
-    is_square = inside in schedule.loop_names
-    if is_square:
-        schedule = schedule.reorder(columns, inside)
-    schedule = schedule.split(columns, lanes)
-    for part in (f"{columns}.i", f"{columns}.t"):
-        if part in schedule.loop_names:
-            schedule = schedule.reorder(inside, part) if is_square else schedule
-            schedule = schedule.vectorize(part)
-    return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
-        else schedule
 
 
 def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:

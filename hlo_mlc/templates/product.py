@@ -12,6 +12,7 @@ from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BF16, F32, DType
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.templates.base import across, bounded
 from hlo_mlc.tensor.classify import contraction, is_map, stride
 from hlo_mlc.tensor.core import Nest
@@ -25,6 +26,9 @@ WRITTEN_ROWS = 4
 # Terms that a sum of products takes one after the other (schedule/cascade.py): a tile of sums is
 # added to another one so often, which costs 1 %.
 RUN = 256
+
+# Bytes on the stack that packed panels, with the rows that are computed for a tile, may take.
+STACK_PANEL = 176 * 1024
 
 Element = Callable[[Expr, Expr], Expr]  # of a row and a column
 Body = tuple[Stmt, ...]
@@ -133,6 +137,22 @@ def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: S
                  f"{name}r", width, lanes, lambda c: body(
                      bounded(index.add(done, t), most), c))))
     return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
+
+
+def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
+    """A copy of what lies along the rows of a tile, in square blocks of which a few rows at a time
+    are written out: the printer transposes them in registers."""
+    schedule, inside = schedule.split(rows, lanes), f"{rows}.i"
+    is_square = inside in schedule.loop_names
+    if is_square:
+        schedule = schedule.reorder(columns, inside)
+    schedule = schedule.split(columns, lanes)
+    for part in (f"{columns}.i", f"{columns}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.reorder(inside, part) if is_square else schedule
+            schedule = schedule.vectorize(part)
+    return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
+        else schedule
 
 
 def over(name: str, axes: Sequence[Var],

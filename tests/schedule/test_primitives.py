@@ -890,6 +890,40 @@ def test_cache_read_by_the_loops_around_it(tiny, assert_same) -> None:
     assert_same(program, staged.program, [np.arange(104, dtype=np.float32).reshape(8, 13)])
 
 
+def test_cache_read_of_what_is_the_same_in_a_loop(tiny, assert_same) -> None:
+    """Rows against rows of the same matrix: those of a panel, whatever the other row is."""
+    x, y = tiny.operand("x", 6, 5), tiny.result("y", 6, 6, 5)
+    program = tiny.program(tiny.map(y, "ijk", lambda i, j, k: apply(
+        "sub", load(x, (i, k)), load(x, (j, k)))))
+    panels = Schedule(program).split("j", 3).reorder("j.o", "i", "k", "j.i")
+    staged = panels.cache_read("x", "j.o", "loops", "i")
+    shows(staged.program, """
+        for j.o in 0..2:
+          alloc x.j.o: 5x3xf32 stack:
+            for x.j.o.k in 0..5:
+              for x.j.o.j.i in 0..3:
+                x.j.o[x.j.o.k, x.j.o.j.i] = x[j.o * 3 + x.j.o.j.i, x.j.o.k]
+            for i in 0..6:
+              for k in 0..5:
+                for j.i in 0..3:
+                  y[i, j.i + j.o * 3, k] = x[i, k] - x.j.o[k, j.i]
+        """)
+    assert_same(program, staged.program, [np.arange(30, dtype=np.float32).reshape(6, 5)])
+    refuses(lambda: panels.cache_read("x", "j.o", "loops", "k"), "elsewhere in each iteration of k")
+    refuses(lambda: panels.cache_read("x", "j.o", "loops", "z"), "no loop is called 'z'")
+    refuses(lambda: panels.cache_read("x", "j.o", "rows", "i"), "the layout 'loops' for 'x'")
+
+
+def test_what_nothing_is_left_of_disappears(tiny, assert_same) -> None:
+    """A loop whose only store never happens in the last block."""
+    x, y = tiny.operand("x", 10), tiny.result("y", 10)
+    stage = tiny.map(y, "i", lambda i: load(x, (i,)))
+    early = replace(stage, assigns=(replace(stage.assigns[0], guard=apply(
+        "lt", stage.axes[0], index.constant(6))),), overwrites=(y,))
+    blocks = Schedule(tiny.program(early)).split("i", 4, "shorten").specialize("i.i", "i.o")
+    assert str(blocks).count("for i.i") == 1
+
+
 def test_cache_read_of_a_window_stays_inside_the_buffer(tiny, assert_same) -> None:
     x, y = tiny.operand("x", 10), tiny.result("y", 10)
 

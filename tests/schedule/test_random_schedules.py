@@ -36,7 +36,7 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
     match primitive:
         case "cache_read loops":
             buffer = everything[int(rng.integers(len(everything)))]
-            return Step("cache_read", (buffer, loop, "loops"))
+            return Step("cache_read", (buffer, loop, "loops", *((other,) if number > 3 else ())))
         case "split":
             return Step("split", (loop, number))
         case "expand":

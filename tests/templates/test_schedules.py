@@ -22,6 +22,7 @@ from hlo_mlc.templates.contraction import ContractionTemplate
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
+from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.tensor.canonical import canonical, written
 from hlo_mlc.tensor.core import Nest, TensorProgram
@@ -224,6 +225,39 @@ def test_rows_side_by_side(take_apart, arrays, name) -> None:
                     _assert_legal(SideBySideTemplate(), nest, named(level), rng)
                     taken += 1
     assert taken >= 4
+
+
+# Of x: [m, k], y: [n, k] and z: [k, n].
+PAIRS: dict[str, Callable[..., Any]] = {
+    "distances": lambda x, y, z: jnp.abs(x[:, None] - y).sum(-1),
+    "itself": lambda x, y, z: jnp.tanh(((x[:, None] - x)**2).max(-1)),
+    "places": lambda x, y, z: jnp.argmin(x[:, None] - y[None], -1),
+    "turned": lambda x, y, z: jnp.maximum(x[:, :, None], z).sum(1).T,
+    "two axes": lambda x, y, z: jnp.minimum(x[:, None, :, None], (z.T - 1)[:, :, None]
+                                            * y[0, :3]).sum((-1, -2)),
+    "batch": lambda x, y, z: jnp.abs(jnp.stack([x, x + 1])[:, :, None] - y).sum(-1),
+    "padded": lambda x, y, z: jnp.abs(jnp.pad(x, ((1, 1), (2, 0)))[:, None, :x.shape[1]] - y).max(
+        -1),
+    "rows": lambda x, y, z: jnp.stack([x, x * 2]).sum(-1),
+    "maps": lambda x, y, z: (x[:, :, None] * z, jnp.exp(x)[:, None] - y,
+                             x[1:, 1:] + x[:-1, 1:] * x[1:, :-1]),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(take_apart, arrays, name) -> None:
+    """In tiles of any size, and by all rules: which axes are rows and columns, what is packed, and
+    whether vectors go along the depth."""
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for m, n, k in ((13, 70, 33), (47, 131, 17), (8, 17, 110), (30, 5, 20), (1, 40, 50)):
+        x, y, z = arrays(str(rng.choice(["float32", "uint8"])), (m, k), (n, k), (k, n))
+        target = named(str(rng.choice(["x86-64-v2", "x86-64-v3", "x86-64-v4"])))
+        for nest in _nests(take_apart(PAIRS[name], x, y, z).programs):
+            for template in (TiledTemplate(), DerivedTemplate()):
+                if not template.refusal(nest, target):
+                    _assert_legal(template, nest, target, rng)
+                    taken += 1
+    assert taken >= 3
 
 
 def test_rows_with_little_to_do_lie_along_vectors(take_apart, arrays) -> None:

@@ -67,6 +67,9 @@ _RESULT_US = 1.2
 MARGIN = 1.02  # less of an advantage is none: nobody could measure it
 SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 
+# Templates whose lanes are results, where others, and XLA, have the terms of a fold.
+_BESIDE = ("side_by_side", "tiled")
+
 _WHOLE = Surroundings()
 
 
@@ -156,11 +159,11 @@ def _part(stage: Stage, template: str, target: CpuTarget, trips: int,
         amount = work.operations + work.products + work.apart
         threads = max(1, min(cores, 2 * amount // SERIAL_WORK))
         along = vector
-        if template in ("reduction", "side_by_side") and not is_map(stage):  # lanes stay empty
+        if template in (*_BESIDE, "reduction") and not is_map(stage):  # lanes stay empty
             along = min(vector, stage.reduce_axes[-1].extent)
         rows = OurTime(work, False, _vector_us(work, along, rates), threads, scalar_us)
         ours = replace(rows, alone_us=_vector_us(work, vector, rates)) \
-            if template == "side_by_side" else rows
+            if template in _BESIDE else rows
     kind, xla = xla_us(stage, rows, target, around)
     far = {b: size for b, size in work.moved.items() if b not in near}
     memory = rates.pass_us(sum(far.values()), sum(b.bytes for b in far))

@@ -25,6 +25,7 @@ from hlo_mlc.tensor.classify import (
 )
 from hlo_mlc.tensor.combine import side_by_side
 from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.pairs import is_pairwise
 from hlo_mlc.tensor.rewrite import map_expressions, rename_axes, replace_loads
 from hlo_mlc.tensor.strictness import without_nans
 
@@ -284,13 +285,16 @@ def _refusal(nest: Joined, stage: Stage, shared: int, row_limit: int) -> str:
         return ""
     if contraction(stage) is not None:
         return "a matrix product starts its own kernel"
+    if is_pairwise(stage):
+        return "a fold for all pairs of rows starts its own loops"
     first = nest.stages[0]
     pointwise = is_map(stage) and len(stage.axes) == shared
-    if contraction(first) is not None or walks_columns(first) or slides(first):
+    if contraction(first) is not None or walks_columns(first) or slides(first) \
+            or is_pairwise(first):
         if pointwise and shared == len(first.axes) and len(nest.stages) == 1:
             return ""
-        return "only elementwise consumers join a matrix product, windows or a reduction over " \
-            "leading axes"
+        return "only elementwise consumers join a matrix product, windows, a reduction over " \
+            "leading axes or one for all pairs of rows"
     if not pointwise and any(is_map(s) and crosses(s) for s in nest.stages):
         return "it goes along rows of what is read along columns, which is transposed first"
     if walks_columns(stage) or slides(stage):

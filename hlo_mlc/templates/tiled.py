@@ -1,0 +1,295 @@
+"""Folds of whatever two arrays have in common, for all pairs of their rows: distances, counts.
+
+    for each row, column:                     parallel panel of columns, block of rows
+      accumulator = initial                     panel[k, column] = y[column, k], of neighbours
+      for k: combine f(x[row, k],        ->     for each tile of rows: accumulators[rows, panel]
+                       y[column, k])              for k: combine f(x[row, k], panel[k, :])
+      result                                      results[rows, panel]
+
+What products of matrices are computed by (contraction.py), for any term and combiner: with vectors
+of columns there are no lanes to be combined at the end, and what is read serves a whole tile.
+
+`DerivedTemplate` makes such schedules, and those with vectors along the depth, by rule of any fold:
+tuning finds there what nobody has written a template for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.base import (
+    Parameters,
+    Scheduled,
+    abreast,
+    even_groups,
+    in_tasks,
+    in_vectors,
+    lanes,
+    may_repeat,
+    open_schedule,
+    work,
+    worth_a_task,
+)
+from hlo_mlc.templates.elementwise import ElementwiseTemplate
+from hlo_mlc.templates.product import STACK_PANEL, in_square_blocks
+from hlo_mlc.tensor.classify import cost, is_map, stride
+from hlo_mlc.tensor.coalesce import coalesce
+from hlo_mlc.tensor.combine import merging
+from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.pairs import (
+    FEWEST_ROWS,
+    Roles,
+    all_roles,
+    is_pairwise,
+    natural_roles,
+    repeated_reads,
+    terms_refusal,
+)
+
+# Accumulators of a tile, in vectors: their chains hide each other's latency, and beside them the
+# registers hold what the terms need.
+ACCUMULATORS = 8
+# Instructions to put an element of a panel in its place, in squares.
+PACKING = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class TiledTemplate:
+    """Register tiles of folds with vectors of columns, from packed panels."""
+
+    name: str = "tiled"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why this is not the way to compute the nest; empty where it is."""
+        if reason := _refusal(nest):
+            return reason
+        if not is_pairwise(nest.stages[0]):
+            return "not along many rows that each meet many others"
+        stage = coalesce(nest.stages[0])
+        roles, width = natural_roles(stage), lanes((stage,), target)
+        if roles.panel_bytes(width) > STACK_PANEL:
+            return f"a panel of columns takes more than {STACK_PANEL} bytes"
+        if _beside(stage, roles, width) >= _along(stage, width):
+            return "columns side by side take longer than one after the other"
+        return ""
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """The tile, and blocks of rows."""
+        return {"rows": (1, 2, 3, 4, 6, 8), "vectors": (1, 2, 4), "blocks": (1, 2, 4)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """Chains enough, and tasks enough."""
+        stage = coalesce(nest.stages[0])
+        return _usual(stage, natural_roles(stage), target, work(nest))
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage = coalesce(nest.stages[0])
+        tiling = _Tiling(stage, natural_roles(stage), parameters, lanes((stage,), target))
+        return Scheduled.of(tiling.with_columns_beside(work(nest)))
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedTemplate:
+    """Register tiles of any fold or map, by rule: for tuning, where analysis takes another
+    template."""
+
+    name: str = "derived"
+
+    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+        """Why no rule applies to the nest; empty where one does."""
+        if len(nest.stages) == 1 and is_map(nest.stages[0]):
+            reason = ElementwiseTemplate().refusal(nest, target)
+        else:
+            reason = _refusal(nest)
+        return reason or (
+            "" if next(all_roles(coalesce(nest.stages[0])), None) else "fewer than two axes")
+
+    def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
+        """Which axes are rows and columns, the tile, blocks of rows, whether vectors go along the
+        depth, whether panels are packed, and which summed axis is the innermost."""
+        stage = coalesce(nest.stages[0])
+        return {"roles": tuple(range(len(list(all_roles(stage))))),
+                "rows": (1, 2, 3, 4, 6, 8, 12), "vectors": (1, 2, 3, 4), "blocks": (1, 2, 4, 8),
+                "along": (0, 1) if stage.reduce_axes else (0,), "pack": (0, 1),
+                "inner": tuple(range(len(stage.reduce_axes))) or (0,)}
+
+    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+        """What analysis would say if there were nothing else."""
+        stage = coalesce(nest.stages[0])
+        every = list(all_roles(stage))
+        roles = natural_roles(stage)
+        number = every.index(roles) if roles is not None else 0
+        usual = _usual(stage, every[number], target, work(nest))
+        fits = every[number].panel_bytes(lanes((stage,), target)) <= STACK_PANEL
+        return {**usual, "roles": number, "along": 0, "pack": int(fits),
+                "inner": max(0, len(stage.reduce_axes) - 1)}
+
+    def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+        """The loops for the given parameters."""
+        stage, width = coalesce(nest.stages[0]), lanes(nest.stages, target)
+        roles = next(itertools.islice(all_roles(stage), parameters["roles"], None))
+        if roles.summed:
+            inner = roles.summed[parameters["inner"]]
+            roles = replace(roles, summed=(*(v for v in roles.summed if v is not inner), inner))
+        tiling = _Tiling(stage, roles, parameters, width)
+        if parameters["along"] and merging(stage.combiner, stage.terms, stage.reduce_axes):
+            return Scheduled.of(tiling.with_terms_beside(work(nest)))
+        return Scheduled.of(tiling.with_columns_beside(work(nest)))
+
+
+def _refusal(nest: Nest) -> str:
+    return "several stages" if len(nest.stages) > 1 else terms_refusal(nest.stages[0])
+
+
+def _beside(stage: Stage, roles: Roles, width: int) -> float:
+    """Rough number of instructions for a vector of results, columns side by side."""
+    depth = math.prod(v.extent for v in stage.reduce_axes)
+    packed = sum(x.source in roles.packed for x in roles.shared)
+    every = repeated_reads(stage)
+    apart = sum(stride(x, roles.column) not in (0, 1) for x in every if x not in roles.shared)
+    read = len(every) / 2 + width * apart
+    return depth * (cost(*stage.terms) + _combining(stage) + read
+                    + PACKING * packed * width / roles.row.extent)
+
+
+def _along(stage: Stage, width: int) -> float:
+    """The same with the terms of each fold side by side."""
+    *others, last = (v.extent for v in stage.reduce_axes)
+    vectors = math.prod(others) * -(-last // width)
+    each = cost(*stage.terms) + _combining(stage) + len(repeated_reads(stage))
+    return width * (vectors * each + 2 * (width - 1).bit_length() * _combining(stage))
+
+
+def _combining(stage: Stage) -> int:
+    return cost(*stage.combiner.results)
+
+
+def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int) -> dict[str, int]:
+    """A tile whose chains hide each other's latency, and as many blocks of rows as it takes to have
+    tasks for all threads."""
+    width = lanes((stage,), target)
+    most = ACCUMULATORS if target.registers >= 32 else ACCUMULATORS // 2
+    most = max(1, most // max(1, len(stage.accumulators)))
+    vectors = 2 if roles.column.extent > width and most > 1 else 1
+    while vectors > 1 and roles.panel_bytes(width * vectors) > STACK_PANEL:
+        vectors -= 1
+    panels = math.prod(v.extent for v in roles.outer) * -(-roles.column.extent // (width * vectors))
+    blocks = 1
+    if worth_a_task(panels, total):
+        blocks = max(1, min(-(-4 * target.cores // panels), roles.row.extent // FEWEST_ROWS))
+    return {"rows": min(most // vectors, roles.row.extent), "vectors": vectors, "blocks": blocks}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiling:
+    """The rewrites that make register tiles of the naive loops of a fold."""
+
+    stage: Stage
+    roles: Roles
+    parameters: Parameters
+    lanes: int
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        return even_groups(self.roles.row.extent, self.parameters["rows"])
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a block of rows."""
+        every = -(-self.roles.row.extent // self.height)
+        return -(-every // min(self.parameters["blocks"], every))
+
+    @property
+    def row(self) -> str:
+        """Each row of a tile."""
+        return f"{self.roles.row.name}.i"
+
+    @property
+    def tile(self) -> str:
+        """Each tile of a block of rows."""
+        return f"{self.roles.row.name}.o.i"
+
+    @property
+    def block(self) -> str:
+        """Each block of rows."""
+        return f"{self.roles.row.name}.o.o"
+
+    @property
+    def column(self) -> str:
+        """Each column of a panel."""
+        return f"{self.roles.column.name}.i"
+
+    @property
+    def panel(self) -> str:
+        """Each panel of columns."""
+        return f"{self.roles.column.name}.o"
+
+    def with_columns_beside(self, total: int) -> Schedule:
+        """Vectors of columns."""
+        schedule = self._in_tiles(self.parameters["vectors"] * self.lanes)
+        if self.roles.summed:
+            schedule = (schedule.expand(self.column, "register", self.lanes)
+                        .expand(self.row, "register"))
+        for v in self.roles.summed:
+            schedule = schedule.distribute(self.row, v.name).reorder(
+                v.name, self.row, self.column)
+        copies = []
+        if self.parameters.get("pack", 1):
+            for buffer in self.roles.packed:
+                before = set(schedule.loop_names)
+                schedule = schedule.cache_read(buffer.name, self.block, "loops", self.row)
+                copies.append([n for n in schedule.loop_names if n not in before])
+        schedule = schedule.specialize(self.tile, self.panel)
+        for names in copies:
+            schedule = self._copied(schedule, names)
+        schedule = abreast(schedule, self.column, self.lanes).unroll(self.row)
+        return self._finished(schedule, total)
+
+    def with_terms_beside(self, total: int) -> Schedule:
+        """Vectors along the depth, whose lanes are combined at the end."""
+        *others, last = (v.name for v in self.roles.summed)
+        schedule = (self._in_tiles(self.parameters["vectors"]).rfactor(last, self.lanes)
+                    .expand(self.column, "register").expand(self.row, "register"))
+        for name in (*others, f"{last}.o"):
+            if name in schedule.loop_names:
+                schedule = schedule.distribute(self.row, name).reorder(
+                    name, self.row, self.column)
+        schedule = schedule.specialize(self.tile, self.panel)
+        return self._finished(schedule.unroll(self.row).unroll(self.column), total)
+
+    def _in_tiles(self, width: int) -> Schedule:
+        """Panels of columns, blocks of tiles of rows."""
+        row, column = self.roles.row, self.roles.column
+        naive = open_schedule(Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage),
+                              checked=False)
+        # The last tile may do again only what its own task did.
+        before = (row.extent - 1) // self.height
+        repeats = may_repeat(self.stage) and (
+            before % self.tiles > 0 or before == 0 or row.extent % self.height == 0)
+        if len(self.roles.summed) > 1:
+            naive = naive.reorder(*(v.name for v in self.roles.summed))
+        return (naive.reorder(*(v.name for v in (*self.roles.outer, row, column)))
+                .split(column.name, min(width, column.extent), "shorten")
+                .reorder(self.panel, row.name)
+                .split(row.name, self.height, "repeat" if repeats else "shift")
+                .split(f"{row.name}.o", self.tiles, "shorten"))
+
+    def _copied(self, schedule: Schedule, names: list[str]) -> Schedule:
+        """A panel filled in squares, where it lies along the depth."""
+        across = next(n for n in names if n.endswith(f".{self.column}"))
+        schedule = schedule.specialize(names[0], self.panel)
+        rows = [n for n in names if n is not across]
+        if not rows:
+            return in_vectors(schedule, across, self.lanes)
+        return in_square_blocks(schedule, rows[-1], across, self.lanes)
+
+    def _finished(self, schedule: Schedule, total: int) -> Schedule:
+        depth = len(self.roles.outer) + 2
+        return in_tasks(schedule, depth, lambda tasks: worth_a_task(tasks, total)).cascade()

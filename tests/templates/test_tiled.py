@@ -1,0 +1,116 @@
+"""Folds for all pairs of rows and columns, in register tiles: every cut, and every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
+
+TARGET = named("x86-64-v4")
+
+# Of x: [m, k] and y: [n, k]: what becomes tiles by default.
+PAIRS: dict[str, Callable[..., Any]] = {
+    "manhattan": lambda x, y: jnp.abs(x[:, None] - y).sum(-1),
+    "chebyshev": lambda x, y: jnp.abs(x[:, None] - y).max(-1) * 2 + x[:, :1],
+    "itself": lambda x, y: ((x[:, None] - x)**2).sum(-1),
+    "nearest": lambda x, y: jnp.argmin(x[:, None] + y, -1),
+    "two results": lambda x, y: ((x[:, None] * y + x[:, None]).sum(-1), (x[:, None] < y).sum(-1)),
+    "nearest of all": lambda x, y: jnp.argmin(jnp.abs(x[:, None] - y).sum(-1), -1),
+    "normalized": lambda x, y: jax.nn.softmax(-jnp.abs(x[:, None] - y).max(-1)),
+    "weighted": lambda x, y: (jnp.maximum(x[:, None] - y, 0) * y[0]).sum(-1),
+    "computed": lambda x, y: jnp.abs(x[:, None] - jnp.roll(y, 1, 0) * 2).min(-1),
+    "batch": lambda x, y: jnp.minimum(jnp.stack([x, x + 1])[:, :, None], y).sum(-1),
+    "two axes": lambda x, y: jnp.abs(jnp.stack([x, x * 2], 1)[:, None] - jnp.stack(
+        [y, y + 1], 1)).sum((-1, -2)),
+}
+
+
+def _templates(parts, target) -> set[str]:
+    return {decision.template.name for program in parts.programs
+            for decision in schedule_program(program, target)[1]}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_pairs(check, take_apart, arrays, name):
+    args = arrays("float32", (37, 70), (83, 70))
+    assert "tiled" in _templates(take_apart(PAIRS[name], *args), TARGET)
+    check(PAIRS[name], *args, magnitude=300, ulps=64)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "uint8", "uint32", "float64"])
+def test_types(check, take_apart, arrays, dtype):
+    with jax.enable_x64(True):
+        x, y = arrays(dtype, (20, 90), (70, 90))
+
+        def function(x, y):
+            return jnp.maximum(x[:, None], y).min(-1)
+
+        assert "tiled" in _templates(take_apart(function, x, y), TARGET)
+        check(function, x, y, magnitude=90)
+
+
+@pytest.mark.parametrize("m", [8, 9, 31])
+@pytest.mark.parametrize("n", [16, 17, 64, 131])
+@pytest.mark.parametrize("k", [17, 64, 101])
+def test_extents(machine_code, take_apart, arrays, m, n, k):
+    """Whole numbers, so that every order of summation is exact."""
+    a, b = (np.round(x * 3) for x in arrays("float32", (m, k), (n, k)))
+    parts = take_apart(lambda a, b: jnp.abs(a[:, None] - b).sum(-1), a, b)
+    assert "tiled" in _templates(parts, TARGET)
+    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    np.testing.assert_array_equal(result, np.abs(a[:, None] - b).sum(-1))
+
+
+@pytest.mark.parametrize("fold", ["sum", "max", "argmax"])
+def test_special_values(machine_code, take_apart, arrays, fold):
+    """NaN and infinities go where they must, and nowhere else."""
+    a, b = arrays("float32", (9, 70), (37, 70))
+    a[1, 69], b[5, 3], b[6, 7], a[:, 8] = np.nan, np.inf, -np.inf, 0.0
+    parts = take_apart(lambda a, b: getattr(jnp, fold)(a[:, None] * 2 - b, -1), a, b)
+    result, = parts.run((a, b), machine_code.executing(fence_at="end"))
+    expected = getattr(np, fold)(a[:, None] * 2 - b, -1)
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_shared_out(check, arrays):
+    x, y = arrays("float32", (517, 128), (300, 128))
+    check(PAIRS["manhattan"], x, y, magnitude=300)
+
+
+def test_results_in_place(check, arrays):
+    x, y = arrays("float32", (40, 64), (64, 64))
+    check(lambda x, y: lax.fori_loop(
+        0, 3, lambda i, s: s + jnp.abs(x[:, None] - y).max(-1), jnp.ones((40, 64))), x, y,
+        magnitude=10)
+
+
+@pytest.mark.parametrize(("function", "shapes", "reason"), [
+    (PAIRS["manhattan"], ((4, 70), (83, 70)), "not along many rows"),
+    (PAIRS["manhattan"], ((40, 70), (11, 70)), "not along many rows"),
+    (PAIRS["manhattan"], ((40, 3000), (83, 3000)), "a panel of columns takes more"),
+    (lambda x, y: x @ y.T, ((40, 70), (83, 70)), "a product of matrices"),
+    (lambda x, y: jnp.abs(x[:, None] - y.T).sum(-1), ((40, 70), (70, 1)), "not along many rows"),
+    (lambda x, y: jnp.abs(x[:, :, None] - y).sum(1), ((40, 70), (70, 83)), "not along many rows"),
+    (lambda x, y: x.sum(1), ((40, 70), (83, 70)), "not along many rows"),
+])
+def test_others_are_not_tiled(take_apart, arrays, function, shapes, reason):
+    for program in take_apart(function, *arrays("float32", *shapes)).programs:
+        for nest in program.steps:
+            assert reason in TiledTemplate().refusal(nest, TARGET)
+
+
+def test_rules_apply_to_folds_that_have_templates_of_their_own(take_apart, arrays):
+    x, y = arrays("float32", (40, 70), (70, 83))
+    nest, = (step for p in take_apart(lambda x, y: (x[:, :, None] + y).min(1), x, y).programs
+             for step in p.steps)
+    assert not DerivedTemplate().refusal(nest, TARGET)
+    assert DerivedTemplate().space(nest, TARGET)["roles"] == (0, 1)
