@@ -7,7 +7,8 @@
       result                                      results[rows, panel]
 
 What products of matrices are computed by (contraction.py), for any term and combiner: with vectors
-of columns there are no lanes to be combined at the end, and what is read serves a whole tile.
+of columns there are no lanes to be combined at the end, and what is read serves a whole tile.  With
+few rows, or a depth for which there is no room, vectors go along it (dot.py).
 
 `DerivedTemplate` makes such schedules, and those with vectors along the depth, by rule of any fold:
 tuning finds there what nobody has written a template for.
@@ -36,8 +37,8 @@ from hlo_mlc.templates.base import (
     worth_a_task,
 )
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
-from hlo_mlc.templates.product import STACK_PANEL, in_square_blocks
-from hlo_mlc.tensor.classify import cost, is_map, stride
+from hlo_mlc.templates.product import STACK_PANEL, in_square_blocks, reads_vectors_along
+from hlo_mlc.tensor.classify import cost, is_map, stride, walks_columns
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
@@ -54,6 +55,9 @@ from hlo_mlc.tensor.pairs import (
 # Accumulators of a tile, in vectors: their chains hide each other's latency, and beside them the
 # registers hold what the terms need.
 ACCUMULATORS = 8
+# Vectors of terms from which on tiles of their folds pay: with 4 they took 0.9 of the time, with 32
+# 0.6.
+SHORTEST = 4
 # Instructions to put an element of a panel in its place, in squares.
 PACKING = 0.6
 
@@ -68,30 +72,36 @@ class TiledTemplate:
         """Why this is not the way to compute the nest; empty where it is."""
         if reason := _refusal(nest):
             return reason
-        if not is_pairwise(nest.stages[0]):
-            return "not along many rows that each meet many others"
         stage = coalesce(nest.stages[0])
         roles, width = natural_roles(stage), lanes((stage,), target)
-        if roles.panel_bytes(width) > STACK_PANEL:
-            return f"a panel of columns takes more than {STACK_PANEL} bytes"
-        if _beside(stage, roles, width) >= _along(stage, width):
-            return "columns side by side take longer than one after the other"
+        if walks_columns(stage) or roles is None or not roles.packed:
+            return "not along rows that each meet many others"
+        if not _has_columns(stage, roles, width) and not _has_depth(stage, roles, width):
+            return "too few rows and columns for the depth"
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """The tile, and blocks of rows."""
-        return {"rows": (1, 2, 3, 4, 6, 8), "vectors": (1, 2, 4), "blocks": (1, 2, 4)}
+        """The tile, blocks of rows, and whether vectors go along the depth."""
+        stage = coalesce(nest.stages[0])
+        roles, width = natural_roles(stage), lanes((stage,), target)
+        ways = (0,) * _has_columns(stage, roles, width) + (1,) * _has_depth(stage, roles, width)
+        return {"rows": (1, 2, 3, 4, 6, 8), "vectors": (1, 2, 3, 4), "blocks": (1, 2, 4),
+                "along": ways}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Chains enough, and tasks enough."""
         stage = coalesce(nest.stages[0])
-        return _usual(stage, natural_roles(stage), target, work(nest))
+        roles, width = natural_roles(stage), lanes((stage,), target)
+        along = not _has_columns(stage, roles, width) or (
+            _has_depth(stage, roles, width)
+            and _along(stage, width) < _beside(stage, roles, width))
+        return _usual(stage, roles, target, work(nest), along)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        tiling = _Tiling(stage, natural_roles(stage), parameters, lanes((stage,), target))
-        return Scheduled.of(tiling.with_columns_beside(work(nest)))
+        return _Tiling(stage, natural_roles(stage), parameters, lanes((stage,), target)).scheduled(
+            work(nest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +135,9 @@ class DerivedTemplate:
         every = list(all_roles(stage))
         roles = natural_roles(stage)
         number = every.index(roles) if roles is not None else 0
-        usual = _usual(stage, every[number], target, work(nest))
+        usual = _usual(stage, every[number], target, work(nest), along=False)
         fits = every[number].panel_bytes(lanes((stage,), target)) <= STACK_PANEL
-        return {**usual, "roles": number, "along": 0, "pack": int(fits),
+        return {**usual, "roles": number, "pack": int(fits),
                 "inner": max(0, len(stage.reduce_axes) - 1)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -137,14 +147,25 @@ class DerivedTemplate:
         if roles.summed:
             inner = roles.summed[parameters["inner"]]
             roles = replace(roles, summed=(*(v for v in roles.summed if v is not inner), inner))
-        tiling = _Tiling(stage, roles, parameters, width)
-        if parameters["along"] and merging(stage.combiner, stage.terms, stage.reduce_axes):
-            return Scheduled.of(tiling.with_terms_beside(work(nest)))
-        return Scheduled.of(tiling.with_columns_beside(work(nest)))
+        return _Tiling(stage, roles, parameters, width).scheduled(work(nest))
 
 
 def _refusal(nest: Nest) -> str:
     return "several stages" if len(nest.stages) > 1 else terms_refusal(nest.stages[0])
+
+
+def _has_columns(stage: Stage, roles: Roles, width: int) -> bool:
+    """Whether there are enough rows for a panel, and columns for a vector, and the panel fits."""
+    return is_pairwise(stage) and roles.column.extent >= width \
+        and roles.panel_bytes(width) <= STACK_PANEL
+
+
+def _has_depth(stage: Stage, roles: Roles, width: int) -> bool:
+    """Whether all is read along the innermost summed axis, which is long enough."""
+    last = stage.reduce_axes[-1]
+    return last.extent >= SHORTEST * width and min(roles.row.extent, roles.column.extent) > 1 \
+        and all(reads_vectors_along(term, last) for term in stage.terms) \
+        and merging(stage.combiner, stage.terms, stage.reduce_axes) is not None
 
 
 def _beside(stage: Stage, roles: Roles, width: int) -> float:
@@ -170,7 +191,8 @@ def _combining(stage: Stage) -> int:
     return cost(*stage.combiner.results)
 
 
-def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int) -> dict[str, int]:
+def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int, along: bool
+           ) -> dict[str, int]:
     """A tile whose chains hide each other's latency, and as many blocks of rows as it takes to have
     tasks for all threads."""
     width = lanes((stage,), target)
@@ -179,11 +201,15 @@ def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int) -> dict[st
     vectors = 2 if roles.column.extent > width and most > 1 else 1
     while vectors > 1 and roles.panel_bytes(width * vectors) > STACK_PANEL:
         vectors -= 1
-    panels = math.prod(v.extent for v in roles.outer) * -(-roles.column.extent // (width * vectors))
+    wide = min(most, 4) if along else width * vectors
+    panels = math.prod(v.extent for v in roles.outer) * -(-roles.column.extent // wide)
     blocks = 1
     if worth_a_task(panels, total):
         blocks = max(1, min(-(-4 * target.cores // panels), roles.row.extent // FEWEST_ROWS))
-    return {"rows": min(most // vectors, roles.row.extent), "vectors": vectors, "blocks": blocks}
+    if along:
+        vectors = wide
+    return {"rows": min(most // vectors, roles.row.extent), "vectors": vectors, "blocks": blocks,
+            "along": int(along)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +256,13 @@ class _Tiling:
     def panel(self) -> str:
         """Each panel of columns."""
         return f"{self.roles.column.name}.o"
+
+    def scheduled(self, total: int) -> Scheduled:
+        """The loops for a nest of so much work."""
+        along = self.parameters["along"] and merging(
+            self.stage.combiner, self.stage.terms, self.stage.reduce_axes)
+        return Scheduled.of(self.with_terms_beside(total) if along
+                            else self.with_columns_beside(total))
 
     def with_columns_beside(self, total: int) -> Schedule:
         """Vectors of columns."""

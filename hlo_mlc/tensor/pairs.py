@@ -17,7 +17,7 @@ from hlo_mlc.tensor.core import Stage, derived
 
 # Rows below which what is the same for all of them is not worth a copy, and columns that are worth
 # a vector.
-FEWEST_ROWS, FEWEST_COLUMNS = 8, 16
+FEWEST_ROWS, FEWEST_COLUMNS = 4, 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,14 +93,26 @@ def test_results_in_place(check, arrays):
         magnitude=10)
 
 
+@pytest.mark.parametrize(("shapes", "along"), [
+    (((4, 40), (83, 40)), 0), (((4, 300), (83, 300)), 1), (((2, 70), (83, 70)), 1),
+    (((40, 300), (11, 300)), 1), (((40, 3000), (83, 3000)), 1), (((40, 300), (83, 300)), 0)])
+def test_vectors_go_along_the_depth_where_rows_are_few(check, take_apart, arrays, shapes, along):
+    """Or columns, or where there is no room for a panel."""
+    args = arrays("float32", *shapes)
+    program, = take_apart(PAIRS["manhattan"], *args).programs
+    _, (decision,) = schedule_program(program, TARGET)
+    assert (decision.template.name, decision.parameters["along"]) == ("tiled", along)
+    for fold in ("manhattan", "nearest"):
+        check(PAIRS[fold], *args, magnitude=3000, ulps=64)
+
+
 @pytest.mark.parametrize(("function", "shapes", "reason"), [
-    (PAIRS["manhattan"], ((4, 70), (83, 70)), "not along many rows"),
-    (PAIRS["manhattan"], ((40, 70), (11, 70)), "not along many rows"),
-    (PAIRS["manhattan"], ((40, 3000), (83, 3000)), "a panel of columns takes more"),
+    (PAIRS["manhattan"], ((3, 40), (83, 40)), "too few rows"),
+    (PAIRS["manhattan"], ((40, 40), (11, 40)), "too few rows"),
     (lambda x, y: x @ y.T, ((40, 70), (83, 70)), "a product of matrices"),
-    (lambda x, y: jnp.abs(x[:, None] - y.T).sum(-1), ((40, 70), (70, 1)), "not along many rows"),
-    (lambda x, y: jnp.abs(x[:, :, None] - y).sum(1), ((40, 70), (70, 83)), "not along many rows"),
-    (lambda x, y: x.sum(1), ((40, 70), (83, 70)), "not along many rows"),
+    (lambda x, y: jnp.abs(x[:, None] - y.T).sum(-1), ((40, 70), (70, 1)), "not along rows"),
+    (lambda x, y: jnp.abs(x[:, :, None] - y).sum(1), ((40, 70), (70, 83)), "not along rows"),
+    (lambda x, y: x.sum(1), ((40, 70), (83, 70)), "not along rows"),
 ])
 def test_others_are_not_tiled(take_apart, arrays, function, shapes, reason):
     for program in take_apart(function, *arrays("float32", *shapes)).programs:
