@@ -36,6 +36,7 @@ FAMILIES: Mapping[str, Family] = {
     "variadic_reduction": Family(folds.variadic_reduction, 1, results=2),
     "norm": Family(folds.norm, 7),
     "product": Family(folds.product, 7),
+    "pairs": Family(folds.pairs, 3),
     "convolution": Family(folds.convolution, 4),
     "window": Family(folds.window, 4),
     "cumulative": Family(folds.scan, 4),

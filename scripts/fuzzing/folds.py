@@ -88,6 +88,22 @@ def product(draw: Draws) -> str:
                 else f"jnp.maximum({x} @ {weights}, 0)"
 
 
+PAIRS = ("jnp.abs({x} - {y})", "jnp.maximum({x}, {y})", "{x} * {y} + {x}", "{x} - {y}",
+         "jnp.minimum({x} * 2, {y} + 1)", "{x} < {y}")
+
+
+def pairs(draw: Draws) -> str:
+    """A fold for all pairs of rows, of a value and a constant or the value itself."""
+    x = draw.value("fi", rank=2)
+    depth, columns = x.shape[-1], draw.among((2, 5, 16, 17, 33))
+    if draw.chance(30) and x.rank == 2:
+        one, other = f"{x}[:, None]", f"{draw.same(x)}[None]"
+    else:
+        one, other = f"{x}[..., None, :]", f"table({(columns, depth)}, {x.dtype!r})"
+    names = ("sum", "max", "min", "argmin", "argmax")
+    return f"({draw.among(PAIRS).format(x=one, y=other)}).{draw.among(names)}(-1)"
+
+
 def _padding(draw: Draws, axes: int) -> str:
     if draw.chance(40):
         return repr(draw.among(("SAME", "VALID")))
