@@ -84,8 +84,8 @@ class TransposeTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements along a side of a square and of a panel; stores past the caches."""
-        return {"square": (4, 8, 16, 32, 64), "panel": (16, PANEL, LARGE_PANEL),
-                "streaming": (0, 1)}
+        return {"square": (4, 8, 16, 32, 64), "high": (4, 8, HIGHEST),
+                "panel": (16, PANEL, LARGE_PANEL), "streaming": (0, 1)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Squares that fill vectors, or lines of memory where results do not stay in the caches, as
@@ -101,7 +101,8 @@ class TransposeTemplate:
         elif large:
             side, panel = max(side, CACHE_LINE_BYTES // widest), LARGE_PANEL
         streams = _streams(stage, side, target)
-        return {"square": side, "panel": PANEL if streams else panel, "streaming": int(streams)}
+        return {"square": side, "panel": PANEL if streams else panel, "streaming": int(streams),
+                "high": HIGHEST}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -110,8 +111,9 @@ class TransposeTemplate:
         side = min(parameters["square"], 1 << column.extent.bit_length() - 1)
         high = row.extent
         if high >= SMALLEST:
-            high = min(side, HIGHEST, 1 << high.bit_length() - 1)
-            side = side if high == HIGHEST else high
+            most = min(side, parameters["high"])
+            high = min(most, 1 << high.bit_length() - 1)
+            side = side if high == most else high
         each = {v: max(1, parameters["panel"] // size) for v, size in ((row, high), (column, side))}
         axes = (column, row) if parameters["streaming"] else (row, column)
         repeats = may_repeat(stage)

@@ -143,17 +143,25 @@ def _extremum(op: str) -> Spelling:
         if op == "max" and _has_range(site):
             largest = _range_maximum(site, x, y)
             return site.select(site.op("fcmp uno", x, y), site.op("fadd", x, y), largest)
-        integers = site.as_integer()
-        x_bits, y_bits = site.bits(x), site.bits(y)
-        chosen = site.select(site.op(f"fcmp {beats}", x, y), x, y)  # y where one is NaN
-        if op == "min":  # or keeps a NaN, and equal numbers but for the sign of a zero
-            either = site.from_bits(integers.op("or", x_bits, y_bits))
-            return site.select(site.op("fcmp ueq", x, y), either, chosen)
-        both = site.from_bits(integers.op("and", x_bits, y_bits))
-        chosen = site.select(site.op("fcmp oeq", x, y), both, chosen)
-        return site.select(site.op("fcmp uno", x, x), x, chosen)
+        # Each way round x86 gives y where one is NaN or both are equal, or x: no comparison.
+        one = site.select(site.op(f"fcmp {beats}", x, y), x, y)
+        other = site.select(site.op(f"fcmp {beats}", y, x), y, x)
+        if op == "min":  # or keeps a NaN, and the sign of a zero
+            return _combined(site, "or", one, other)
+        both, unordered = _combined(site, "and", one, other), site.op("fcmp uno", x, y)
+        if site.target.vector_bytes == 64:  # an addition under a mask
+            return site.select(unordered, site.op("fadd", x, y), both)
+        integers, flags = site.as_integer(), types.vector("i1", site.lanes)
+        nan = site.block.define(f"sext {flags} ", unordered, f" to {integers.type}",
+                                lanes=site.lanes)
+        return site.from_bits(integers.op("or", site.bits(both), nan))
 
     return spelled
+
+
+def _combined(site: Site, op: str, x: str, y: str) -> str:
+    """A logical operation on the bits of two floats."""
+    return site.from_bits(site.as_integer().op(op, site.bits(x), site.bits(y)))
 
 
 def _has_range(site: Site) -> bool:
