@@ -12,10 +12,9 @@ are computed once only: there, squares at the edges are smaller.
 
 Where elements along the row lie apart, they are put side by side first, square by square.
 
-Results larger than the caches are stored past them: nothing is read that is about to be
-overwritten, and nothing is driven out.  Panels and their squares then follow each other along the
-source, whose pages are read to their ends; the order in which whole lines are stored hardly
-matters.
+Results larger than the caches go along the source, whose pages are read to their ends; where their
+rows begin with lines of memory, they may be stored past the caches: nothing is read that is about
+to be overwritten, and nothing is driven out.
 """
 
 from __future__ import annotations
