@@ -20,6 +20,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 
+from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -38,7 +39,7 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.product import STACK_PANEL, in_square_blocks, reads_vectors_along
-from hlo_mlc.tensor.classify import cost, is_map, stride, walks_columns
+from hlo_mlc.tensor.classify import cost, is_map, reads, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
@@ -47,6 +48,7 @@ from hlo_mlc.tensor.pairs import (
     Roles,
     all_roles,
     is_pairwise,
+    meets_columns,
     natural_roles,
     repeated_reads,
     terms_refusal,
@@ -58,6 +60,10 @@ ACCUMULATORS = 8
 # Vectors of terms from which on tiles of their folds pay: with 4 they took 0.9 of the time, with 32
 # 0.6.
 SHORTEST = 4
+# Operations of a term up to which it matters how often what it takes is loaded.
+LIGHT = 8
+# Columns of a tile whose vectors go along the depth.
+WIDEST = 4
 # Instructions to put an element of a panel in its place, in squares.
 PACKING = 0.6
 
@@ -73,28 +79,24 @@ class TiledTemplate:
         if reason := _refusal(nest):
             return reason
         stage = coalesce(nest.stages[0])
-        roles, width = natural_roles(stage), lanes((stage,), target)
-        if walks_columns(stage) or roles is None or not roles.packed:
+        roles = natural_roles(stage)
+        if roles is None or not (roles.packed or meets_columns(stage)):
             return "not along rows that each meet many others"
-        if not _has_columns(stage, roles, width) and not _has_depth(stage, roles, width):
+        if not _ways(nest, target):
             return "too few rows and columns for the depth"
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """The tile, blocks of rows, and whether vectors go along the depth."""
-        stage = coalesce(nest.stages[0])
-        roles, width = natural_roles(stage), lanes((stage,), target)
-        ways = (0,) * _has_columns(stage, roles, width) + (1,) * _has_depth(stage, roles, width)
         return {"rows": (1, 2, 3, 4, 6, 8), "vectors": (1, 2, 3, 4), "blocks": (1, 2, 4),
-                "along": ways}
+                "along": _ways(nest, target)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Chains enough, and tasks enough."""
-        stage = coalesce(nest.stages[0])
+        stage, ways = coalesce(nest.stages[0]), _ways(nest, target)
         roles, width = natural_roles(stage), lanes((stage,), target)
-        along = not _has_columns(stage, roles, width) or (
-            _has_depth(stage, roles, width)
-            and _along(stage, width) < _beside(stage, roles, width))
+        along = ways == (1,) or (
+            len(ways) > 1 and _along(stage, width) < _beside(stage, roles, width))
         return _usual(stage, roles, target, work(nest), along)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
@@ -154,18 +156,42 @@ def _refusal(nest: Nest) -> str:
     return "several stages" if len(nest.stages) > 1 else terms_refusal(nest.stages[0])
 
 
-def _has_columns(stage: Stage, roles: Roles, width: int) -> bool:
-    """Whether there are enough rows for a panel, and columns for a vector, and the panel fits."""
-    return is_pairwise(stage) and roles.column.extent >= width \
-        and roles.panel_bytes(width) <= STACK_PANEL
-
-
-def _has_depth(stage: Stage, roles: Roles, width: int) -> bool:
-    """Whether all is read along the innermost summed axis, which is long enough."""
-    last = stage.reduce_axes[-1]
-    return last.extent >= SHORTEST * width and min(roles.row.extent, roles.column.extent) > 1 \
+def _ways(nest: Nest, target: CpuTarget) -> tuple[int, ...]:
+    """Whether vectors may go along columns, 0, and along the depth, 1."""
+    stage = coalesce(nest.stages[0])
+    roles, width = natural_roles(stage), lanes((stage,), target)
+    last, total = stage.reduce_axes[-1], work(nest)
+    # There are enough rows for a panel, and columns for a vector, and the panel fits.
+    light = cost(*stage.terms) <= LIGHT
+    columns = (is_pairwise(stage) or (light and meets_columns(stage))) \
+        and roles.column.extent >= width \
+        and roles.panel_bytes(width) <= STACK_PANEL \
+        and _are_shared_out(roles, width, total, target) \
+        and all(_is_read_alike(stage, roles, buffer) for buffer in roles.packed)
+    # All is read along the innermost summed axis, which is long enough.
+    depth = last.extent >= SHORTEST * width and min(roles.row.extent, roles.column.extent) > 1 \
         and all(reads_vectors_along(term, last) for term in stage.terms) \
-        and merging(stage.combiner, stage.terms, stage.reduce_axes) is not None
+        and merging(stage.combiner, stage.terms, stage.reduce_axes) is not None \
+        and _are_shared_out(roles, WIDEST, total, target)
+    return (0,) * columns + (1,) * depth
+
+
+def _is_read_alike(stage: Stage, roles: Roles, buffer: Buffer) -> bool:
+    """Whether all that is read of a buffer for all rows changes along the same axes, so that it is
+    copied by loops of one kind."""
+    axes = [{v for i in x.indices for v in i.free} for x in reads(stage, buffer)]
+    return len({frozenset(found) for found in axes if roles.row not in found}) == 1
+
+
+def _are_shared_out(roles: Roles, wide: int, total: int, target: CpuTarget) -> bool:
+    """Whether panels of so many columns and blocks of rows are tasks enough for all threads."""
+    panels = _panels(roles, wide)
+    return not worth_a_task(panels, total) \
+        or panels * max(1, roles.row.extent // FEWEST_ROWS) >= 2 * target.cores
+
+
+def _panels(roles: Roles, wide: int) -> int:
+    return math.prod(v.extent for v in roles.outer) * -(-roles.column.extent // wide)
 
 
 def _beside(stage: Stage, roles: Roles, width: int) -> float:
@@ -198,16 +224,16 @@ def _usual(stage: Stage, roles: Roles, target: CpuTarget, total: int, along: boo
     width = lanes((stage,), target)
     most = ACCUMULATORS if target.registers >= 32 else ACCUMULATORS // 2
     most = max(1, most // max(1, len(stage.accumulators)))
-    vectors = 2 if roles.column.extent > width and most > 1 else 1
-    while vectors > 1 and roles.panel_bytes(width * vectors) > STACK_PANEL:
-        vectors -= 1
-    wide = min(most, 4) if along else width * vectors
-    panels = math.prod(v.extent for v in roles.outer) * -(-roles.column.extent // wide)
-    blocks = 1
+    if along:
+        wide = vectors = min(most, WIDEST)
+    else:
+        vectors = 2 if roles.column.extent > width and most > 1 \
+            and roles.panel_bytes(2 * width) <= STACK_PANEL \
+            and _are_shared_out(roles, 2 * width, total, target) else 1
+        wide = width * vectors
+    panels, blocks = _panels(roles, wide), 1
     if worth_a_task(panels, total):
         blocks = max(1, min(-(-4 * target.cores // panels), roles.row.extent // FEWEST_ROWS))
-    if along:
-        vectors = wide
     return {"rows": min(most // vectors, roles.row.extent), "vectors": vectors, "blocks": blocks,
             "along": int(along)}
 
@@ -276,6 +302,8 @@ class _Tiling:
         copies = []
         if self.parameters.get("pack", 1):
             for buffer in self.roles.packed:
+                if not _is_read_alike(self.stage, self.roles, buffer):
+                    continue
                 before = set(schedule.loop_names)
                 schedule = schedule.cache_read(buffer.name, self.block, "loops", self.row)
                 copies.append([n for n in schedule.loop_names if n not in before])

@@ -80,8 +80,25 @@ def is_pairwise(stage: Stage) -> bool:
     if terms_refusal(merged) or walks_columns(merged):
         return False
     roles = natural_roles(merged)
-    return roles is not None and bool(roles.packed) and roles.row.extent >= FEWEST_ROWS \
-        and roles.column.extent >= FEWEST_COLUMNS
+    return roles is not None and bool(roles.packed) and _are_many(roles)
+
+
+@derived
+def meets_columns(stage: Stage) -> bool:
+    """The same of the rows of one array and the columns of another: each element belongs to a row
+    or to a column, and neighbouring columns are neighbours in memory."""
+    merged = coalesce(stage)
+    if terms_refusal(merged) or not walks_columns(merged):
+        return False
+    roles = natural_roles(merged)
+    return roles is not None and not roles.packed and _are_many(roles) \
+        and any(_moves(x, v) for x in roles.shared for v in roles.summed) \
+        and not any(_moves(x, roles.row) and _moves(x, roles.column)
+                    for x in repeated_reads(merged))
+
+
+def _are_many(roles: Roles) -> bool:
+    return roles.row.extent >= FEWEST_ROWS and roles.column.extent >= FEWEST_COLUMNS
 
 
 def repeated_reads(stage: Stage) -> tuple[Load, ...]:

@@ -236,6 +236,8 @@ PAIRS: dict[str, Callable[..., Any]] = {
     "two axes": lambda x, y, z: jnp.minimum(x[:, None, :, None], (z.T - 1)[:, :, None]
                                             * y[0, :3]).sum((-1, -2)),
     "batch": lambda x, y, z: jnp.abs(jnp.stack([x, x + 1])[:, :, None] - y).sum(-1),
+    "twice": lambda x, y, z: jnp.abs(x[:, None] - y).max(-1) + y[:, 0],
+    "columns": lambda x, y, z: jnp.minimum(x[:, :, None], z).sum(1),
     "padded": lambda x, y, z: jnp.abs(jnp.pad(x, ((1, 1), (2, 0)))[:, None, :x.shape[1]] - y).max(
         -1),
     "rows": lambda x, y, z: jnp.stack([x, x * 2]).sum(-1),

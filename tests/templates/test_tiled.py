@@ -26,6 +26,8 @@ PAIRS: dict[str, Callable[..., Any]] = {
     "two results": lambda x, y: ((x[:, None] * y + x[:, None]).sum(-1), (x[:, None] < y).sum(-1)),
     "nearest of all": lambda x, y: jnp.argmin(jnp.abs(x[:, None] - y).sum(-1), -1),
     "normalized": lambda x, y: jax.nn.softmax(-jnp.abs(x[:, None] - y).max(-1)),
+    "columns": lambda x, y: jnp.minimum(x[:, :, None], y.T).sum(1),
+    "columns in a batch": lambda x, y: (jnp.stack([x, x + 1])[..., None] + y.T).max(2) + x[0, 0],
     "weighted": lambda x, y: (jnp.maximum(x[:, None] - y, 0) * y[0]).sum(-1),
     "computed": lambda x, y: jnp.abs(x[:, None] - jnp.roll(y, 1, 0) * 2).min(-1),
     "batch": lambda x, y: jnp.minimum(jnp.stack([x, x + 1])[:, :, None], y).sum(-1),
@@ -111,13 +113,22 @@ def test_vectors_go_along_the_depth_where_rows_are_few(check, take_apart, arrays
     (PAIRS["manhattan"], ((40, 40), (11, 40)), "too few rows"),
     (lambda x, y: x @ y.T, ((40, 70), (83, 70)), "a product of matrices"),
     (lambda x, y: jnp.abs(x[:, None] - y.T).sum(-1), ((40, 70), (70, 1)), "not along rows"),
-    (lambda x, y: jnp.abs(x[:, :, None] - y).sum(1), ((40, 70), (70, 83)), "not along rows"),
+    (lambda x, y: jnp.abs(x[:, :, None] - y).sum(1), ((3, 70), (70, 83)), "not along rows"),
+    (lambda x, y: jnp.maximum(x.reshape(8, 40, 83), y).sum(1), ((320, 83), (1, 83)),
+     "not along rows"),
+    (PAIRS["manhattan"], ((4, 100_000), (16, 100_000)), "too few rows"),
     (lambda x, y: x.sum(1), ((40, 70), (83, 70)), "not along rows"),
 ])
 def test_others_are_not_tiled(take_apart, arrays, function, shapes, reason):
     for program in take_apart(function, *arrays("float32", *shapes)).programs:
         for nest in program.steps:
             assert reason in TiledTemplate().refusal(nest, TARGET)
+
+
+def test_columns_that_are_read_elsewhere_too(check, arrays):
+    """Their first elements once more, at the end, which is no panel."""
+    x, y = arrays("float32", (37, 70), (83, 70))
+    check(lambda x, y: jnp.abs(x[:, None] - y).max(-1) + y[:, 0], x, y, magnitude=10)
 
 
 def test_rules_apply_to_folds_that_have_templates_of_their_own(take_apart, arrays):
