@@ -31,7 +31,7 @@ def test_its_blocks_run_in_order(
         exec(compile(block, f"schedules.md, block {number}", "exec"), names)
         shown = capsys.readouterr().out
         assert _timeless(quote) in _timeless(shown), block
-        assert "explain" not in block or "scheduled by hand: 14 steps" in shown
+        assert "explain" not in block or "scheduled by hand: 13 steps" in shown
         quoted += bool(quote)
     assert quoted == 4
     assert all(kernel.exact_known and not kernel.fault for kernel in names["checked"].kernels)
