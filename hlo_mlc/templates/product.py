@@ -11,7 +11,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import BF16, F32, DType
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import loop, loops_named
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.templates.base import across, bounded
 from hlo_mlc.tensor.classify import contraction, is_map, stride
@@ -149,7 +149,9 @@ def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) ->
     schedule = schedule.split(columns, lanes)
     for part in (f"{columns}.i", f"{columns}.t"):
         if part in schedule.loop_names:
-            schedule = schedule.reorder(inside, part) if is_square else schedule
+            # Of some tiles a guard may leave no such part.
+            if any(loops_named(s.body, inside) for s in schedule.loops(part)):
+                schedule = schedule.reorder(inside, part)
             schedule = schedule.vectorize(part)
     return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
         else schedule

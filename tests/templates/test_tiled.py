@@ -125,6 +125,18 @@ def test_others_are_not_tiled(take_apart, arrays, function, shapes, reason):
             assert reason in TiledTemplate().refusal(nest, TARGET)
 
 
+@pytest.mark.parametrize("rows", [5, 7, 11])
+def test_joined_rows(check, arrays, rows):
+    """Of which a tile has some, so that nothing is copied of others."""
+    x, y = arrays("float32", (rows, 16), (rows, 16))
+
+    def joined(x, y):
+        every = jnp.concatenate([x, x, y])
+        return jnp.abs(every[:, None] - every).sum(-1)
+
+    check(joined, x, y, magnitude=100)
+
+
 def test_columns_that_are_read_elsewhere_too(check, arrays):
     """Their first elements once more, at the end, which is no panel."""
     x, y = arrays("float32", (37, 70), (83, 70))
