@@ -2,9 +2,10 @@
 
     python scripts/xla_figures.py                   # says what each would be; a minute
     python scripts/xla_figures.py --write           # and writes it
-    python scripts/xla_figures.py --results bench/results/NAME.json   # measured before
+    python scripts/xla_figures.py --results bench/results/{A,B}.json   # measured before, elsewhere
 
-A figure is what makes the prediction for jax.jit of its bench case what was measured.  Where that
+A figure is what makes the prediction for jax.jit of its bench case what was measured; with results
+of several machines, their geometric mean, so that no machine is far from it.  Where that
 is about what it was, it stays and is as good as new, so that choices do not change with noise.
 It stays as old as it is where there is no such case, where the case hardly depends on it, or where
 it would change by more than a factor: then something else of the prediction is wrong.
@@ -16,7 +17,8 @@ import argparse
 import dataclasses
 import json
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import jax
@@ -30,10 +32,10 @@ from hlo_mlc.partition.choose.xla_figures import PATH, SCHEMA, Figure, Figures, 
 from hlo_mlc.support.options import Options
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import CASES
-from hlo_mlc_bench.results import environment, load
+from hlo_mlc_bench.results import Results, environment, load
 from hlo_mlc_bench.timing import compare
 
-_ABOUT, _FARTHEST = 1.5, 4.0
+_ABOUT, _FARTHEST = 1.33, 4.0
 _LEAST_SHARE = 0.2  # of a case's time that depends on its figure
 _ROUNDS = 5
 
@@ -42,16 +44,16 @@ def main() -> None:
     """Prints a line for each figure."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--results", type=Path, help="times that hlo-mlc bench measured")
+    parser.add_argument("--results", type=Path, nargs="+", default=[],
+                        help="times that hlo-mlc bench measured, on one machine or several")
     given = parser.parse_args()
-    calibrated(Options.from_environment())
+    if not given.results:
+        calibrated(Options.from_environment())
     cases = {case.name: case for one in CASES for case in (one, *one.neighbours)}
-    measured, here = {}, environment("auto", _ROUNDS)
-    if given.results:
-        results = load(given.results)
-        measured, here = {row.name: row.jax_ms * 1e3 for row in results.rows if row.jax_ms}, \
-            results.environment
-    run = Run(here["cpu"], here["cores"], here["packages"]["jaxlib"], here["date"][:10])
+    results = {path.stem: load(path) for path in given.results}
+    measured = means(results.values())
+    run = run_of({name: one.environment for name, one in results.items()}
+                 or {"": environment("auto", _ROUNDS)})
     label = f"{run.cpu}, {run.date}"
     known = xla_figures.read()
     found = {}
@@ -68,6 +70,23 @@ def main() -> None:
               f"{figure.case}: {why}")
     if given.write:
         write(Figures({**known.runs, label: run}, found))
+
+
+def means(results: Iterable[Results]) -> dict[str, float]:
+    """What jax.jit took for each case, in microseconds: the geometric mean of all who measured it.
+    """
+    times: dict[str, list[float]] = {}
+    for row in (row for one in results for row in one.rows if row.jax_ms):
+        times.setdefault(row.name, []).append(row.jax_ms * 1e3)
+    return {name: statistics.geometric_mean(each) for name, each in times.items()}
+
+
+def run_of(environments: Mapping[str, Mapping]) -> Run:
+    """Where and when something was measured, by the names of the results if there are any."""
+    newest = max(environments.values(), key=lambda one: one["date"])
+    names = [name or one["cpu"] for name, one in environments.items()]
+    return Run(", ".join(names), newest["cores"], newest["packages"]["jaxlib"],
+               newest["date"][:10])
 
 
 def write(figures: Figures, path: Path = PATH) -> None:
@@ -116,7 +135,7 @@ def solved(measured: float, predicted: Callable[[float], float]) -> tuple[float 
     times = 1 + (measured - at) / (beyond - at) if share > 0 else at / measured
     if not 1 / _FARTHEST <= times <= _FARTHEST:
         return None, f"{times:.3g} times as much would fit"
-    close = 1 / _ABOUT <= times <= _ABOUT
+    close = 1 / _ABOUT <= measured / at <= _ABOUT
     return 1.0 if close else times, f"took {measured:.0f} us, predicted {at:.0f}"
 
 

@@ -39,7 +39,10 @@ class ScalarOp:
     `xla_extra` so many more in XLA's code than in ours where that has vectors, measured on Zen 4
     and Emerald Rapids with 128k and 256k normally distributed values in f32. `xla_ns` are
     nanoseconds of one thread for each f32 and each f64 where it calls a function for every element
-    (64k evenly distributed values, Zen 5), no matter how wide the machine's vectors are; else 0.
+    (geometric means of Zen 4, Zen 5 and Emerald Rapids, which takes twice as long as Zen 5; mostly
+    normally distributed values), no matter how wide the machine's vectors are; else 0.
+    `xla_unmasked`: whether XLA has vectors of f32 and of f64 for it, but none under a mask (it
+    calls a function of its own, as the code that its option xla_dump_to shows).
     `strict`: whether it is NaN if one of the args is.
     """
 
@@ -53,6 +56,7 @@ class ScalarOp:
     cost: int = 1
     xla_extra: int = 0
     xla_ns: tuple[float, float] = (0.0, 0.0)
+    xla_unmasked: tuple[bool, bool] = (False, False)
     strict: bool = False
 
 
@@ -308,10 +312,10 @@ def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[
 
 def _function(name: str, meaning: Callable[..., Array], *, arity: int = 1, cost: int = 12,
               xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0),
-              strict: bool = True) -> ScalarOp:
+              xla_unmasked: tuple[bool, bool] = (False, False), strict: bool = True) -> ScalarOp:
     """An op that is composed of simple ones."""
     return ScalarOp(name, arity, _through_f32(meaning), accuracy=Accuracy.APPROXIMATE, cost=cost,
-                    xla_extra=xla_extra, xla_ns=xla_ns, strict=strict)
+                    xla_extra=xla_extra, xla_ns=xla_ns, xla_unmasked=xla_unmasked, strict=strict)
 
 
 _TABLE = [
@@ -336,32 +340,33 @@ _TABLE = [
             ("round_away", 1, _round_away), ("trunc", 1, np.trunc)),
     ScalarOp("sqrt", 1, _through_f32(np.sqrt), accuracy=Accuracy.ROUNDED, cost=4, strict=True),
     # functions
-    _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45),
-    _function("cbrt", np.cbrt, xla_ns=(10.5, 10.5)),
-    _function("pow", _power, arity=2, cost=75, xla_ns=(4, 9), strict=False),
-    _function("exp", np.exp, xla_extra=9),
-    _function("expm1", np.expm1, xla_extra=15),
+    _function("rsqrt", lambda x: (1 / np.sqrt(x)).astype(x.dtype), cost=6, xla_extra=45,
+              xla_unmasked=(True, True)),
+    _function("cbrt", np.cbrt, xla_ns=(18, 18)),
+    _function("pow", _power, arity=2, cost=75, xla_ns=(5.2, 13), strict=False),
+    _function("exp", np.exp, xla_extra=9, xla_unmasked=(False, True)),
+    _function("expm1", np.expm1, xla_extra=15, xla_unmasked=(True, True)),
     _function("log", np.log, xla_extra=17, xla_ns=(0, 3.3)),
-    _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4)),
-    _function("logistic", _logistic, xla_extra=10, xla_ns=(0, 2)),
-    _function("sin", np.sin, xla_ns=(4, 9)),
-    _function("cos", np.cos, xla_ns=(4, 9)),
-    _function("tan", np.tan, xla_ns=(7, 9)),
+    _function("log1p", np.log1p, xla_extra=30, xla_ns=(0, 3.4), xla_unmasked=(True, True)),
+    _function("logistic", _logistic, xla_extra=10, xla_ns=(0, 2.3), xla_unmasked=(False, True)),
+    _function("sin", np.sin, xla_ns=(9.5, 19)),
+    _function("cos", np.cos, xla_ns=(9.5, 19)),
+    _function("tan", np.tan, xla_ns=(11, 15)),
     _function("asin", np.arcsin, xla_ns=(17, 14)),
     _function("acos", np.arccos, xla_ns=(17, 13)),
     _function("atan", np.arctan, xla_extra=180),
-    _function("atan2", np.arctan2, arity=2, cost=30, xla_ns=(25, 14)),
-    _function("sinh", np.sinh, xla_extra=60, xla_ns=(0, 4)),
-    _function("cosh", np.cosh, xla_extra=40, xla_ns=(0, 3)),
-    _function("tanh", np.tanh, xla_extra=4),
+    _function("atan2", np.arctan2, arity=2, cost=30, xla_ns=(29, 23)),
+    _function("sinh", np.sinh, xla_extra=60, xla_ns=(0, 4), xla_unmasked=(True, True)),
+    _function("cosh", np.cosh, xla_extra=40, xla_ns=(0, 3), xla_unmasked=(False, True)),
+    _function("tanh", np.tanh, xla_extra=4, xla_unmasked=(True, True)),
     _function("asinh", np.arcsinh, xla_ns=(5, 9)),
     _function("acosh", np.arccosh, xla_ns=(3, 7)),
     _function("atanh", np.arctanh, xla_ns=(3.5, 7.5)),
-    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 10)),
-    _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4)),
-    _function("erf_inv", erf_inv, cost=25, xla_ns=(2.7, 19)),
-    _function("lgamma", lgamma, cost=110, xla_ns=(11, 30)),
-    _function("digamma", digamma, cost=110, xla_ns=(18, 25)),
+    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5)),
+    _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4.6), xla_unmasked=(False, True)),
+    _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
+    _function("lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True)),
+    _function("digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True)),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

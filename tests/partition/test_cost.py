@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -169,11 +171,7 @@ def times(function: Callable, *shapes: tuple[int, ...], target: CpuTarget = TARG
     return estimate(cluster_of(function, *shapes).kernel, target)
 
 
-def test_products_of_many_small_matrices_take_xla_longer() -> None:
-    alone = replace(TARGET, cores=1)  # where nobody waits for other threads
-    one = times(jnp.matmul, (128, 64), (64, 128), target=alone)
-    many = times(jnp.matmul, (12, 128, 64), (12, 64, 128), target=alone)
-    assert many.xla_us / many.ours_us > 1.5 * one.xla_us / one.ours_us
+def test_each_of_many_small_products_has_its_call() -> None:
     tiny = times(jnp.matmul, (512, 8, 8), (512, 8, 8))
     assert tiny.xla_us > 50
 
@@ -219,6 +217,40 @@ def test_xla_has_as_many_threads_as_it_says(function: Callable, operands: int, s
     cluster = cluster_of(function, *[shape] * operands)
     (stage,) = (s for step in cluster.kernel.program.steps for s in stages(step))
     assert (xla_threads(stage, replace(TARGET, cores=2)) > 1) == has_several
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="XLA has one thread here")
+@pytest.mark.parametrize(("function", "size", "slows"), [  # sizes of which XLA makes two parts
+    (lambda x: jax.nn.gelu(x) * 3, 2500, True),
+    (lambda x: jnp.log1p(x) * 2, 2500, True),
+    (lambda x: jnp.exp(x) * 2 + 1, 2500, False),
+    (jnp.tanh, 1 << 16, False),
+])
+def test_loops_that_two_threads_cannot_share_evenly(
+    tmp_path: Path, function: Callable, size: int, slows: bool
+) -> None:
+    """Against the code that XLA makes of them."""
+
+    def has_vectors(size: int) -> bool:
+        program = jax.jit(function).lower(jax.ShapeDtypeStruct((size,), jnp.float32)).compile(
+            {"xla_dump_to": str(tmp_path / str(size))})
+        assert re.search(r'"outer_dimension_partitions":\["2"\]', program.as_text())
+        (code,) = (tmp_path / str(size)).glob("*with-opt.ll")
+        return re.search(r"<(8|16) x float>", code.read_text()) is not None
+
+    def predicted_us(size: int) -> float:
+        return times(function, (size,), target=replace(TARGET, cores=2)).xla_us
+
+    assert has_vectors(size)
+    assert has_vectors(size + 1) != slows
+    assert (predicted_us(MILLION + 1) > 1.5 * predicted_us(MILLION)) == slows
+    assert predicted_us(MILLION + 2) < 1.1 * predicted_us(MILLION)
+
+
+def test_matrices_that_a_library_gets_one_by_one() -> None:
+    plan = plan_of(jnp.linalg.slogdet, (10_000, 4, 4))
+    ((_, verdict),) = plan.taken
+    assert verdict.xla_us > 10_000 * figure("library_call_ns") / 1e3
 
 
 def test_loops_of_xla_stay_on_one_thread_while_they_are_small() -> None:

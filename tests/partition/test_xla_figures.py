@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +16,7 @@ import pytest
 import hlo_mlc
 from hlo_mlc.partition.choose.xla_figures import PATH, read
 from hlo_mlc_bench.cases import CASES
+from hlo_mlc_bench.results import load
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(hlo_mlc.__file__).parent / "partition" / "choose"
@@ -86,3 +88,16 @@ def test_rates_and_what_a_case_does_not_tell(script: ModuleType) -> None:
     assert script.solved(50, lambda t: 100 / t)[0] == 2
     assert script.solved(50, lambda t: 100 + t)[0] is None
     assert script.solved(50, lambda t: float("nan"))[0] is None
+
+
+def test_results_of_several_machines_count_as_their_geometric_mean(script: ModuleType) -> None:
+    path = max((ROOT / "bench" / "results").glob("*.json"))
+    results = load(path)
+    slower = replace(results, rows=[
+        replace(row, jax_ms=4 * row.jax_ms) for row in results.rows if row.jax_ms])
+    means = script.means([results, slower])
+    for row in slower.rows:
+        assert means[row.name] == pytest.approx(row.jax_ms * 1e3 / 2)
+    run = script.run_of({"a": results.environment,
+                         "b": {**results.environment, "date": "2099-01-01T00:00:00"}})
+    assert (run.cpu, run.date) == ("a, b", "2099-01-01")

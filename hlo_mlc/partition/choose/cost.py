@@ -20,6 +20,7 @@ from hlo_mlc.partition.choose.xla_time import (
     OurTime,
     Surroundings,
     convolutions_us,
+    libraries_us,
     written_out_us,
     xla_threads,
     xla_us,
@@ -208,7 +209,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     predicted = estimate(cluster.kernel, target, Surroundings(
         cluster.in_loop, calls_libraries(cluster.nodes)))
     ours, xla = predicted.ours_us, predicted.xla_us + written_out_us(cluster.nodes)
-    xla = max(xla, convolutions_us(cluster.nodes))
+    xla = max(xla, convolutions_us(cluster.nodes), libraries_us(cluster.nodes))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS

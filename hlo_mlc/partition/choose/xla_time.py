@@ -178,7 +178,7 @@ def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Ra
     if multiplies(stage):  # by a vector: on one thread there
         return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
-    return "reduction", us + (_calls_us(stage) + _interrupted_us(stage)) / threads
+    return "reduction", us + _one_by_one_us(stage) / threads
 
 
 def _sort_us(stage: Stage) -> float:
@@ -218,6 +218,13 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
     return total
 
 
+def libraries_us(nodes: Sequence[Node]) -> float:
+    """What LAPACK needs at least for the matrices that XLA hands to it one by one."""
+    calls = (node for node in nodes if node.op.startswith("lapack."))
+    matrices = sum(math.prod(call.operands[0].type.shape[:-2]) for call in calls)
+    return matrices * figure("library_call_ns") / 1e3
+
+
 def _few_terms_ns(node: Node) -> float:
     taken = node.operands[0].type
     if node.op == "stablehlo.dot_general":
@@ -245,8 +252,6 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates, around: 
         of_bytes = stage.terms[0].dtype is I32 and all(
             load.dtype is I8 for load in loads(stage.terms[0]))
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
-    if batch > 1:
-        ratio *= figure("batched")
     called = 0.0 if around.in_function else batch * figure("each_product_us")
     return max(work * ratio, memory * ratio, called)
 
@@ -256,19 +261,50 @@ def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: in
     moves = not ours.work.operations
     ratio = figure("across") if _walks_across(stage) else rates.xla_pass(ours.work.moved_bytes) \
         if not moves else figure("looked_up") if _looked_up(stage, stage.axes) else figure("move")
-    us = max(work * (ratio if moves else _computing_ratio(stage, rates)), memory * ratio)
-    us += (_calls_us(stage) + _interrupted_us(stage)) / threads
+    computing = work * (ratio if moves else _computing_ratio(stage, rates))
+    one_by_one = _one_by_one_us(stage) / threads
+    if threads == 2 and _is_masked(stage):
+        computing, one_by_one = figure("masked") * computing, figure("masked") * one_by_one
+    us = max(computing, memory * ratio) + one_by_one
     if not all(is_plain(a, stage.axes) or is_part(a, stage.axes) for a in stage.assigns):
         us = max(us, ours.scalar_us)  # what overwrites a part of a value is computed by one thread
     return "move" if moves else "map", us
 
 
-def _interrupted_us(stage: Stage) -> float:
-    """What XLA's vectors wait for on one thread: places that are looked up, and the ends of rows
-    that are short."""
+def _is_masked(stage: Stage) -> bool:
+    """Whether two threads of XLA's ask for every element whether there is one, and compute one at a
+    time for that: it has no vectors of some functions then.
+
+    So it is with one axis that they cannot share evenly; not where one operation is all, nor with
+    more threads.
+    """
+    if len(stage.axes) != 1 or stage.axes[0].extent % 2 == 0:
+        return False
+    applied = [node for node in walk(*stage.expressions)
+               if isinstance(node, Apply) and node.dtype is not INDEX]
+    if len(applied) == 1 and not called_ns(applied[0]):
+        return False
+    return any(rotates(node) or OPS[_there(node)].xla_unmasked[node.dtype is F64]
+               for node in applied)
+
+
+def _there(node: Apply) -> str:
+    """The op that XLA has for one of ours: passes make the logistic function of twice a value of
+    hyperbolic tangents."""
+    if node.op == "logistic":
+        (twice,) = node.args
+        if isinstance(twice, Apply) and twice.op == "add" and twice.args[0] == twice.args[1]:
+            return "tanh"
+    return node.op
+
+
+def _one_by_one_us(stage: Stage) -> float:
+    """What XLA computes of a loop one element after the other, on one thread: functions that it
+    calls, places that are looked up, and the ends of rows that are short."""
+    each = sum(called_ns(node) for node in walk(*stage.expressions) if isinstance(node, Apply))
+    each += len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
-    each = len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
     if row and 0 < row[-1].extent < _SHORT_ROW:
         each += figure("short_row_ns") / row[-1].extent
     return points(stage) * each / 1e3
@@ -322,12 +358,6 @@ def called_ns(node: Apply) -> float:
     if rotates(node):
         return figure("rotation_ns")
     return OPS[node.op].xla_ns[node.dtype is F64] if node.dtype.is_float else 0.0
-
-
-def _calls_us(stage: Stage) -> float:
-    """What such operations take on one thread."""
-    each = sum(called_ns(node) for node in walk(*stage.expressions) if isinstance(node, Apply))
-    return points(stage) * each / 1e3
 
 
 def _convolution_us(stage: Stage, work: float, memory: float) -> float:
