@@ -188,6 +188,24 @@ def in_tasks(schedule: Schedule, depth: int, group: Callable[[int], int]) -> Sch
     return schedule.split(name, size, "shorten").parallel(f"{name}.o")
 
 
+def in_blocks_of_tiles(schedule: Schedule, stage: Stage, axis: Var, height: int, tiles: int
+                       ) -> Schedule:
+    """Blocks of so many tiles of `height` along an axis; the last tile begins early, and does again
+    what it shares with the one before where that is of its own block."""
+    before = (axis.extent - 1) // height
+    repeats = may_repeat(stage) and (
+        before % tiles > 0 or before == 0 or axis.extent % height == 0)
+    return (schedule.split(axis.name, height, "repeat" if repeats else "shift")
+            .split(f"{axis.name}.o", tiles, "shorten"))
+
+
+def along_axes(schedule: Schedule, axes: Sequence[str], row: str, column: str) -> Schedule:
+    """All sums of a register tile of rows by columns go along these axes together."""
+    for axis in axes:
+        schedule = schedule.distribute(row, axis).reorder(axis, row, column)
+    return schedule
+
+
 def naive_loops(template: Template, nest: Nest, target: CpuTarget) -> LoopProgram | None:
     """The loops of the whole nest that a template rewrites step by step; None where it does not
     work so."""

@@ -25,6 +25,7 @@ from hlo_mlc.templates.base import (
     TASK_WORK,
     Parameters,
     Scheduled,
+    abreast,
     in_tasks,
     in_vectors,
     lanes,
@@ -128,9 +129,7 @@ def _blocks(stage: Stage, width: int, parameters: Parameters, total: int) -> Sch
         .reorder(*rows, inside))
     if in_l1:
         schedule = _some_rows(schedule, rows[-1], parameters["rows"], inside)
-    schedule = in_vectors(schedule, inside, width)
-    if not in_l1 and f"{inside}.o" in schedule.loop_names:
-        schedule = schedule.unroll(f"{inside}.o")
+    schedule = (in_vectors if in_l1 else abreast)(schedule, inside, width)
     if parameters["ahead"] and not in_l1:
         for buffer, apart in _rows_apart(stage).items():
             schedule = schedule.prefetch(buffer.name, rows[-1], parameters["ahead"] * apart)

@@ -31,10 +31,11 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     abreast,
+    along_axes,
     epilogue_cost,
+    in_blocks_of_tiles,
     in_tasks,
     in_vectors,
-    may_repeat,
     open_schedule,
     points,
 )
@@ -260,15 +261,10 @@ class _Tiling:
     def _in_tiles(self, schedule: Schedule) -> Schedule:
         """Panels of columns, blocks of tiles of rows; the last panel has loops of its own."""
         rows, columns = self.roles.rows[-1], self.roles.columns[-1]
-        # The last tile may do again only what its own task did.
-        before = (rows.extent - 1) // self.height
-        repeats = may_repeat(self.stage) and (
-            before % self.tiles > 0 or before == 0 or rows.extent % self.height == 0)
-        schedule = (
+        schedule = in_blocks_of_tiles(
             schedule.reorder(*(v.name for v in self.roles.outer), rows.name, columns.name)
-            .split(columns.name, self.width, "shorten").reorder(self.panel, rows.name)
-            .split(rows.name, self.height, "repeat" if repeats else "shift")
-            .split(f"{rows.name}.o", self.tiles, "shorten"))
+            .split(columns.name, self.width, "shorten").reorder(self.panel, rows.name),
+            self.stage, rows, self.height, self.tiles)
         if not self.parameters["pack"]:  # else neighbouring tasks read the panel that both pack
             schedule = schedule.reorder(f"{rows.name}.o.o", self.panel)
         return schedule.specialize(self.tile, self.panel)
@@ -304,9 +300,7 @@ class _Tiling:
         """The sums of a tile side by side inside of the loops over the depth."""
         if self.in_parts or self.finishes_apart or not self.stores_columns:
             schedule = self._expanded(schedule, "register")
-        for axis in self.depth:
-            schedule = schedule.distribute(self.row, axis).reorder(axis, self.row, self.column)
-        return schedule
+        return along_axes(schedule, self.depth, self.row, self.column)
 
     def _expanded(self, schedule: Schedule, scope: str) -> Schedule:
         return schedule.expand(self.column, scope, self.lanes).expand(self.row, scope)

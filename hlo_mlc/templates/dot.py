@@ -17,6 +17,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
+    along_axes,
     in_tasks,
     in_vectors,
     lanes,
@@ -96,9 +97,8 @@ class DotTemplate:
             .split(row, high, "repeat").split(column, wide, "repeat")
             .reorder(f"{column}.o", f"{row}.i")
             .expand(f"{column}.i", "register").expand(f"{row}.i", "register"))
-        for axis in (*depth[:-1], f"{depth[-1]}.o"):
-            schedule = schedule.distribute(f"{row}.i", axis).reorder(
-                axis, f"{row}.i", f"{column}.i")
+        schedule = along_axes(
+            schedule, (*depth[:-1], f"{depth[-1]}.o"), f"{row}.i", f"{column}.i")
         schedule = schedule.unroll(f"{row}.i").unroll(f"{column}.i").specialize(
             f"{long}.i.e", f"{long}.o")
         schedule = in_tasks(

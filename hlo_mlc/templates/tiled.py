@@ -28,11 +28,12 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     abreast,
+    along_axes,
     even_groups,
+    in_blocks_of_tiles,
     in_tasks,
     in_vectors,
     lanes,
-    may_repeat,
     open_schedule,
     work,
     worth_a_task,
@@ -296,9 +297,8 @@ class _Tiling:
         if self.roles.summed:
             schedule = (schedule.expand(self.column, "register", self.lanes)
                         .expand(self.row, "register"))
-        for v in self.roles.summed:
-            schedule = schedule.distribute(self.row, v.name).reorder(
-                v.name, self.row, self.column)
+        schedule = along_axes(
+            schedule, [v.name for v in self.roles.summed], self.row, self.column)
         copies = []
         if self.parameters.get("pack", 1):
             for buffer in self.roles.packed:
@@ -318,11 +318,9 @@ class _Tiling:
         *others, last = (v.name for v in self.roles.summed)
         schedule = (self._in_tiles(self.parameters["vectors"]).rfactor(last, self.lanes)
                     .expand(self.column, "register").expand(self.row, "register"))
-        for name in (*others, f"{last}.o"):
-            if name in schedule.loop_names:
-                schedule = schedule.distribute(self.row, name).reorder(
-                    name, self.row, self.column)
-        schedule = schedule.specialize(self.tile, self.panel)
+        depth = [name for name in (*others, f"{last}.o") if name in schedule.loop_names]
+        schedule = along_axes(schedule, depth, self.row, self.column).specialize(
+            self.tile, self.panel)
         return self._finished(schedule.unroll(self.row).unroll(self.column), total)
 
     def _in_tiles(self, width: int) -> Schedule:
@@ -330,17 +328,12 @@ class _Tiling:
         row, column = self.roles.row, self.roles.column
         naive = open_schedule(Nest((self.stage,), len(self.stage.axes)), lower_stage(self.stage),
                               checked=False)
-        # The last tile may do again only what its own task did.
-        before = (row.extent - 1) // self.height
-        repeats = may_repeat(self.stage) and (
-            before % self.tiles > 0 or before == 0 or row.extent % self.height == 0)
         if len(self.roles.summed) > 1:
             naive = naive.reorder(*(v.name for v in self.roles.summed))
-        return (naive.reorder(*(v.name for v in (*self.roles.outer, row, column)))
-                .split(column.name, min(width, column.extent), "shorten")
-                .reorder(self.panel, row.name)
-                .split(row.name, self.height, "repeat" if repeats else "shift")
-                .split(f"{row.name}.o", self.tiles, "shorten"))
+        panels = (naive.reorder(*(v.name for v in (*self.roles.outer, row, column)))
+                  .split(column.name, min(width, column.extent), "shorten")
+                  .reorder(self.panel, row.name))
+        return in_blocks_of_tiles(panels, self.stage, row, self.height, self.tiles)
 
     def _copied(self, schedule: Schedule, names: list[str]) -> Schedule:
         """A panel filled in squares, where it lies along the depth."""

@@ -19,10 +19,11 @@ from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.classify import stride
-from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.core import Assign, Stage, derived
 from hlo_mlc.tensor.rewrite import map_expressions
 
 
+@derived
 def coalesce(stage: Stage) -> Stage:
     """The stage over as few axes as its accesses allow."""
     stage, axes = _merge(stage, stage.axes)

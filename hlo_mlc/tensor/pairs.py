@@ -64,6 +64,7 @@ def all_roles(stage: Stage) -> Iterator[Roles]:
         yield Roles(outer, row, column, stage.reduce_axes, shared)
 
 
+@derived
 def natural_roles(stage: Stage) -> Roles | None:
     """Columns along which results lie side by side, and the rows that share most with each other;
     None where they share nothing."""
