@@ -25,6 +25,7 @@ from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import with_parts
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
+from hlo_mlc.passes.complex_updates import known_updates
 from hlo_mlc.passes.fourier import product_type, transformed
 from hlo_mlc.passes.real_parts import Real
 
@@ -79,7 +80,7 @@ def split_complex(graph: Graph, *, transforms: bool = True) -> Graph:
 
     transforms: short Fourier transforms too, which are not known to be faster so.
     """
-    return _Splitter(transforms).whole(graph) if has_complex(graph) else graph
+    return _Splitter(transforms).whole(known_updates(graph)) if has_complex(graph) else graph
 
 
 def _is_complex(value: Value) -> bool:

@@ -198,8 +198,14 @@ def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
             or len(node.attributes["update_window_dims"]) != len(node.operands[0].type.shape):
         return None
     operand, _, update = node.operands
-    (body,) = node.regions
-    known = dict(zip(body.parameters, (operand, update), strict=True))
+    return combined(node, context, operand, update)
+
+
+def combined(scatter: Node, context: Rewriter, old: Value, new: Value) -> Value | None:
+    """What a scatter makes of elements and their updates, where that is one of them or one
+    operation."""
+    (body,) = scatter.regions
+    known = dict(zip(body.parameters, (old, new), strict=True))
     (result,) = body.results
     if result in known:
         return known[result]
@@ -207,7 +213,7 @@ def scatter_of_all(node: Node, context: Rewriter) -> Value | None:
             or not known.keys() >= set(body.nodes[0].operands):
         return None
     return context.add(body.nodes[0].op, tuple(known[v] for v in body.nodes[0].operands),
-                       operand.type, body.nodes[0].attributes)
+                       old.type, body.nodes[0].attributes)
 
 
 def sort_single(node: Node, context: Rewriter) -> tuple[Value, ...] | None:

@@ -190,3 +190,20 @@ def test_where_kernels_gain(function: Callable, gains: bool, traced: Callable) -
 def test_graphs_without_complex_numbers_are_left_alone(traced: Callable) -> None:
     graph = traced(lambda x: x * 2, REAL)
     assert split_complex(graph) is graph
+
+
+@pytest.mark.parametrize("function", [
+    lambda x, y: x.at[2:5, 3:9].multiply(2j),
+    lambda x, y: x.at[1].multiply(y[0]).at[:, 2].add(y[:, 1]).at[-1, 5:].set(1 - 1j),
+    lambda x, y: (x * 2).at[3, 4].multiply(y[0, 0]) - y,
+    lambda x, y: x.at[0].set(y[1]).at[1].set(x[0]),
+    lambda x, y: x.at[5:9].add(y[:4]) if x.shape[0] > 8 else x.at[5:].add(y[:2]),
+])
+def test_updates_of_a_part_that_is_known(function: Callable) -> None:
+    """They are computed with what is around them."""
+    assert check(function, X, Y).coverage == 1
+
+
+def test_updates_beyond_the_end_are_dropped() -> None:
+    function = mlc_jit(lambda x: x.at[7:20, 3].multiply(2j).at[40].set(0), choose="ours")
+    np.testing.assert_array_equal(function(X), X)
