@@ -56,6 +56,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
     monkeypatch.setenv("HLO_MLC_SETTLE", "1")
     monkeypatch.setattr(settling, "_CLEAR", float("inf"))
+    monkeypatch.setattr(settling, "_CLEAR_FOR_XLA", float("inf"))
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
