@@ -74,7 +74,8 @@ class Storing:
 
     def in_parts(self, node: Node) -> bool:
         """Whether each part of a joined array is to be stored at its place."""
-        return _has_many_parts(node) or self._has_costly_parts(node)
+        return _has_many_parts(node) or self._has_costly_parts(node) \
+            or (node.results[0] in self.wanted and _is_searched_in_short_rows(node))
 
     def as_whole(self, node: Node, value: Value, terms: int,
                  uses: Mapping[Value, tuple[Node, ...]]) -> bool:
@@ -107,7 +108,8 @@ class Storing:
                 and not self._is_shifted(value, cost, uses):
             return True
         if node.op == "stablehlo.concatenate":
-            return self._is_multiplied(value, uses) or _is_cut_across(node, uses)
+            return self._is_multiplied(value, uses) or _is_cut_across(node, uses) \
+                or _is_searched_in_windows(node, uses)
         if node.op == "stablehlo.transpose":
             return self._is_picked_from(value, uses)
         if self._looks_up(node) and (self._is_spread(value, uses)
@@ -216,6 +218,28 @@ def _is_cut_across(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         tests += crossed * user.results[0].type.size
     most = SHIFTED_LIMIT if whole.type.bytes >= FAR_BYTES else FOUND_LIMIT
     return tests * FINDING >= most * whole.type.size
+
+
+def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    """True where windows look for the part of each of their elements, which takes longer than to
+    store what is joined."""
+    windows = [math.prod(user.attributes["window_dimensions"]) for user, _ in users_behind(
+        node.results[0], uses, moves) if user.op == "stablehlo.reduce_window"]
+    return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
+
+
+def _is_searched_in_short_rows(node: Node) -> bool:
+    """True where a few elements that lie side by side have the same part, which is found for them
+    alone, and that takes longer than to begin each part, and each of its rows."""
+    if node.op != "stablehlo.concatenate":
+        return False
+    whole, dimension = node.results[0].type, node.attributes["dimension"]
+    if math.prod(whole.shape[dimension + 1:]) >= SHORTEST_PART:
+        return False
+    lengths = [math.prod(part.type.shape[dimension:]) for part in node.operands]
+    short = math.prod(whole.shape[:dimension]) * sum(n < SHORTEST_PART for n in lengths)
+    return FINDING * (len(lengths) - 1) * whole.size \
+        >= WASTED_FOR_PART * len(lengths) + WASTED_FOR_ROW * short
 
 
 def _has_many_parts(node: Node) -> bool:
