@@ -226,7 +226,8 @@ def maximum(x: Expr, y: Expr) -> Expr:
 @_remembered
 def compare(op: str, x: Expr, y: Expr) -> Expr:
     """x op y for index values, decided where the bounds decide it; without the position in a vector
-    or tile where it cannot matter: 16 * i + j < 64 is i < 4 for j < 16."""
+    or tile where it cannot matter: 16 * i + j < 64 is i < 4 for j < 16; and without a division that
+    is all there is: k // 3 < 2 is k < 6."""
     difference = subtract(x, y)
     low, high = bounds(difference)
     verdict = {
@@ -238,6 +239,12 @@ def compare(op: str, x: Expr, y: Expr) -> Expr:
     if verdict[0] or verdict[1]:
         return Const(verdict[0], BOOL)
     if op in ("lt", "ge"):
+        terms, offset = affine(difference)
+        if len(terms) == 1:
+            ((atom, coefficient),) = terms.items()
+            if coefficient == 1 and isinstance(atom, Apply) and atom.op == "floordiv":
+                whole, divisor = atom.args
+                return compare(op, whole, constant(-offset * divisor.value))
         _, coarse, fine = _coarse(*affine(difference), 0)
         if fine.free:
             terms, offset = affine(coarse)

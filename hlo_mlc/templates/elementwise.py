@@ -19,10 +19,23 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.tensor.classify import cost, is_apart, is_injective, is_map, reads, stride
+from hlo_mlc.tensor.classify import (
+    cost,
+    is_apart,
+    is_injective,
+    is_map,
+    picks_along,
+    reads,
+    stride,
+)
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
+# Elements of the last axis up to which vectors along the one before are made by shuffles
+# (codegen/cpu/strides.py): points in two and three dimensions took 0.1 to 0.8 of the time, with
+# sums and products of their coordinates 0.1 to 0.3.  Four that lie side by side in everything are
+# a vector by themselves: shuffles took 1.1 to 1.5 times as long.
+WIDEST_STEP = 4
 # Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
 SHORT, LONG = 8, 80
 # The work from which on more code pays: vectors whose chains of operations are written side by side
@@ -56,10 +69,11 @@ class ElementwiseTemplate:
         return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
-        """Vectors per iteration, work of one task, stores past the caches, and bytes by which is
-        fetched ahead."""
+        """Vectors per iteration, work of one task, stores past the caches, bytes by which is
+        fetched ahead, and whether vectors go along the axis before a short one."""
         return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1),
-                "ahead": (0, AHEAD, 4 * AHEAD)}
+                "ahead": (0, AHEAD, 4 * AHEAD),
+                "down": (0, 1) if _has_short_rows(coalesce(nest.stages[0]), target) else (0,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Several vectors in flight, fewer for long bodies and where little is to be done: code
@@ -71,19 +85,25 @@ class ElementwiseTemplate:
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
         return {"unroll": unroll, "grain": 1, "streaming": 0,
-                "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0}
+                "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
+                "down": int(_has_short_rows(stage, target))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage))
-        schedule = vectorize(schedule, stage.axes[-1].name, lanes((stage,), target),
-                             parameters["unroll"])
+        width = lanes((stage,), target)
+        if parameters["down"]:
+            schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
+        else:
+            in_place = not set(stage.inputs).isdisjoint(stage.outputs)
+            schedule = vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"],
+                                 in_pieces=in_place)
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
         axis = stage.axes[-1]
-        if parameters["ahead"] and axis.extent > 1:
+        if parameters["ahead"] and axis.extent > 1 and not parameters["down"]:
             for buffer in stage.inputs:
                 if any(read.guard is None and stride(read, axis) == 1
                        for read in reads(stage, buffer)):
@@ -100,8 +120,34 @@ def _own(access: Load, stage: Stage) -> bool:
         or all(is_apart(access, a, stage) for a in stores)
 
 
-def vectorize(schedule: Schedule, name: str, width: int, unroll: int) -> Schedule:
-    """Cut a loop into whole vectors, `unroll` at a time, and one masked vector at the end."""
+def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
+    """Whether vectors along the last axis would be nearly empty, and those along the one before are
+    loaded and stored as shuffles of such that lie side by side."""
+    if len(stage.axes) < 2:
+        return False
+    width, (*_, down, last) = lanes((stage,), target), stage.axes
+    if not 1 < last.extent <= WIDEST_STEP or not 2 * last.extent <= width <= down.extent \
+            or picks_along(stage, down):  # of conditions for each lane nothing is left out
+        return False
+    return last.extent < WIDEST_STEP or picks_along(stage, last) \
+        or any(stride(access, last) not in (0, 1) for access in accesses(stage))
+
+
+def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:
+    """Vectors along an axis for each element of the last one, all written out."""
+    schedule = schedule.split(down, width)
+    for part in (f"{down}.i", f"{down}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.reorder(last, part).vectorize(part)
+    return schedule.unroll(last)
+
+
+def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces: bool = False
+              ) -> Schedule:
+    """Cut a loop into whole vectors, `unroll` at a time, and one masked vector at the end; or
+    `in_pieces` of powers of two, as suits rows that are written where they are read: what a mask
+    leaves out the processor takes for stored all the same, and what reads the next row waits for
+    it (rows of 5 took 9 times as long)."""
     extent = constant_extent(schedule.loops(name)[0])
     if extent == 1:
         return schedule
@@ -110,7 +156,19 @@ def vectorize(schedule: Schedule, name: str, width: int, unroll: int) -> Schedul
         schedule, name = schedule.unroll(f"{name}.i.o").vectorize(f"{name}.i.i"), f"{name}.t"
         if extent % (width * unroll) == 0:
             return schedule
-    return in_vectors(schedule, name, width)
+    return (_in_pieces if in_pieces else in_vectors)(schedule, name, width)
+
+
+def _in_pieces(schedule: Schedule, name: str, most: int) -> Schedule:
+    """A loop as vectors of at most so many lanes, none of which is off."""
+    extent = constant_extent(schedule.loops(name)[0])
+    while extent > 1:
+        size = min(most, 1 << extent.bit_length() - 1)
+        if size == extent:
+            return schedule.vectorize(name)
+        schedule = schedule.split(name, size).vectorize(f"{name}.i")
+        name, extent = f"{name}.t", extent % size
+    return schedule
 
 
 def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:

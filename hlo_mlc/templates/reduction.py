@@ -91,7 +91,7 @@ class ReductionTemplate:
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
         schedule = open_schedule(nest, lower_nest(shared, inner))
         for stage in inner:
-            schedule = _row(schedule, stage, target, parameters)
+            schedule = _row(schedule, nest, stage, target, parameters)
         for buffer in nest.private:
             schedule = schedule.contract(buffer.name)
         if shared:
@@ -132,7 +132,7 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     parts = [part for part in (f"{row}.i", f"{row}.t") if part in schedule.loop_names]
     for part in parts:
         schedule = schedule.expand(part, "stack").distribute(part, stage.reduce_axes[0].name, "e")
-    schedule = _row(schedule, stage, target, parameters)
+    schedule = _row(schedule, nest, stage, target, parameters)
     for part in parts:
         schedule = vectorize(schedule, f"{part}.e", width, parameters["unroll"])
     if work(nest) > SERIAL_WORK:
@@ -140,12 +140,16 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     return Scheduled.of(schedule.cascade())
 
 
-def _row(schedule: Schedule, stage: Stage, target: CpuTarget, parameters: Parameters) -> Schedule:
+def _row(schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parameters: Parameters
+         ) -> Schedule:
     """One pass over a row."""
     width = lanes((stage,), target)
     if is_map(stage):
-        return vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"]) \
-            if stage.axes else schedule
+        if not stage.axes:
+            return schedule
+        read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
+        return vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"],
+                         in_pieces=not read.isdisjoint(stage.outputs))
     axis = stage.reduce_axes[-1]
     if (stage.combiner.identity is None and axis.extent < width) \
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
@@ -206,6 +210,6 @@ def _chunked(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled
     """for each chunk: partial[chunk] = fold of the chunk;   result = fold of partial"""
     first, second, partial = fold_in_chunks(coalesce(nest.stages[0]), parameters["chunks"])
     begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
-    schedule = _row(open_schedule(begin, lower_stage(first)), first, target, parameters)
+    schedule = _row(open_schedule(begin, lower_stage(first)), begin, first, target, parameters)
     schedule = schedule.parallel(first.axes[0].name).cascade()
     return Scheduled.of(schedule, open_schedule(end, lower_stage(second)), scratch=partial)

@@ -30,12 +30,13 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.templates.elementwise import share_out
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, reads, stride
+from hlo_mlc.templates.elementwise import WIDEST_STEP, share_out
+from hlo_mlc.tensor.classify import cost, is_injective, is_map, picks_along, reads, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
 LONGEST = 16  # row
+LONGEST_JOINED = 64  # row that is joined of several
 APART = 0.6  # instructions to load or store an element of a row that is beside others
 FEWEST = 4  # elements of a row that are stored together
 MOST_POINTS = 64  # of all stages for one row, each written out
@@ -58,11 +59,12 @@ class SideBySideTemplate:
         inner = [_along(nest, s) for s in nest.stages]
         if not any(inner):
             return "no rows, only elements"
-        if len(nest.stages) == 1 and is_map(nest.stages[0]):
-            return "not a reduction, nor several stages"
-        if any(not 0 < v.extent <= LONGEST for axes in inner for v in axes) \
+        if _is_one_map(nest) and not _is_joined(nest.stages[0]):
+            return "not a reduction, nor several stages, nor rows of different elements"
+        longest = LONGEST_JOINED if _is_one_map(nest) else LONGEST
+        if any(not 0 < v.extent <= longest for axes in inner for v in axes) \
                 or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS:
-            return f"rows of more than {LONGEST} elements, or {MOST_POINTS} points"
+            return f"rows of more than {longest} elements, or {MOST_POINTS} points"
         if not all(is_injective(a, s.axes) for s in nest.stages for a in s.assigns):
             return "several rows may write one element"
         if _beside_cost(nest, target) >= _along_cost(nest, target):
@@ -105,7 +107,21 @@ def _coalesced(nest: Nest) -> Nest:
     if len(nest.stages) > 1:
         return nest
     stage = coalesce(nest.stages[0])
-    return replace(nest, stages=(stage,), shared=len(stage.axes))
+    if not is_map(stage) or len(stage.axes) < 2:
+        return replace(nest, stages=(stage,), shared=len(stage.axes))
+    if not all(is_injective(a, stage.axes) for a in stage.assigns):
+        stage = nest.stages[0]  # whose axes are those of the results
+    return replace(nest, stages=(stage,), shared=len(stage.axes) - 1)
+
+
+def _is_one_map(nest: Nest) -> bool:
+    return len(nest.stages) == 1 and is_map(nest.stages[0])
+
+
+def _is_joined(stage: Stage) -> bool:
+    """Whether a map computes something else for each element of a row."""
+    return stage.axes[-1].extent > WIDEST_STEP and picks_along(stage, stage.axes[-1]) \
+        and set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
 
 
 def _along_cost(nest: Nest, target: CpuTarget) -> float:
@@ -131,7 +147,9 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     total = 0.0
     for stage in nest.stages:
         elements = math.prod(v.extent for v in _along(nest, stage))
-        results = math.prod(v.extent for v in stage.axes[nest.shared:])
+        # Each element of a row that is joined of several has one of them.
+        results = 1 if _is_one_map(nest) else math.prod(
+            v.extent for v in stage.axes[nest.shared:])
         total += elements * (cost(*stage.terms) / width + APART * _moved(nest, stage))
         total += results * cost(*(a.value for a in stage.assigns)) / width
     return total

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
@@ -74,6 +74,15 @@ def is_map(stage: Stage) -> bool:
 def is_written_out(stage: Stage, least: int = 2) -> bool:
     """A map that stores several elements of one buffer, at least so many, at every point."""
     return is_map(stage) and max(Counter(a.buffer for a in stage.assigns).values()) >= least
+
+
+def picks_along(stage: Stage, axis: Var) -> bool:
+    """Whether conditions on where it stands along an axis say what an element is computed of."""
+    return any(node.dtype is BOOL and axis in node.free
+               and any(e.dtype is INDEX for e in node.args)
+               for node in walk(*stage.expressions) if isinstance(node, Apply)) \
+        or any(x.guard is not None and axis in x.guard.free
+               for group in stage.loads_by_buffer.values() for x in group)
 
 
 def crosses(stage: Stage) -> bool:

@@ -4,31 +4,66 @@
     for i<4: for j<8: y[i, j] = exp(x[i, j])        ->   for f<32: y[f // 8, f % 8] = exp(x[...])
 
 Two neighbouring axes merge where every access steps over the outer one exactly as far as over the
-whole inner one.  The offsets of the merged accesses rejoin to plain `f` (expr/index.py).
+whole inner one, and conditions on where they stand are on both as one.  The offsets of the merged
+accesses rejoin to plain `f` (expr/index.py).
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Expr, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.tensor.classify import stride
+from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Assign, Stage, derived
 from hlo_mlc.tensor.rewrite import map_expressions
+
+LONGEST = 16  # row that is counted along an axis
 
 
 @derived
 def coalesce(stage: Stage) -> Stage:
-    """The stage over as few axes as its accesses allow."""
+    """The stage over as few axes as its accesses allow; a map also over those that it counts along
+    one axis.
+
+        for f<24: y[f] = x[f // 3] * b[f % 3]   ->   for i<8: for j<3: y[3 * i + j] = x[i] * b[j]
+    """
+    if is_map(stage):
+        stage = _with_counted_apart(stage)
     stage, axes = _merge(stage, stage.axes)
     stage, reduce_axes = _merge(stage, stage.reduce_axes)
     return replace(stage, axes=axes, reduce_axes=reduce_axes)
+
+
+def _with_counted_apart(stage: Stage) -> Stage:
+    for axis in stage.axes:
+        counts = {node.args[1].value for e in _indices(stage) for node in walk(e)
+                  if isinstance(node, Apply) and node.op in ("floordiv", "floormod")
+                  and node.args[0] is axis}
+        if len(counts) == 1 and axis.extent % (count := counts.pop()) == 0 < count <= LONGEST:
+            outer = Var(axis.name, INDEX, axis.extent // count)
+            inner = Var(f"{axis.name}_{count}", INDEX, count)
+            both = index.add(index.multiply(outer, index.constant(count)), inner)
+            apart = functools.partial(substitute, mapping={axis: both}, memo={})
+            stage = replace(
+                map_expressions(stage, apart),
+                axes=tuple(v for one in stage.axes
+                           for v in ((outer, inner) if one is axis else (one,))))
+    return stage
+
+
+def _indices(stage: Stage) -> Iterator[Expr]:
+    """Expressions of indices, those in addresses as well."""
+    for access in accesses(stage):
+        yield from access.indices
+        if access.guard is not None:
+            yield access.guard
+    yield from stage.expressions
 
 
 def in_memory_order(axes: tuple[Var, ...], terms: Sequence[Expr]) -> tuple[Var, ...]:
@@ -73,7 +108,7 @@ def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
         over, under = stride(access, outer), stride(access, inner)
         if over is None or under is None or over != under * inner.extent:
             return False
-    return not _used_as_value(stage, (outer, inner))
+    return all(_counts_both(e, outer, inner) for e in _values(stage, outer))
 
 
 def accesses(stage: Stage) -> tuple[Load | Assign, ...]:
@@ -82,12 +117,26 @@ def accesses(stage: Stage) -> tuple[Load | Assign, ...]:
     return (*found, *stage.along, *stage.assigns)
 
 
-def _used_as_value(stage: Stage, axes: Sequence[Var]) -> bool:
-    """True where an axis matters other than as part of an address (iota, padding guards)."""
+def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
+    """Expressions of indices that matter other than as part of an address (iota, padding guards);
+    but for comparisons of `outer` with a constant, which those of any axis around others become.
+    """
     values = [*stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
-    inside = [e for value in (*values, *guards) for e in _outside_addresses(value)]
-    return any(v in e.free for e in inside for v in axes)
+    for node in walk(*(e for value in (*values, *guards) for e in _outside_addresses(value))):
+        if isinstance(node, Apply) and node.dtype is not INDEX and not (
+                node.op in ("lt", "ge") and index.affine(index.subtract(*node.args))[0] == {
+                    outer: 1}):
+            yield from (arg for arg in node.args if arg.dtype is INDEX)
+
+
+def _counts_both(e: Expr, outer: Var, inner: Var) -> bool:
+    """Whether two axes are in an expression as one axis over both would be, if at all."""
+    if outer not in e.free and inner not in e.free:
+        return True
+    terms, _ = index.affine(e)
+    return terms.get(outer, 0) == terms.get(inner, 0) * inner.extent and all(
+        atom in (outer, inner) or atom.free.isdisjoint((outer, inner)) for atom in terms)
 
 
 def _outside_addresses(root: Expr) -> list[Expr]:

@@ -131,6 +131,7 @@ def _stored_between(writer: Writer, loop: For, count: int) -> Store | None:
     if apart.pop(loop.var, 0) != 1 or apart.pop(vector.var, 0) != count \
             or any(not a.free.isdisjoint((loop.var, vector.var)) for a in apart) \
             or any(module.alias_class(one.source) == module.alias_class(store.buffer)
+                   and (one.source, one.indices) != (store.buffer, store.indices)
                    for e in (*store.indices, store.value) for one in loads(e)):
         return None
     _enter_vector(writer, vector, live)
