@@ -174,6 +174,7 @@ def _stored_along(nest: Nest) -> tuple[Buffer, ...]:
     return tuple(a.buffer for s in nest.stages for a in s.assigns
                  if len(s.axes) == nest.shared + 1 and s.axes[-1].extent >= FEWEST
                  and a.buffer not in nest.private and a.guard is None
+                 and a.indices[-1] is s.axes[-1]
                  and stride(a, s.axes[-1]) == 1 and stride(a, row) == s.axes[-1].extent)
 
 

@@ -11,6 +11,8 @@ accesses rejoin to plain `f` (expr/index.py).
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -24,6 +26,7 @@ from hlo_mlc.tensor.core import Assign, Stage, derived
 from hlo_mlc.tensor.rewrite import map_expressions
 
 LONGEST = 16  # row that is counted along an axis
+SHORTEST = 4  # axis that has rows: those are written out
 
 
 @derived
@@ -41,19 +44,24 @@ def coalesce(stage: Stage) -> Stage:
 
 
 def _with_counted_apart(stage: Stage) -> Stage:
-    for axis in stage.axes:
-        counts = {node.args[1].value for e in _indices(stage) for node in walk(e)
+    waiting = list(stage.axes)
+    for axis in waiting:
+        counts = {node.args[1].value for e in _indices(stage) if axis in e.free for node in walk(e)
                   if isinstance(node, Apply) and node.op in ("floordiv", "floormod")
                   and node.args[0] is axis}
-        if len(counts) == 1 and axis.extent % (count := counts.pop()) == 0 < count <= LONGEST:
-            outer = Var(axis.name, INDEX, axis.extent // count)
-            inner = Var(f"{axis.name}_{count}", INDEX, count)
-            both = index.add(index.multiply(outer, index.constant(count)), inner)
-            apart = functools.partial(substitute, mapping={axis: both}, memo={})
-            stage = replace(
-                map_expressions(stage, apart),
-                axes=tuple(v for one in stage.axes
-                           for v in ((outer, inner) if one is axis else (one,))))
+        # Of several, which count within each other, the longest first.
+        count = max(counts, default=0)
+        if not 0 < count <= LONGEST or any(count % n for n in counts) or axis.extent % count \
+                or axis.extent <= SHORTEST:
+            continue
+        outer = Var(axis.name, INDEX, axis.extent // count)
+        inner = Var(f"{axis.name}_{count}", INDEX, count)
+        both = index.add(index.multiply(outer, index.constant(count)), inner)
+        stage = map_expressions(
+            stage, functools.partial(substitute, mapping={axis: both}, memo={}))
+        stage = replace(stage, axes=tuple(
+            v for one in stage.axes for v in ((outer, inner) if one is axis else (one,))))
+        waiting.append(inner)
     return stage
 
 
@@ -85,29 +93,40 @@ def in_memory_order(axes: tuple[Var, ...], terms: Sequence[Expr]) -> tuple[Var, 
 
 
 def _merge(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stage, tuple[Var, ...]]:
-    result = list(axes)
-    position = len(result) - 2
-    while position >= 0:
-        outer, inner = result[position], result[position + 1]
-        if _mergeable(stage, outer, inner):
-            joint = Var(outer.name, INDEX, outer.extent * inner.extent)
-            parts = {outer: index.floordiv(joint, inner.extent),
-                     inner: index.floormod(joint, inner.extent)}
-            stage = map_expressions(
-                stage, functools.partial(substitute, mapping=parts, memo={}))
-            result[position:position + 2] = [joint]
-        position -= 1
+    """Runs of neighbours that merge pair by pair become one axis each."""
+    runs: list[list[Var]] = [[axis] for axis in axes[:1]]
+    found = accesses(stage)
+    steps = [[stride(access, axis) for access in found] for axis in axes]
+    for number, (outer, inner) in enumerate(itertools.pairwise(axes)):
+        if _mergeable(stage, outer, inner, steps[number], steps[number + 1]):
+            runs[-1].append(inner)
+        else:
+            runs.append([inner])
+    result, parts = [], {}
+    for run in runs:
+        if len(run) == 1:
+            result += run
+            continue
+        joint: Expr = Var(run[0].name, INDEX, math.prod(v.extent for v in run))
+        result.append(joint)
+        for axis in reversed(run[1:]):
+            parts[axis] = index.floormod(joint, axis.extent)
+            joint = index.floordiv(joint, axis.extent)
+        parts[run[0]] = joint
+    if parts:
+        stage = map_expressions(stage, functools.partial(substitute, mapping=parts, memo={}))
     return stage, tuple(result)
 
 
-def _mergeable(stage: Stage, outer: Var, inner: Var) -> bool:
+def _mergeable(stage: Stage, outer: Var, inner: Var, over: Sequence[int | None],
+               under: Sequence[int | None]) -> bool:
+    """`over` and `under`: how far each access steps along both."""
     if inner.extent == 0 or (stage.scan is not None and stage.scan.axis in (outer, inner)) \
             or (stage.sort is not None and stage.sort.place in (outer, inner)):
         return False
-    for access in accesses(stage):
-        over, under = stride(access, outer), stride(access, inner)
-        if over is None or under is None or over != under * inner.extent:
-            return False
+    if any(far is None or near is None or far != near * inner.extent
+           for far, near in zip(over, under, strict=True)):
+        return False
     return all(_counts_both(e, outer, inner) for e in _values(stage, outer))
 
 

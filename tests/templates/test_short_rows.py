@@ -150,3 +150,16 @@ def test_joined_images_are_filled_part_by_part(take_apart, arrays) -> None:
     stored = re.findall(r"\br0\[.*", loops)
     assert len(stored) >= 3
     assert not any(re.search(r"i1\S* (<|>=)", line) for line in stored)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.reshape(2, 3, 4, 5, 2)[:, ::-1] + 1,
+    lambda x: x.reshape(12, 20).repeat(2, 1).reshape(2, 6, 5, 8).swapaxes(1, 2),
+    lambda x: x.reshape(10, 2, 6, 2).transpose(0, 2, 1, 3).reshape(10, 6, 4),
+    lambda x: jnp.stack([x, x * 2, x - 1], 1).reshape(9, 80).T.ravel(),
+    lambda x: jnp.tile(x.reshape(24, 10), (2, 3)).ravel() * 2,
+])
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_axes_in_axes(check, arrays, function, dtype) -> None:
+    """Whatever is counted within what."""
+    check(function, *arrays(dtype, (240,)))
