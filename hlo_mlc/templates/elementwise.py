@@ -36,6 +36,9 @@ from hlo_mlc.tensor.core import Nest, Stage
 # sums and products of their coordinates 0.1 to 0.3.  Four that lie side by side in everything are
 # a vector by themselves: shuffles took 1.1 to 1.5 times as long.
 WIDEST_STEP = 4
+# Vectors of a row up to which processors without AVX-512 do without masks: some take 10 to 20
+# cycles to store under one.
+SHORT_ROW = 4
 # Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
 SHORT, LONG = 8, 80
 # The work from which on more code pays: vectors whose chains of operations are written side by side
@@ -96,9 +99,11 @@ class ElementwiseTemplate:
         if parameters["down"]:
             schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
         else:
-            in_place = not set(stage.inputs).isdisjoint(stage.outputs)
-            schedule = vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"],
-                                 in_pieces=in_place)
+            short = not target.has_masked_bytes and len(stage.axes) > 1 \
+                and stage.axes[-1].extent < SHORT_ROW * width
+            schedule = vectorize(
+                schedule, stage.axes[-1].name, width, parameters["unroll"],
+                in_pieces=short or not set(stage.inputs).isdisjoint(stage.outputs))
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
