@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,13 @@ from jax import lax
 
 from hlo_mlc import mlc_jit
 from hlo_mlc.expr.core import loads
-from hlo_mlc.partition.lower.storing import FAR_BYTES, JOINED_LIMIT, MANY_PARTS, REUSED
+from hlo_mlc.partition.lower.storing import (
+    FAR_BYTES,
+    JOINED_LIMIT,
+    MANY_PARTS,
+    REUSED,
+    SHORTEST_PART,
+)
 from hlo_mlc.partition.lower.uses import DEPTH_LIMIT
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Loop
@@ -274,7 +282,8 @@ def test_parts_that_are_computed_are_put_together_one_by_one(shape, axis, take_a
 
     filled = _stored(take_apart(function, x, y)).count(function(x, y)[0].shape)
     assert filled >= 3  # once for each part
-    assert len(_stages(take_apart(cheap, x, y))) == 1
+    has_long_rows = math.prod(shape[axis + 1:]) >= SHORTEST_PART  # else each part is found for few
+    assert len(_stages(take_apart(cheap, x, y))) == (1 if has_long_rows else 2)
     check(function, x, y, magnitude=2)
     check(cheap, x, y)
     check(repeated, x, y, magnitude=100)

@@ -131,6 +131,37 @@ def rays(inputs: Inputs, *, width: int, height: int) -> Workload:
     return jax.vmap(jax.vmap(march)), (directions,)
 
 
+def moving_points(inputs: Inputs, *, points: int, steps: int) -> Workload:
+    """Points in space that are pulled along each axis with a strength of its own."""
+
+    def function(x: jax.Array, strength: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, steps, lambda _, x: x - 0.01 * x * strength, x)
+
+    return function, (inputs.normal(points, 3), inputs.uniform(3))
+
+
+def turning_bodies(inputs: Inputs, *, bodies: int, steps: int) -> Workload:
+    """Rigid bodies that turn freely: a quaternion and an angular velocity for each."""
+
+    def turned(q: jax.Array, w: jax.Array) -> jax.Array:
+        a, x, y, z = jnp.moveaxis(q, -1, 0)
+        p, r, s = jnp.moveaxis(w, -1, 0)
+        return jnp.stack([-x * p - y * r - z * s, a * p + y * s - z * r, a * r - x * s + z * p,
+                          a * s + x * r - y * p], -1)
+
+    def function(q: jax.Array, w: jax.Array, inertia: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(_: int, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            q, w = state
+            w = w + 0.01 * jnp.cross(inertia * w, w) / inertia
+            q = q + 0.005 * turned(q, w)
+            return q / jnp.linalg.norm(q, axis=-1, keepdims=True), w
+
+        return jax.lax.fori_loop(0, steps, step, (q, w))
+
+    return function, (inputs.normal(bodies, 4), inputs.normal(bodies, 3),
+                      inputs.uniform(3, low=1.0, high=3.0))
+
+
 _case = functools.partial(Case, group="loops")
 _ROTATIONS = {"size": 100, "steps": 100}
 
@@ -150,6 +181,12 @@ CASES = (
     _case("nbody", nbody, {"bodies": 256, "steps": 100}, tiny={"bodies": 7, "steps": 3},
           tolerance=64, figure=8.0)
     .with_neighbours(odd={"bodies": 251}, dtype="float64", view="transposed"),
+    _case("moving_points", moving_points, {"points": 5000, "steps": 40},
+          tiny={"points": 7, "steps": 3}, tolerance=64, figure=1.0)
+    .with_neighbours(odd={"points": 4999}, dtype="float64", view="strided"),
+    _case("turning_bodies", turning_bodies, {"bodies": 500, "steps": 40},
+          tiny={"bodies": 7, "steps": 3}, tolerance=128, figure=1.5)
+    .with_neighbours(odd={"bodies": 503}, dtype="float64", view="strided"),
     _case("rays", rays, {"width": 64, "height": 48}, tiny={"width": 5, "height": 3}, tolerance=64),
     _case("mandelbrot", mandelbrot, {"size": 256, "steps": 50}, tiny={"size": 7, "steps": 3},
           tolerance=64),

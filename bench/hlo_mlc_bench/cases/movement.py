@@ -57,6 +57,34 @@ def histogram(inputs: Inputs, *, size: int, bins: int) -> Workload:
     return function, ((jnp.round(inputs.normal(size) * bins) + 0.5) / bins,)
 
 
+def interleaved_results(inputs: Inputs, *, size: int) -> Workload:
+    """Three results for each element, one behind the other."""
+
+    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.stack([x + y, x * y, x - y], axis=1).ravel()
+
+    return function, (inputs.normal(size), inputs.normal(size))
+
+
+def mirrored_edges(inputs: Inputs, *, height: int, width: int, channels: int) -> Workload:
+    """An image with edges, as filters want it."""
+
+    def function(x: jax.Array) -> jax.Array:
+        return jnp.pad(x, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+
+    return function, (inputs.normal(height, width, channels),)
+
+
+def stacked_windows(inputs: Inputs, *, height: int, width: int, planes: int) -> Workload:
+    """Sums around each place of some images, which become the channels of one."""
+
+    def function(*images: jax.Array) -> jax.Array:
+        return jax.lax.reduce_window(jnp.stack(images, -1), 0.0, jax.lax.add, (5, 5, 1), (1, 1, 1),
+                                     "SAME")
+
+    return function, tuple(inputs.normal(height, width) for _ in range(planes))
+
+
 _case = functools.partial(Case, group="movement")
 _MATRIX = {"rows": 1024, "columns": 1024}
 _TINY = {"rows": 5, "columns": 19}
@@ -97,5 +125,15 @@ CASES = (
           tiny={"segments": 4, "rows": 9, "width": 5}, tolerance=32),
     _case("histogram", histogram, {"size": 1 << 18, "bins": 64}, tiny={"size": 37, "bins": 8},
           tolerance=0),
+    _case("interleaved_results", interleaved_results, {"size": 300_000}, tiny={"size": 37},
+          tolerance=1, figure=2.0)
+    .with_neighbours(odd={"size": 299_993}, dtype="bfloat16", view="strided"),
+    _case("mirrored_edges", mirrored_edges, {"height": 600, "width": 800, "channels": 3},
+          tiny={"height": 7, "width": 9, "channels": 3}, tolerance=0, figure=1.0)
+    .with_neighbours(odd={"height": 599, "width": 797}, dtype="bfloat16", view="strided"),
+    _case("stacked_windows", stacked_windows, {"height": 60, "width": 80, "planes": 16},
+          tiny={"height": 7, "width": 9, "planes": 3}, tolerance=16, figure=2.0)
+    .with_neighbours(odd={"height": 59, "width": 79, "planes": 15}, dtype="float64",
+                     view="transposed"),
     _case("embedding_gradient", embedding_gradient, _TABLE, tiny=_TINY_TABLE, tolerance=16),
 )

@@ -222,9 +222,10 @@ def _is_cut_across(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
 
 def _is_searched_in_windows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
     """True where windows look for the part of each of their elements, which takes longer than to
-    store what is joined."""
+    store what is joined; those of scans are read once."""
     windows = [math.prod(user.attributes["window_dimensions"]) for user, _ in users_behind(
-        node.results[0], uses, moves) if user.op == "stablehlo.reduce_window"]
+        node.results[0], uses, moves)
+        if user.op == "stablehlo.reduce_window" and scanned_axis(user) is None]
     return max(windows, default=0) * len(node.operands) * FINDING >= FOUND_LIMIT
 
 
