@@ -29,17 +29,19 @@ class DType:
     bits: int
     numpy: np.dtype
     # What follows from these is asked for at every line of generated code.
-    bytes: int = field(init=False)  # of one element in memory: a bool takes a whole byte
+    bytes: int = field(init=False)  # of one element: of a bool and what is packed a whole byte
     is_float: bool = field(init=False)
     is_integer: bool = field(init=False)
     is_signed: bool = field(init=False)
     is_narrow_float: bool = field(init=False)  # computed in f32 and rounded after every op
+    is_packed: bool = field(init=False)  # several share a byte in memory, the first its lowest bits
 
     def __post_init__(self) -> None:
         follows = {"bytes": max(1, self.bits // 8), "is_float": self.kind is Kind.FLOAT,
                    "is_integer": self.kind in (Kind.SIGNED, Kind.UNSIGNED),
                    "is_signed": self.kind is Kind.SIGNED,
-                   "is_narrow_float": self.kind is Kind.FLOAT and self.bits < 32}
+                   "is_narrow_float": self.kind is Kind.FLOAT and self.bits < 32,
+                   "is_packed": self.kind is not Kind.BOOL and self.bits < 8}
         for name, value in follows.items():
             object.__setattr__(self, name, value)
 
@@ -51,10 +53,14 @@ class DType:
 
 
 BOOL = DType("i1", Kind.BOOL, 1, np.dtype(np.bool_))
+I2 = DType("i2", Kind.SIGNED, 2, np.dtype(ml_dtypes.int2))
+I4 = DType("i4", Kind.SIGNED, 4, np.dtype(ml_dtypes.int4))
 I8 = DType("i8", Kind.SIGNED, 8, np.dtype(np.int8))
 I16 = DType("i16", Kind.SIGNED, 16, np.dtype(np.int16))
 I32 = DType("i32", Kind.SIGNED, 32, np.dtype(np.int32))
 I64 = DType("i64", Kind.SIGNED, 64, np.dtype(np.int64))
+U2 = DType("ui2", Kind.UNSIGNED, 2, np.dtype(ml_dtypes.uint2))
+U4 = DType("ui4", Kind.UNSIGNED, 4, np.dtype(ml_dtypes.uint4))
 U8 = DType("ui8", Kind.UNSIGNED, 8, np.dtype(np.uint8))
 U16 = DType("ui16", Kind.UNSIGNED, 16, np.dtype(np.uint16))
 U32 = DType("ui32", Kind.UNSIGNED, 32, np.dtype(np.uint32))
@@ -80,8 +86,11 @@ INDEX = DType("index", Kind.SIGNED, 64, np.dtype(np.int64))
 FLOATS_OF_A_BYTE = (F8E3M4, F8E4M3, F8E4M3B11FNUZ, F8E4M3FN, F8E4M3FNUZ, F8E5M2, F8E5M2FNUZ)
 ALL = (BOOL, I8, I16, I32, I64, U8, U16, U32, U64, *FLOATS_OF_A_BYTE, F16, BF16, F32, F64, C64,
        C128)
-_BY_NAME = {t.name: t for t in (*ALL, INDEX)}
-_BY_NUMPY = {t.numpy: t for t in ALL}
+"""Types of what is computed with, and whole complex numbers."""
+PACKED = (I2, I4, U2, U4)
+"""Integers of less than a byte, which are bytes where anything is computed with them."""
+_BY_NAME = {t.name: t for t in (*ALL, *PACKED, INDEX)}
+_BY_NUMPY = {t.numpy: t for t in (*ALL, *PACKED)}
 
 
 def dtype(name: str) -> DType:
@@ -122,7 +131,8 @@ class TensorType:
 
     @property
     def bytes(self) -> int:
-        return self.size * self.dtype.bytes
+        return -(-self.size * self.dtype.bits // 8) if self.dtype.is_packed \
+            else self.size * self.dtype.bytes
 
     @property
     def part(self) -> TensorType:
@@ -131,10 +141,15 @@ class TensorType:
 
     @property
     def stored(self) -> TensorType:
-        """The type of the buffer that holds it: complex numbers are two parts side by side."""
-        if self.dtype.kind is not Kind.COMPLEX:
+        """The type of the buffer that holds it: complex numbers are two parts side by side, packed
+        ones bytes with whole rows, or in one row where rows do not end with a byte."""
+        if self.dtype.kind is Kind.COMPLEX:
+            return TensorType((*self.shape, 2), self.part.dtype)
+        if not self.dtype.is_packed:
             return self
-        return TensorType((*self.shape, 2), self.part.dtype)
+        if self.shape and self.shape[-1] * self.dtype.bits % 8 == 0:
+            return TensorType((*self.shape[:-1], self.shape[-1] * self.dtype.bits // 8), U8)
+        return TensorType((self.bytes,), U8)
 
     def __str__(self) -> str:
         return "x".join([*(str(d) for d in self.shape), self.dtype.name])

@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.expr import dtypes
 from hlo_mlc.expr.dtypes import DType, Kind, TensorType
 
-_ELEMENTS = {t.name: t for t in dtypes.ALL}
+_ELEMENTS = {t.name: t for t in (*dtypes.ALL, *dtypes.PACKED)}
 
 _DENSE = "value = dense<", "> : tensor<"
 _RESOURCE = re.compile(r'value = dense_resource<(?P<name>"[^"]*"|[^>]+)>')
@@ -21,7 +21,7 @@ _RESOURCE_HEADER_BYTES = 4
 
 
 def read_type(mlir_type: ir.Type, dynamic_name: str) -> TensorType | None:
-    """The tensor type, or None if it is not modelled (token, tuple, quantized, i4, bounded, …).
+    """The tensor type, or None if it is not modelled (token, tuple, quantized, f4, bounded, …).
 
     MLIR does not name dynamic dimensions: dimension i becomes `{dynamic_name}{i}`.
     """
@@ -50,9 +50,10 @@ def read_literal(constant: ir.Operation, tensor: TensorType) -> np.ndarray:
     Raises: ValueError if the payload is in none of the forms that MLIR prints.
     """
     dtype = tensor.dtype
-    # MLIR lends no buffer for bf16 and floats of a byte, and no attribute at all for complex
-    # elements: see _from_text.
-    if dtype is dtypes.BF16 or dtype in dtypes.FLOATS_OF_A_BYTE or dtype.kind is Kind.COMPLEX:
+    # MLIR lends no buffer for bf16, floats of a byte and integers of less, and no attribute at all
+    # for complex elements: see _from_text.
+    if dtype is dtypes.BF16 or dtype in dtypes.FLOATS_OF_A_BYTE or dtype.is_packed \
+            or dtype.kind is Kind.COMPLEX:
         return _from_text(constant, tensor)
     attribute = constant.attributes["value"]
     if not isinstance(attribute, (ir.DenseIntElementsAttr, ir.DenseFPElementsAttr)):

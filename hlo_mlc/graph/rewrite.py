@@ -136,6 +136,17 @@ def with_parts(node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ..
     )
 
 
+def reading(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
+    """The region with other values in place of those from around it."""
+    def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple([renamed.get(v, v) for v in values])
+
+    nodes = tuple([with_parts(node, new(node.operands),
+                              tuple([reading(r, renamed) for r in node.regions]))
+                   for node in graph.nodes])
+    return Graph(graph.parameters, nodes, new(graph.results))
+
+
 def eliminate_dead_nodes(graph: Graph) -> Graph:
     """Drops nodes, also in regions, that have no effect and whose results nobody uses."""
     return _live_part(graph, set())

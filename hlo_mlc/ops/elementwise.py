@@ -8,16 +8,19 @@ only the predicate of `select` and the bounds of `clamp` make use of.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.expr.dtypes import U8
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import bits
 from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
+from hlo_mlc.ops.packed_integers import packed, unpacked
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
 
@@ -110,6 +113,23 @@ def _clamp(node: Node, elements: tuple[Expr, ...]) -> Expr:
 
 def _convert(node: Node, elements: tuple[Expr, ...]) -> Expr:
     return apply("convert", elements[0], dtype=node.results[0].type.dtype)
+
+
+def _lower_convert(node: Node, reads: Sequence[Read]) -> Pointwise:
+    (read,), source, result = reads, node.operands[0].type, node.results[0].type
+    if result.dtype.is_packed:
+        return Pointwise((packed(unpacked(read, source, U8) if source.dtype.is_packed else read,
+                                 result),))
+    if source.dtype.is_packed:
+        return Pointwise((unpacked(read, source, result.dtype),))
+    return Pointwise((lambda indices: apply("convert", read(indices), dtype=result.dtype),))
+
+
+def _supports_convert(node: Node) -> str:
+    source, result = node.operands[0].type.dtype, node.results[0].type.dtype
+    if source.is_float and result.is_packed:
+        return f"a conversion from {source} to {result} goes by bytes"
+    return ""
 
 
 def _bitcast(node: Node, elements: tuple[Expr, ...]) -> Expr:
@@ -218,13 +238,14 @@ DEFINITIONS: tuple[OpDef, ...] = (
              for t in ("f32", "bf16", "i32", "ui8")]
             + [_example("stablehlo.clamp", ["f32"] * 3, "f32")], cost=2),
     # change of type
-    _define("stablehlo.convert", _convert,
+    replace(_define("stablehlo.convert", _convert,
             [_example("stablehlo.convert", [t], r) for t, r in (
                 ("f32", "i32"), ("f32", "ui8"), ("f32", "i1"), ("f32", "bf16"), ("f64", "f32"),
                 ("f64", "i64"), ("bf16", "f32"), ("f16", "i8"), ("i32", "f32"), ("i64", "i8"),
                 ("i8", "ui32"), ("ui64", "f64"), ("i1", "f32"), ("i1", "i32"), ("i32", "i1"),
                 ("f32", "f32"), ("f32", "f8E4M3FN"), ("f32", "f8E5M2"), ("f8E4M3FNUZ", "f32"),
-                ("f8E5M2", "bf16"), ("f8E3M4", "f16"))]),
+                ("f8E5M2", "bf16"), ("f8E3M4", "f16"), ("i4", "f32"), ("ui2", "i8"), ("i8", "i4"),
+                ("ui8", "ui2"))], _supports_convert), lower=_lower_convert),
     _define("stablehlo.bitcast_convert", _bitcast,
             [_example("stablehlo.bitcast_convert", [t], r) for t, r in (
                 ("f32", "i32"), ("ui32", "f32"), ("bf16", "i16"), ("f64", "ui64"),

@@ -42,6 +42,7 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
+_PACKED = "this is not known of integers of less than a byte"
 _FOURIER = "long Fourier transforms stay with XLA's library"
 _SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
@@ -102,6 +103,8 @@ def supports(node: Node) -> str:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
         if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES:
             return _COMPLEX
+        if value.type.dtype.is_packed and node.op != "stablehlo.convert":
+            return _PACKED
     return definition.supports(node)
 
 

@@ -321,7 +321,7 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     spent = [o for o in operands if read_by[o] <= members and values[o] not in results
              and values[o] in makers and _makes_memory(makers[values[o]])]
     wanted += [(r, o) for r in outputs for o in spent
-               if r.dtype is o.dtype and r.shape == o.shape]
+               if values[r].type == values[o].type]
     steps, aliases = in_place(steps, wanted)
     steps = without_dead(merge_copies(steps, outputs, (b for pair in aliases for b in pair)),
                          outputs)

@@ -22,7 +22,7 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.graph.rewrite import reading, with_parts
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_updates import known_updates
@@ -200,7 +200,7 @@ class _Splitter:
         """Complex numbers go in and come out as a whole, also what regions take from around."""
         captured = {v for region in node.regions for v in region.captures}
         renamed = {v: self._as_before(v) for v in captured}
-        regions = tuple([_reading(region, renamed) for region in node.regions]) \
+        regions = tuple([reading(region, renamed) for region in node.regions]) \
             if any(old is not new for old, new in renamed.items()) else node.regions
         operands = tuple([self._as_before(v) for v in node.operands])
         self.nodes.append(with_parts(node, operands, regions))
@@ -236,17 +236,6 @@ class _Splitter:
                 results.append(value)
         self.nodes.append(Node(node.op, operands, tuple(results), node.attributes, regions,
                                location=node.location))
-
-
-def _reading(graph: Graph, renamed: Mapping[Value, Value]) -> Graph:
-    """The region with other values in place of those from around it."""
-    def new(values: tuple[Value, ...]) -> tuple[Value, ...]:
-        return tuple([renamed.get(v, v) for v in values])
-
-    nodes = tuple([with_parts(node, new(node.operands),
-                              tuple([_reading(r, renamed) for r in node.regions]))
-                   for node in graph.nodes])
-    return Graph(graph.parameters, nodes, new(graph.results))
 
 
 def _has_rules(region: Graph) -> bool:

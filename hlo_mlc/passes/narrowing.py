@@ -49,7 +49,7 @@ def _narrowing(alone: set[Value]) -> Rule:
         maker = context.definition(whole)
         if whole not in alone or maker is None or maker.opaque:
             return None
-        if maker.op in ELEMENTWISE:
+        if maker.op in ELEMENTWISE and not maker.operands[0].type.dtype.is_packed:
             parts = [v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
                      for v in maker.operands]
         elif maker.op == "stablehlo.transpose":

@@ -1,0 +1,82 @@
+"""Integers of 4 and 2 bits as memory has them: several in a byte, the first in its lowest bits.
+
+Nothing is computed with them as they are: passes/packed_integers.py makes bytes of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import I8, I32, U8, U32, DType, TensorType
+from hlo_mlc.ops.definition import Indices, Read
+
+
+def unpacked(read: Read, tensor: TensorType, dtype: DType) -> Read:
+    """The elements of a packed tensor in another type, where `read` gives its bytes."""
+    bits, signed = tensor.dtype.bits, tensor.dtype.is_signed
+    # A shift of every lane by an amount of its own is one instruction for 32 bits only.
+    is_wide = dtype.is_float or dtype.bits >= 32
+    wide = (I32 if signed else U32) if is_wide else (I8 if signed else U8)
+
+    def element(indices: Indices) -> Expr:
+        place, lane = _place(tensor, indices)
+        byte = apply("convert", read(place), dtype=wide)
+        start = apply("convert", index.multiply(lane, index.constant(bits)), dtype=wide)
+        if not signed:
+            found = apply("and", apply("shr_logical", byte, start), const((1 << bits) - 1, wide))
+        else:
+            left = const(wide.bits - bits, wide)
+            found = apply("shr_arithmetic", apply("shl", byte, apply("sub", left, start)), left)
+        return apply("convert", found, dtype=dtype)
+
+    return element
+
+
+def packed(read: Read, tensor: TensorType) -> Read:
+    """The bytes of a packed tensor, whose elements `read` gives in whole bytes or more; what is
+    over in the last one is anything."""
+    bits, many = tensor.dtype.bits, 8 // tensor.dtype.bits
+
+    def byte(indices: Indices) -> Expr:
+        found: Expr = const(0, U8)
+        for lane in range(many):
+            one = apply("convert", read(_element(tensor, indices, lane)), dtype=U8)
+            part = apply("and", one, const((1 << bits) - 1, U8))
+            found = apply("or", found, apply("shl", part, const(bits * lane, U8)))
+        return found
+
+    return byte
+
+
+def _place(tensor: TensorType, indices: Indices) -> tuple[Indices, Expr]:
+    """Where the byte of an element is, and which of those in it it is."""
+    many = 8 // tensor.dtype.bits
+    if len(tensor.stored.shape) == len(tensor.shape) and _has_whole_rows(tensor):
+        *outer, last = indices
+        return (*outer, index.floordiv(last, many)), index.floormod(last, many)
+    flat: Expr = index.constant(0)
+    for i, extent in zip(indices, tensor.shape, strict=True):
+        flat = index.add(index.multiply(flat, index.constant(extent)), i)
+    return (index.floordiv(flat, many),), index.floormod(flat, many)
+
+
+def _element(tensor: TensorType, indices: Indices, lane: int) -> Indices:
+    """The indices of an element in a byte; past the end those of the last one."""
+    *outer, byte = indices
+    flat = index.add(index.multiply(byte, index.constant(8 // tensor.dtype.bits)),
+                     index.constant(lane))
+    if _has_whole_rows(tensor):
+        return (*outer, flat)
+    flat, found = index.minimum(flat, index.constant(tensor.size - 1)), []
+    for position, extent in enumerate(tensor.shape):
+        inner = math.prod(tensor.shape[position + 1:])
+        found.append(index.floormod(index.floordiv(flat, inner), extent))
+    return tuple(found)
+
+
+def _has_whole_rows(tensor: TensorType) -> bool:
+    return bool(tensor.shape) and tensor.shape[-1] * tensor.dtype.bits % 8 == 0
