@@ -22,18 +22,21 @@ from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.ops.registry import DEFINITIONS, LEFT_TO_XLA, supports
 from hlo_mlc.passes.complex_parts import LONGEST_TRANSFORM, OPS_IN_PARTS, split_complex
+from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.support.errors import MlcError
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 # How the page names groups of types.
 _GROUPS = {
     "i1": (dtypes.BOOL,),
+    "packed": dtypes.PACKED,
     "integers": (dtypes.I8, dtypes.I16, dtypes.I32, dtypes.I64,
                  dtypes.U8, dtypes.U16, dtypes.U32, dtypes.U64),
     "f8": dtypes.FLOATS_OF_A_BYTE,
     "f16 bf16 f32 f64": (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64),
     "complex": (dtypes.C64, dtypes.C128),
 }
+_TYPES_OF_ELEMENTS = (*dtypes.PACKED, *dtypes.ALL)
 _NOTES = {"stablehlo.fft": f"CPU: at most {LONGEST_TRANSFORM} elements along an axis, with "
                            "`choose=\"ours\"`"}
 
@@ -45,7 +48,7 @@ def retyped(text: str, old: str, new: str) -> str:
 
 def _element_types(text: str) -> Iterator[str]:
     """Those of the tensors in a function, in order."""
-    names = "|".join(re.escape(d.name) for d in dtypes.ALL)
+    names = "|".join(re.escape(d.name) for d in _TYPES_OF_ELEMENTS)
     return (found[1] for found in re.finditer(rf"(?<=[<x])({names})>", text))
 
 
@@ -61,7 +64,7 @@ def is_compiled(text: str, op: str) -> bool:
     graph = _read(text)
     if graph is None or all(node.op != op for node in graph.nodes):
         return False
-    return not any(supports(node) for node in split_complex(graph).nodes)
+    return not any(supports(node) for node in split_complex(in_bytes(graph)).nodes)
 
 
 def types_of(op: str) -> set[DType]:
@@ -70,7 +73,7 @@ def types_of(op: str) -> set[DType]:
     found = set()
     for text in DEFINITIONS[op].examples:
         first = next(_element_types(text), None)
-        for dtype in () if first is None else dtypes.ALL:
+        for dtype in () if first is None else _TYPES_OF_ELEMENTS:
             if dtype not in found and is_compiled(retyped(text, first, dtype.name), op):
                 found.add(dtype)
     return found
@@ -119,9 +122,10 @@ Written by `scripts/coverage.py` from the registry of ops (`hlo_mlc/ops/registry
 it to that.
 
 Types are those of an op's first operand: *integers* are signed and unsigned ones of 8 to 64 bits,
-*f8* the forms E3M4, E4M3, E4M3FN, E4M3FNUZ, E4M3B11FNUZ, E5M2 and E5M2FNUZ, *complex* numbers of
-two f32 or f64.  Complex numbers are computed as their two parts on CPUs only; on GPUs what is done
-with them stays with XLA.  Whether an op that can be compiled is compiled is decided by what it
+*packed* those of 4 and 2 bits, which share bytes in memory and are computed as whole ones, *f8* the
+forms E3M4, E4M3, E4M3FN, E4M3FNUZ, E4M3B11FNUZ, E5M2 and E5M2FNUZ, *complex* numbers of two f32 or
+f64.  Complex numbers are computed as their two parts on CPUs only; on GPUs what is done with them
+stays with XLA.  Whether an op that can be compiled is compiled is decided by what it
 costs: `fn.explain()` says so for every program.
 """
 
@@ -140,8 +144,7 @@ types of different widths are shifts.
 
 _TYPES = """\
 What has no definition (calls of other libraries, infeed and outfeed, tokens, quantized types) is
-left to XLA as it is; so are values of i2, i4, ui2, ui4, of f4 and f6, and of f8E8M0FNU, of which
-several share a byte or which have no zero.
+left to XLA as it is; so are values of f4 and f6, and of f8E8M0FNU, which has no zero.
 """
 
 

@@ -29,6 +29,7 @@ from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
+from hlo_mlc.expr.layout import restored, stored
 from hlo_mlc.frontend.emit import KERNEL_OP, KERNEL_TARGET
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.graph.core import Graph, Node
@@ -40,6 +41,7 @@ from hlo_mlc.partition.choose.cost import choose_all, is_small_unit
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
+from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import busyness
@@ -309,10 +311,10 @@ class Parts:
         Raises: UnsupportedOpError for what only XLA can run.
         """
         def kernel(node: Node, operands: Arrays) -> Arrays:
-            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in operands]
+            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else stored(a)
+                     for a in operands]
             results = execute(self.kernels[node.attributes["id"]].program, parts)
-            return [r if v.type.stored == v.type else r.view(v.type.dtype.numpy)[..., 0]
-                    for r, v in zip(results, node.results, strict=True)]
+            return [restored(r, v.type) for r, v in zip(results, node.results, strict=True)]
 
         return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
 
@@ -328,7 +330,7 @@ def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Part
     with module.context:
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
-    graph, _ = simplify(import_function(module), references, verify=True)
+    graph, _ = simplify(in_bytes(import_function(module)), references, verify=True)
     plan = partition(graph, lambda cluster: choose_all(cluster, PLANNED),
                      lambda unit: is_small_unit(unit, PLANNED), limits=limits)
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})

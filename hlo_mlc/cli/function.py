@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.export import SymbolicScope
 
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.interop.onnx.models import from_onnx
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError, did_you_mean
 
 _SIZE = r"(\d+|[A-Za-z_]\w*)"
-_ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
+_ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9_]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
 _ONNX = ".onnx"
 _SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo", ".mlc")
 
@@ -34,8 +35,9 @@ _DTYPES = {
     "bf16": jnp.bfloat16,
     **{f"f{bits}": getattr(jnp, f"float{bits}") for bits in (16, 32, 64)},
     **{f"c{bits}": getattr(jnp, f"complex{bits}") for bits in (64, 128)},
-    **{f"i{bits}": getattr(jnp, f"int{bits}") for bits in (8, 16, 32, 64)},
-    **{f"u{bits}": getattr(jnp, f"uint{bits}") for bits in (8, 16, 32, 64)},
+    **{f"i{bits}": getattr(jnp, f"int{bits}") for bits in (2, 4, 8, 16, 32, 64)},
+    **{f"u{bits}": getattr(jnp, f"uint{bits}") for bits in (2, 4, 8, 16, 32, 64)},
+    **{dtype.numpy.name: dtype.numpy for dtype in FLOATS_OF_A_BYTE},
 }
 _BY_ANY_NAME = _DTYPES | {jnp.dtype(dtype).name: dtype for dtype in _DTYPES.values()}
 _MOST_BYTES = np.iinfo(np.int64).max

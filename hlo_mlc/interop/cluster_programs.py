@@ -84,7 +84,7 @@ def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
     given, on a platform; made-up values where there is none."""
     if program is None:
         return invented_values(graph, cluster.operands, [
-            (b.shape, b.dtype.numpy) for b in cluster.kernel.program.operands])
+            (v.type.shape, v.type.dtype.numpy) for v in cluster.operands])
     run = compat.compile_for(platform, program)
     return [np.asarray(r) for r in run([compat.place_on(platform, a) for a in given])]
 

@@ -13,6 +13,7 @@ import numpy as np
 from hlo_mlc.backends.cpu import CpuBackend, target_of
 from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.compiler import clusters_of
+from hlo_mlc.expr.layout import restored, stored
 from hlo_mlc.interop.cluster_programs import KernelAlone
 from hlo_mlc.interop.devices import require_cpu
 from hlo_mlc.interop.operands import parts_of_call
@@ -79,11 +80,13 @@ class _Place:
         if self.alone.refusal:
             raise UsageError(f"The kernel is not run: {self.alone.refusal}")
         code, found = self.code(schedules), []
-        operands = list(map(aligned, self.alone.operands))
+        kernel, values = self.alone.cluster.kernel, self.alone.cluster.results
+        operands = [aligned(stored(array)) for array in self.alone.operands]
         for count in threads:
-            found.append([aligned_empty(b.shape, b.dtype.numpy)
-                          for b in self.alone.cluster.kernel.program.results])
-            bind_kernel(code, operands, found[-1], threads=count)()
+            results = [aligned_empty(b.shape, b.dtype.numpy) for b in kernel.program.results]
+            bind_kernel(code, operands, results, threads=count)()
+            found.append([restored(memory, value.type)
+                          for memory, value in zip(results, values, strict=True)])
         return found
 
     def renew(self) -> None:
@@ -179,7 +182,7 @@ class KernelSchedule:
             raise UsageError(f"The kernel is not run: {alone.refusal}")
         with jax.ensure_compile_time_eval():
             task = Task(alone.cluster.kernel.program, place.target, TemplateGenerator(),
-                        tuple(alone.operands), tuple(alone.expected))
+                        tuple(map(stored, alone.operands)), tuple(map(stored, alone.expected)))
         with Supervisor(task) as supervisor:
             built = supervisor.build(Build(self._schedules))
             timed = built if isinstance(built, Failed) else supervisor.measure(Measure(seconds))

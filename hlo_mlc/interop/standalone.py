@@ -21,7 +21,7 @@ from hlo_mlc.codegen.clike.values import identifier
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.standalone import print_entry
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, TensorType
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, PACKED, TensorType
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.c_names import why_no_name
@@ -41,7 +41,7 @@ from hlo_mlc.target.levels import architecture
 _C_TYPES = {
     "i1": "bool", "i8": "int8_t", "i16": "int16_t", "i32": "int32_t", "i64": "int64_t",
     "ui8": "uint8_t", "ui16": "uint16_t", "ui32": "uint32_t", "ui64": "uint64_t",
-    **dict.fromkeys((d.name for d in FLOATS_OF_A_BYTE), "uint8_t"),
+    **dict.fromkeys((d.name for d in (*FLOATS_OF_A_BYTE, *PACKED)), "uint8_t"),
     "f16": "uint16_t", "bf16": "uint16_t", "f32": "float", "f64": "double",
     "complex<f32>": "float", "complex<f64>": "double",  # two for a number
 }
@@ -197,7 +197,8 @@ def _header(name: str, prototype: str, memory: MemoryPlan) -> str:
     guard = f"{name.upper()}_H_"
     return f"""\
 /* {name}, compiled by hlo_mlc. Arrays are row-major, and may lie anywhere that suits their
- * elements, but results must not overlap with anything. 16-bit floats are passed as their bits.
+ * elements, but results must not overlap with anything. 16-bit floats are passed as their bits;
+ * of integers of less than 8 bits that share a byte the first has the lowest ones.
  * The workspace holds {name.upper()}_WORKSPACE_BYTES bytes, aligned to {ALIGNMENT}; it may be used
  * again after the call, and calls with different workspaces may run at the same time. */
 #ifndef {guard}
@@ -224,5 +225,6 @@ extern "C" {{
 
 def _declared(tensor: TensorType, name: str, what: str, qualifier: str = "") -> str:
     sizes = ", ".join(map(str, tensor.shape))
-    described = f"{what}: {tensor.dtype.name}[{sizes}]".replace("*/", "* /")
+    shared = f", {8 // tensor.dtype.bits} in a byte" if tensor.dtype.is_packed else ""
+    described = f"{what}: {tensor.dtype.name}[{sizes}]{shared}".replace("*/", "* /")
     return f"{qualifier}{_C_TYPES[tensor.dtype.name]}* {name},  /* {described} */"

@@ -25,6 +25,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent
+from hlo_mlc.expr.layout import stored
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
@@ -364,7 +365,8 @@ class Session:
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         self._studies[kernel.fingerprint] = study
         progress.begin(label, study, space, budget, least_us)
-        task = Task(kernel.program, self._target, self._generator, tuple(operands), expected)
+        task = Task(kernel.program, self._target, self._generator, tuple(map(stored, operands)),
+                    tuple(map(stored, expected)))
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
                                  on_interrupt=progress.on_interrupt, moment=self._moment,

@@ -121,12 +121,27 @@ class OpKind(enum.Enum):
     SOLVE = "each may depend on all"
 
 
+class FewBits(enum.Enum):
+    """How an op of integers of less than a byte is one of bytes."""
+
+    SAME = "the same of bytes, whose numbers stay within the limits"
+    LAST = "the last bits of what it is of bytes"
+    LAST_IF_SIGNED = "the same, of signed ones"
+    UNSIGNED = "it is said of bits: of those in an unsigned byte"
+    NONE = "none that is known"
+
+
+_FEW_BITS = {OpKind.MOVEMENT: FewBits.SAME, OpKind.FOLD: FewBits.SAME, OpKind.UPDATE: FewBits.SAME,
+             OpKind.SORT: FewBits.SAME, OpKind.PRODUCT: FewBits.LAST}
+
+
 @dataclass(frozen=True, slots=True)
 class OpDef:
     """One op: everything the compiler knows about it.
 
     cost: how many simple operations an element of an elementwise op takes, roughly.
     is_exact: whether a result is exact or rounded once, so that any library computes the same.
+    few_bits: what it is of integers of less than a byte; None is what ops of its kind are.
     supports(node): "" where `lower` handles this node, else the reason why not (for a person).
     reference(node, operands): the results as NumPy arrays; the definition that tests compare with.
     lower(node, reads): tensor expressions; only called where supports(node) == "".
@@ -143,3 +158,8 @@ class OpDef:
     source: str
     cost: int = 0
     is_exact: bool = False
+    few_bits: FewBits | None = None
+
+    @property
+    def of_few_bits(self) -> FewBits:
+        return self.few_bits or _FEW_BITS.get(self.kind, FewBits.NONE)

@@ -19,7 +19,7 @@ from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, Accuracy
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops import bits
-from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Pointwise, Read
+from hlo_mlc.ops.definition import FewBits, Indices, OpDef, OpKind, Pointwise, Read
 from hlo_mlc.ops.packed_integers import packed, unpacked
 
 Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands' elements
@@ -27,7 +27,7 @@ Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands
 
 def _define(name: str, build: Build, examples: Sequence[str],
             supports: Callable[[Node], str] = lambda node: "", *, cost: int = 1,
-            is_exact: bool = True) -> OpDef:
+            is_exact: bool = True, few_bits: FewBits | None = None) -> OpDef:
     def reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         elements = tuple(Var(f"x{k}", v.type.dtype) for k, v in enumerate(node.operands))
         value = evaluate(build(node, elements), dict(zip(elements, operands, strict=True)))
@@ -44,7 +44,7 @@ def _define(name: str, build: Build, examples: Sequence[str],
 
     source = f"{name.partition('.')[2]}, StableHLO or CHLO specification"
     return OpDef(name, OpKind.ELEMENTWISE, reference, lower, supports, tuple(examples), source,
-                 cost, is_exact)
+                 cost, is_exact, few_bits)
 
 
 def _example(name: str, operands: Sequence[str], result: str, attributes: str = "") -> str:
@@ -67,15 +67,16 @@ _INTEGER = (*_SIGNED, "ui8", "ui32", "ui64")
 _LOGICAL = ("i1", "i32", "ui8")
 _NUMBER = (*_FLOAT, *_INTEGER)
 _ANY = (*_NUMBER, "i1")
+_SAME, _LAST = FewBits.SAME, FewBits.LAST
 
 
-def _row(name: str, op: str, types: Sequence[str]) -> OpDef:
+def _row(name: str, op: str, types: Sequence[str], few_bits: FewBits | None = None) -> OpDef:
     """An op that is one scalar op."""
     scalar = OPS[op]
     to_bool = scalar.result == "bool"
     examples = [_example(name, [t] * scalar.arity, "i1" if to_bool else t) for t in types]
     return _define(name, lambda node, elements: apply(op, *elements), examples, cost=scalar.cost,
-                   is_exact=scalar.accuracy is not Accuracy.APPROXIMATE)
+                   is_exact=scalar.accuracy is not Accuracy.APPROXIMATE, few_bits=few_bits)
 
 
 def _unary(name: str, function: Callable[[Expr], Expr], types: Sequence[str],
@@ -162,18 +163,18 @@ def _formats(name: str, pairs: Sequence[tuple[str, int, int]]) -> list[str]:
 
 DEFINITIONS: tuple[OpDef, ...] = (
     # arithmetic
-    _row("stablehlo.add", "add", _ANY),
-    _row("stablehlo.subtract", "sub", _NUMBER),
-    _row("stablehlo.multiply", "mul", _ANY),
-    _row("stablehlo.divide", "div", _NUMBER),
-    _row("stablehlo.remainder", "rem", _NUMBER),
-    _row("stablehlo.maximum", "max", _ANY),
-    _row("stablehlo.minimum", "min", _ANY),
-    _row("stablehlo.power", "pow", _NUMBER),
+    _row("stablehlo.add", "add", _ANY, _LAST),
+    _row("stablehlo.subtract", "sub", _NUMBER, _LAST),
+    _row("stablehlo.multiply", "mul", _ANY, _LAST),
+    _row("stablehlo.divide", "div", _NUMBER, _LAST),
+    _row("stablehlo.remainder", "rem", _NUMBER, _SAME),
+    _row("stablehlo.maximum", "max", _ANY, _SAME),
+    _row("stablehlo.minimum", "min", _ANY, _SAME),
+    _row("stablehlo.power", "pow", _NUMBER, _LAST),
     _row("stablehlo.atan2", "atan2", _FLOAT),
-    _row("stablehlo.negate", "neg", _NUMBER),
-    _row("stablehlo.abs", "abs", (*_FLOAT, *_SIGNED)),
-    _row("stablehlo.sign", "sign", (*_FLOAT, *_SIGNED)),
+    _row("stablehlo.negate", "neg", _NUMBER, _LAST),
+    _row("stablehlo.abs", "abs", (*_FLOAT, *_SIGNED), _LAST),
+    _row("stablehlo.sign", "sign", (*_FLOAT, *_SIGNED), _SAME),
     _row("stablehlo.floor", "floor", _FLOAT),
     _row("stablehlo.ceil", "ceil", _FLOAT),
     _row("stablehlo.round_nearest_even", "round_even", _FLOAT),
@@ -209,15 +210,15 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("chlo.lgamma", "lgamma", _FLOAT),
     _row("chlo.digamma", "digamma", _FLOAT),
     # bits and logic
-    _row("stablehlo.and", "and", _LOGICAL),
-    _row("stablehlo.or", "or", _LOGICAL),
-    _row("stablehlo.xor", "xor", _LOGICAL),
-    _row("stablehlo.not", "not", _LOGICAL),
-    _row("stablehlo.shift_left", "shl", _INTEGER),
-    _row("stablehlo.shift_right_logical", "shr_logical", _INTEGER),
-    _row("stablehlo.shift_right_arithmetic", "shr_arithmetic", _INTEGER),
-    _row("stablehlo.popcnt", "popcnt", _INTEGER),
-    _row("stablehlo.count_leading_zeros", "clz", _INTEGER),
+    _row("stablehlo.and", "and", _LOGICAL, _SAME),
+    _row("stablehlo.or", "or", _LOGICAL, _SAME),
+    _row("stablehlo.xor", "xor", _LOGICAL, _SAME),
+    _row("stablehlo.not", "not", _LOGICAL, _LAST),
+    _row("stablehlo.shift_left", "shl", _INTEGER, _LAST),
+    _row("stablehlo.shift_right_logical", "shr_logical", _INTEGER, FewBits.UNSIGNED),
+    _row("stablehlo.shift_right_arithmetic", "shr_arithmetic", _INTEGER, FewBits.LAST_IF_SIGNED),
+    _row("stablehlo.popcnt", "popcnt", _INTEGER, FewBits.UNSIGNED),
+    _row("stablehlo.count_leading_zeros", "clz", _INTEGER, FewBits.UNSIGNED),
     _define("stablehlo.reduce_precision", _reduce_precision,
             _formats("stablehlo.reduce_precision",
                      (("f32", 5, 10), ("f32", 8, 7), ("f64", 8, 23), ("bf16", 4, 3),
@@ -225,18 +226,19 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _define("chlo.next_after", lambda node, elements: bits.next_after(*elements),
             [_example("chlo.next_after", [t, t], t) for t in _FLOAT], cost=12),
     # comparison and choice
-    _define("stablehlo.compare", _compare, _compare_examples()),
+    _define("stablehlo.compare", _compare, _compare_examples(), few_bits=_SAME),
     _row("stablehlo.is_finite", "is_finite", _FLOAT),
     _unary("chlo.is_inf", bits.is_infinite, _FLOAT, "i1"),
     _unary("chlo.is_pos_inf", _is_infinity(np.inf), _FLOAT, "i1"),
     _unary("chlo.is_neg_inf", _is_infinity(-np.inf), _FLOAT, "i1"),
     _define("stablehlo.select", lambda node, elements: apply("select", *elements),
             [_example("stablehlo.select", [p, t, t], t)
-             for p in ("i1", "tensor<i1>") for t in ("f32", "bf16", "i32", "i1")]),
+             for p in ("i1", "tensor<i1>") for t in ("f32", "bf16", "i32", "i1")],
+            few_bits=_SAME),
     _define("stablehlo.clamp", _clamp,
             [_example("stablehlo.clamp", [f"tensor<{t}>", t, f"tensor<{t}>"], t)
              for t in ("f32", "bf16", "i32", "ui8")]
-            + [_example("stablehlo.clamp", ["f32"] * 3, "f32")], cost=2),
+            + [_example("stablehlo.clamp", ["f32"] * 3, "f32")], cost=2, few_bits=_SAME),
     # change of type
     replace(_define("stablehlo.convert", _convert,
             [_example("stablehlo.convert", [t], r) for t, r in (
@@ -245,9 +247,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
                 ("i8", "ui32"), ("ui64", "f64"), ("i1", "f32"), ("i1", "i32"), ("i32", "i1"),
                 ("f32", "f32"), ("f32", "f8E4M3FN"), ("f32", "f8E5M2"), ("f8E4M3FNUZ", "f32"),
                 ("f8E5M2", "bf16"), ("f8E3M4", "f16"), ("i4", "f32"), ("ui2", "i8"), ("i8", "i4"),
-                ("ui8", "ui2"))], _supports_convert), lower=_lower_convert),
+                ("ui8", "ui2"))], _supports_convert, few_bits=_LAST), lower=_lower_convert),
     _define("stablehlo.bitcast_convert", _bitcast,
             [_example("stablehlo.bitcast_convert", [t], r) for t, r in (
                 ("f32", "i32"), ("ui32", "f32"), ("bf16", "i16"), ("f64", "ui64"),
-                ("i8", "ui8"))], _supports_bitcast),
+                ("i8", "ui8"))], _supports_bitcast, few_bits=FewBits.UNSIGNED),
 )

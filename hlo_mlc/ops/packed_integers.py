@@ -6,10 +6,9 @@ Nothing is computed with them as they are: passes/packed_integers.py makes bytes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import TRUE, apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import I8, I32, U8, U32, DType, TensorType
 from hlo_mlc.ops.definition import Indices, Read
@@ -38,13 +37,14 @@ def unpacked(read: Read, tensor: TensorType, dtype: DType) -> Read:
 
 def packed(read: Read, tensor: TensorType) -> Read:
     """The bytes of a packed tensor, whose elements `read` gives in whole bytes or more; what is
-    over in the last one is anything."""
+    over in the last one is zero."""
     bits, many = tensor.dtype.bits, 8 // tensor.dtype.bits
 
     def byte(indices: Indices) -> Expr:
         found: Expr = const(0, U8)
         for lane in range(many):
-            one = apply("convert", read(_element(tensor, indices, lane)), dtype=U8)
+            place, is_there = _element(tensor, indices, lane)
+            one = apply("select", is_there, apply("convert", read(place), dtype=U8), const(0, U8))
             part = apply("and", one, const((1 << bits) - 1, U8))
             found = apply("or", found, apply("shl", part, const(bits * lane, U8)))
         return found
@@ -55,7 +55,7 @@ def packed(read: Read, tensor: TensorType) -> Read:
 def _place(tensor: TensorType, indices: Indices) -> tuple[Indices, Expr]:
     """Where the byte of an element is, and which of those in it it is."""
     many = 8 // tensor.dtype.bits
-    if len(tensor.stored.shape) == len(tensor.shape) and _has_whole_rows(tensor):
+    if _has_whole_rows(tensor):
         *outer, last = indices
         return (*outer, index.floordiv(last, many)), index.floormod(last, many)
     flat: Expr = index.constant(0)
@@ -64,18 +64,20 @@ def _place(tensor: TensorType, indices: Indices) -> tuple[Indices, Expr]:
     return (index.floordiv(flat, many),), index.floormod(flat, many)
 
 
-def _element(tensor: TensorType, indices: Indices, lane: int) -> Indices:
-    """The indices of an element in a byte; past the end those of the last one."""
+def _element(tensor: TensorType, indices: Indices, lane: int) -> tuple[Indices, Expr]:
+    """The indices of an element in a byte, past the end those of the last one; and whether it is
+    there."""
     *outer, byte = indices
     flat = index.add(index.multiply(byte, index.constant(8 // tensor.dtype.bits)),
                      index.constant(lane))
     if _has_whole_rows(tensor):
-        return (*outer, flat)
-    flat, found = index.minimum(flat, index.constant(tensor.size - 1)), []
+        return (*outer, flat), TRUE
+    last, found = index.constant(tensor.size - 1), []
+    is_there, flat = index.compare("le", flat, last), index.minimum(flat, last)
     for position, extent in enumerate(tensor.shape):
         inner = math.prod(tensor.shape[position + 1:])
         found.append(index.floormod(index.floordiv(flat, inner), extent))
-    return tuple(found)
+    return tuple(found), is_there
 
 
 def _has_whole_rows(tensor: TensorType) -> bool:

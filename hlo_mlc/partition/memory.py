@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hlo_mlc.expr.layout import stored
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.support.errors import UnsupportedOpError
@@ -80,7 +81,8 @@ def plan_memory(graph: Graph, scratch_bytes: Mapping[str, int]) -> MemoryPlan:
     for node in graph.nodes:
         if node.op in _CONSTANTS:
             places[node.results[0]] = Place("constant", len(constants))
-            constants.append(np.ascontiguousarray(lookup(node.op).reference(node, [])[0]))
+            (literal,) = lookup(node.op).reference(node, [])
+            constants.append(np.ascontiguousarray(stored(literal)))
     for number, node in enumerate(calls):
         made.update(dict.fromkeys(node.results, number))
     for number, value in enumerate(graph.results):

@@ -17,6 +17,7 @@ from hlo_mlc.tensor.classify import (
     slides,
     sliding,
     stride,
+    vector_stride,
     walks_columns,
 )
 from hlo_mlc.tensor.core import Stage, derived
@@ -167,7 +168,7 @@ def _apart(stage: Stage) -> int:
 
 def _each_apart(read: Iterable[Load], lanes: Var, near: int) -> int:
     """What these add for each point, in quarters."""
-    steps = (stride(load, lanes) for load in read)
+    steps = (vector_stride(load, lanes) for load in read)
     return sum(_SHUFFLED if step is None or abs(step) > _STRIDE else abs(step) > near
                for step in steps)
 

@@ -20,23 +20,13 @@ import numpy as np
 from hlo_mlc.expr.dtypes import I8, PACKED, U8, U16, U32, U64, DType, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import reading, with_parts
-from hlo_mlc.ops.registry import MOVEMENT
+from hlo_mlc.ops.definition import FewBits
+from hlo_mlc.ops.registry import lookup
 
 _CONVERT, _BITCAST = "stablehlo.convert", "stablehlo.bitcast_convert"
 _WHOLE = {8: U8, 16: U16, 32: U32, 64: U64}
-# What gives the same of bytes as of fewer bits, and what does after the bits in front are gone:
-# those of sums, products and quotients are never looked at.
+_IOTA, _CLZ = "stablehlo.iota", "stablehlo.count_leading_zeros"
 _CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
-_SAME = MOVEMENT | _CONTROL | frozenset(f"stablehlo.{name}" for name in (
-    "and", "clamp", "compare", "constant", "dynamic_update_slice", "maximum", "minimum", "or",
-    "remainder", "reduce", "reduce_window", "scatter", "select", "select_and_scatter", "sign",
-    "sort", "xor")) | {"chlo.top_k"}
-_WRAPPED = frozenset(f"stablehlo.{name}" for name in (
-    "abs", "add", "convert", "convolution", "divide", "dot_general", "iota", "multiply", "negate",
-    "not", "power", "shift_left", "subtract"))
-_OF_SIGNED = "stablehlo.shift_right_arithmetic"
-_CLZ = "stablehlo.count_leading_zeros"
-_BITS = frozenset((_CLZ, "stablehlo.popcnt", "stablehlo.shift_right_logical"))
 # Of what a region combines so, the bits in front go once, after all of it.
 _RINGS = frozenset(("stablehlo.add", "stablehlo.multiply"))
 
@@ -61,10 +51,18 @@ def _is_known(node: Node) -> bool:
     concerned = (*node.operands, *node.results)
     if node.opaque or any(v.type is None or not v.type.is_static for v in concerned):
         return False
-    if node.op == _BITCAST:
-        return all(v.type.dtype.kind is not Kind.COMPLEX for v in concerned)
-    return node.op in _SAME | _WRAPPED | _BITS \
-        or (node.op == _OF_SIGNED and node.results[0].type.dtype.is_signed)
+    if node.op == _BITCAST and any(v.type.dtype.kind is Kind.COMPLEX for v in concerned):
+        return False
+    kind = _few_bits(node)
+    return kind is not FewBits.NONE and (
+        kind is not FewBits.LAST_IF_SIGNED or node.results[0].type.dtype.is_signed)
+
+
+def _few_bits(node: Node) -> FewBits:
+    if node.op in _CONTROL:
+        return FewBits.SAME
+    definition = lookup(node.op)
+    return FewBits.NONE if definition is None else definition.of_few_bits
 
 
 def _byte_of(dtype: DType) -> DType:
@@ -147,10 +145,10 @@ class _Unpacking:
             self._as_it_is(node)
         elif node.op == _CONVERT and node.operands[0].type.dtype.is_float:
             self._rounded(node)
-        elif node.op in _BITS:
-            self._by_bits(node)
         elif node.op == _BITCAST:
             self._cast(node)
+        elif _few_bits(node) is FewBits.UNSIGNED:
+            self._by_bits(node)
         else:
             self._in_bytes(node)
 
@@ -167,7 +165,8 @@ class _Unpacking:
         if node.op not in _CONTROL and len(node.regions) == 1 and _is_ring(node.regions[0]):
             regions, is_wrapped = (_plain(node.regions[0]),), True
         else:
-            regions, is_wrapped = tuple(map(self.inside, node.regions)), node.op in _WRAPPED
+            regions = tuple(map(self.inside, node.regions))
+            is_wrapped = node.op == _IOTA or _few_bits(node) is not FewBits.SAME
         if literal is not None:
             literal = literal.astype(_byte_of(node.results[0].type.dtype).numpy)
         results = tuple(map(self._another, node.results))
@@ -234,9 +233,9 @@ class _Unpacking:
             spread, self._starts(tensor, operand.type.dtype)), tensor)
         found = Value(TensorType(result.type.shape, dtype))
         zero = self.constant(0, TensorType((), dtype))
-        self.nodes.append(Node("stablehlo.reduce", (parts, zero), (found,),
-                               {"dimensions": (len(tensor.shape) - 1,)}, (_combining("stablehlo.add", dtype),),
-                               location=self.location))
+        self.nodes.append(Node(
+            "stablehlo.reduce", (parts, zero), (found,), {"dimensions": (len(tensor.shape) - 1,)},
+            (_combining("stablehlo.add", dtype),), location=self.location))
         if _is_packed(result):
             self._from_bits(result, found)
         else:

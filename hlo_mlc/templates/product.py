@@ -14,7 +14,7 @@ from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop, loops_named
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.templates.base import across, bounded
-from hlo_mlc.tensor.classify import contraction, is_map, stride
+from hlo_mlc.tensor.classify import contraction, is_map, stride, vector_stride
 from hlo_mlc.tensor.core import Nest
 
 # Multiply-adds below which waking another thread costs more than it saves (fork-join 0.6 us hot,
@@ -99,7 +99,7 @@ def is_direct(factor: Expr, along: Var) -> bool:
 
 def reads_vectors_along(factor: Expr, axis: Var) -> bool:
     """All that it reads lies side by side along an axis, or is the same all along it."""
-    return all(read.guard is None and (stride(read, axis) == 1 or not any(
+    return all(read.guard is None and (vector_stride(read, axis) == 1 or not any(
         axis in i.free for i in read.indices)) for read in loads(factor))
 
 

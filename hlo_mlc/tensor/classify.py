@@ -181,6 +181,19 @@ def stride(access: Load | Assign, variable: Var) -> int | None:
     return total
 
 
+def vector_stride(access: Load | Assign, variable: Var) -> int | None:
+    """`stride` as vectors along `variable` see it: 1 also where several of its values in a row
+    access one element, and the next ones the one behind it, as of integers that share bytes."""
+    *outer, last = access.indices or (None,)
+    if last is None or any(variable in i.free for i in outer):
+        return stride(access, variable)
+    shared = [(atom, step) for atom, step in index.affine(last)[0].items() if variable in atom.free]
+    if len(shared) == 1 and shared[0][1] == 1 and isinstance(shared[0][0], Apply) \
+            and shared[0][0].op == "floordiv" and shared[0][0].args[0] is variable:
+        return 1
+    return stride(access, variable)
+
+
 # A vector of quotients, or of remainders, of integers where the divisor is known at run time only:
 # 26 to 33 ns for any number of bits, which is so many times what a simple operation takes.
 _INTEGER_DIVISION = 75
@@ -231,8 +244,8 @@ def walks_columns(stage: Stage) -> bool:
     votes = 0
     for access in {load for term in stage.terms for load in loads(term)}:
         elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
-        votes += elements * ((stride(access, inner) not in (0, 1))
-                             - (stride(access, last) not in (0, 1)))
+        votes += elements * ((vector_stride(access, inner) not in (0, 1))
+                             - (vector_stride(access, last) not in (0, 1)))
     return votes > 0
 
 

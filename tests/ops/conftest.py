@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from jax.interpreters import mlir
@@ -16,6 +17,7 @@ from jaxlib.mlir.dialects import stablehlo
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType
 from hlo_mlc.expr.evaluate import evaluate
+from hlo_mlc.expr.layout import restored, stored
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -48,6 +50,9 @@ def random_input(kind: TensorType, seed: str) -> np.ndarray:
         values = rng.standard_normal(kind.shape) * 10.0 ** rng.integers(-2, 2, kind.shape)
         chosen = rng.choice(SPECIAL, kind.shape)
         return np.asarray(np.where(rng.random(kind.shape) < 0.3, chosen, values)).astype(numpy_type)
+    if dtype.is_packed:
+        info = ml_dtypes.iinfo(numpy_type)
+        return rng.integers(int(info.min), int(info.max) + 1, kind.shape).astype(numpy_type)
     info = np.iinfo(numpy_type)
     wide = rng.integers(info.min, info.max, kind.shape, numpy_type, endpoint=True)
     edges = rng.choice(np.array([info.min, info.max, 0, 1], numpy_type), kind.shape)
@@ -77,7 +82,7 @@ def tame(values: np.ndarray) -> np.ndarray:
 def reads_of(arrays: Sequence[np.ndarray], types: Sequence[TensorType]) -> tuple[list[Read], dict]:
     """A read for each array, and the arrays by buffer: complex numbers as their two parts."""
     buffers = [Buffer(f"b{k}", t.stored.dtype, t.stored.shape) for k, t in enumerate(types)]
-    arrays = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in arrays]
+    arrays = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else stored(a) for a in arrays]
 
     def read(buffer: Buffer) -> Read:
         return lambda indices: Load(buffer, indices)
@@ -149,8 +154,8 @@ def _run_pointwise(node: Node, lowered: Pointwise, memory: Memory) -> tuple[np.n
         kind = value.type.stored
         indices, env = axes_of(kind.shape, "i")
         result, = _values([element(indices)], env, memory, [kind])
-        results.append(result if kind == value.type else
-                       in_numbers(np.moveaxis(result, -1, 0), value.type))
+        results.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
+                       if value.type.dtype.kind is Kind.COMPLEX else restored(result, value.type))
     return tuple(results)
 
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from hlo_mlc.expr.dtypes import from_numpy
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.registry import DEFINITIONS, evaluate_graph, supports
 
@@ -34,7 +35,7 @@ def assert_same(actual: np.ndarray, expected: np.ndarray, ulps: int = 0,
         for part in ("real", "imag"):
             assert_same(getattr(actual, part), getattr(expected, part), ulps, zero_signs, absolute)
         return
-    if actual.dtype.kind in "iub":
+    if actual.dtype.kind in "iub" or from_numpy(actual.dtype).is_integer:
         np.testing.assert_array_equal(actual, expected)
         return
     eps = float(ml_dtypes.finfo(actual.dtype).eps)

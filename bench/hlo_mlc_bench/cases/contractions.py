@@ -66,6 +66,17 @@ def quantised_product(inputs: Inputs, *, m: int, k: int, n: int) -> Workload:
     return function, (lhs.at[:, 0].set(127), rhs.at[0].set(127))
 
 
+def quantised_weights(inputs: Inputs, *, m: int, k: int, n: int, bits: int) -> Workload:
+    """A product with weights of a few bits, each column with a scale of its own."""
+
+    def function(x: jax.Array, weight: jax.Array, scale: jax.Array) -> jax.Array:
+        return (x @ weight.astype(x.dtype)) * scale
+
+    most = 2 ** (bits - 1)
+    weight = jnp.floor(inputs.uniform(k, n, low=-most, high=most)).astype(f"int{bits}")
+    return function, (inputs.normal(m, k), weight, inputs.uniform(n, high=1 / most))
+
+
 _case = functools.partial(
     Case, group="contractions", tiny={"m": 3, "k": 7, "n": 5}, tolerance=16)
 
@@ -83,6 +94,14 @@ CASES = (
     _case("attention_scores", batched_matmul, {"batch": 12, "m": 128, "k": 64, "n": 128},
           tiny={"batch": 2, "m": 3, "k": 7, "n": 5}),
     _case("quantised_product", quantised_product, {"m": 64, "k": 256, "n": 512}),
+    _case("weights_of_8_bits", quantised_weights, {"m": 1, "k": 2048, "n": 2048, "bits": 8},
+          tiny={"m": 1, "k": 7, "n": 5, "bits": 8})
+    .with_neighbours(odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed",
+                     viewed=1),
+    _case("weights_of_4_bits", quantised_weights, {"m": 1, "k": 2048, "n": 2048, "bits": 4},
+          tiny={"m": 1, "k": 7, "n": 5, "bits": 4})
+    .with_neighbours(odd={"m": 8, "k": 2047, "n": 2045}, dtype="bfloat16", view="transposed",
+                     viewed=1),
     _case("tiny_matmuls", batched_matmul, {"batch": 512, "m": 8, "k": 8, "n": 8},
           tiny={"batch": 3, "m": 3, "k": 7, "n": 5}),
 )

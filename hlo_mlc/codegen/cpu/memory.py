@@ -20,6 +20,7 @@ from hlo_mlc.codegen.cpu.strides import (
     has_masks,
     is_apart,
     read_apart,
+    read_repeated,
     write_apart,
     write_shuffled,
 )
@@ -113,7 +114,9 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         else:
             settle(writer, place)
-            if is_apart(writer, place, mask):
+            if place.repeats and switch is None and mask is None:
+                text = read_repeated(writer, place, depth)
+            elif is_apart(writer, place, mask):
                 text = read_apart(writer, place, switch, mask, fill, depth)
             else:
                 text = _gather(writer, place, switch, mask, fill, depth)

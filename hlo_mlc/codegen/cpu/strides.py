@@ -78,6 +78,24 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
     return text
 
 
+def read_repeated(writer: Writer, place: Place, depth: int) -> str:
+    """What several lanes in a row read from one element: a short vector, shuffled.
+
+        y[lane] = x[lane // 2 + i]   ->   the elements from x + i on, each of them twice
+    """
+    lane, block = writer.function.lane, writer.function.at(depth)
+    many = -(-lane.live // place.repeats)
+    part, size = f"<{many} x {place.element}>", place.dtype.bytes
+    address = displaced(block, pointer(writer, place).text, place.constant)
+    check_span(writer, place, "load", block, address, many * size)
+    text = block.define(f"load {part}, ptr ", address, f", align {size}{place.storage.load_tags}",
+                        lanes=many, kind=place.storage.load_kind)
+    # Lanes that are no iterations get a number, too: not all operations may get just anything.
+    picks = tuple(min(number // place.repeats, many - 1) for number in range(lane.width))
+    return block.define(f"shufflevector {part} ", text, f", {part} poison, "
+                        f"{types.shuffle_mask(picks)}", lanes=lane.width)
+
+
 def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> None:
     """Put a vector into memory at the lanes of a place that are on."""
     function, lane = writer.function, writer.function.lane
