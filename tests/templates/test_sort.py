@@ -142,6 +142,23 @@ def test_records_are_moved_within_results(take_apart, rows, count):
     assert 4 <= scratch(jnp.sort, "float32") < 8.02
 
 
+@pytest.mark.parametrize("dtype", ["int16", "uint16", "float16"])
+def test_results_that_are_temporaries(dtype):
+    """Records are moved within what the kernel keeps for itself."""
+    x = values(dtype, (40_000,))
+    agrees(lambda x: jnp.sort(x, descending=True), x)
+    agrees(lambda x: jnp.sort(x)[::-1].reshape(-1, 8), x)
+
+
+@pytest.mark.parametrize("count", [16_384, 40_001])
+def test_parts_of_complex_numbers_share_a_result(count):
+    parts = np.round(np.random.default_rng(0).standard_normal((count, 2)), 1).astype(np.float32)
+    numbers = parts.view(np.complex64)[:, 0]
+    compiled = mlc_jit(jnp.sort, choose="ours")
+    np.testing.assert_array_equal(compiled(numbers), np.sort(numbers))
+    assert compiled.report(numbers).coverage == 1
+
+
 @pytest.mark.parametrize("order", ["as they come", "sorted", "reversed", "equal", "two values",
                                    "one apart", "nan"])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])

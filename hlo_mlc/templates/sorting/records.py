@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -94,14 +95,17 @@ class Sorting:
 
     def records(self, name: str, shape: tuple[int, ...], scope: str = "stack", *,
                 in_results: bool = False) -> Records:
-        """Buffers of so many records; parts may lie in the results that are to hold them all."""
+        """Buffers of so many records; parts may lie in the results that are to hold all of them
+        and nothing else."""
         parts = [*self.kept, *(self.stage.sort.keys[k] for k in self.extra)]
-        results = {a.value: a.buffer for a in self.stage.assigns} if in_results else {}
-        found = tuple(results.get(part) or Buffer(
-            f"{self.stage.name}_{name}{n}", part.dtype, shape, scope)
-            for n, part in enumerate(parts))
-        self.scratch.extend(b for b in found if b.scope == "scratch")
-        return found
+        stored = Counter(a.buffer for a in self.stage.assigns)
+        results = {a.value: a.buffer for a in self.stage.assigns
+                   if in_results and stored[a.buffer] == 1}
+        made = {part: Buffer(f"{self.stage.name}_{name}{n}", part.dtype, shape, scope)
+                for n, part in enumerate(parts) if part not in results}
+        if scope == "scratch":
+            self.scratch.extend(made.values())
+        return tuple(results.get(part) or made[part] for part in parts)
 
     def room(self, buffers: Records, place: Place, at: dict[Var, Expr], first: Expr) -> Room:
         """Records in buffers, and in results from the place `first` of a row on."""
