@@ -37,6 +37,8 @@ _REFINE = (
     "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
 )
 
+_ASSERTION = "shape_assertion"
+
 stablehlo.register_stablehlo_passes()
 
 
@@ -277,7 +279,8 @@ class StablehloFunction:
     def _refine(self, shapes: Shapes) -> ir.Module:
         """The module with all its shapes static, for arguments of these shapes.
 
-        Raises: UnsupportedOpError if some shapes do not follow from those of the arguments.
+        Raises: UnsupportedOpError if some shapes do not follow from those of the arguments,
+        UsageError if the module says that it is not for these.
         """
         module = _extract_main(self._module, MAIN)
         function = ir.SymbolTable(module.operation)[MAIN]
@@ -293,6 +296,8 @@ class StablehloFunction:
                 raise UnsupportedOpError(
                     f"@{self._name}", f"its dynamic shapes cannot be resolved: {error}"
                 ) from error
+            if said := _failed_assertion(module):
+                raise UsageError(f"@{self._name} is not for these arguments: {said}")
         results = ir.SymbolTable(module.operation)[MAIN].type.results
         if not all(ir.RankedTensorType(result).has_static_shape for result in results):
             raise UnsupportedOpError(
@@ -301,6 +306,37 @@ class StablehloFunction:
                 + ", ".join(map(str, results)),
             )
         return module
+
+
+def _failed_assertion(module: ir.Module) -> str:
+    """What a module says of shapes that it is not for, as `jax.export` writes it; "" where it is
+    for these. What was asserted is gone."""
+    found: list[ir.Operation] = []
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.custom_call" \
+                and ir.StringAttr(operation.attributes["call_target_name"]).value == _ASSERTION:
+            found.append(operation)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    for assertion in found:
+        known = [_scalar(operand) for operand in assertion.operands]
+        if None in known:
+            continue
+        if not known[0]:
+            message = ir.StringAttr(assertion.attributes["error_message"]).value
+            return " ".join(message.format(*known[1:]).split())
+        assertion.erase()
+    return ""
+
+
+def _scalar(value: ir.Value) -> int | None:
+    """The integer that a value is, where that is known."""
+    owner = value.owner
+    if isinstance(owner, ir.Block) or owner.operation.name != "stablehlo.constant":
+        return None
+    return int(np.asarray(ir.DenseIntElementsAttr(owner.attributes["value"])).item())
 
 
 def _taken(array: Any) -> Any:

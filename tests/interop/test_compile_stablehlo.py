@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -172,6 +173,28 @@ def test_constants_that_were_hoisted_out_of_the_body_that_uses_them() -> None:
     assert compiled.report().coverage == 1, str(compiled.explain())
     (result,) = compiled(np.float32([[0, 0, -1], [0, 0, 1]]))
     np.testing.assert_array_equal(result, [0.5, 1])
+
+
+def test_what_jax_exports_for_symbolic_sizes() -> None:
+    """What it asserts of them is looked at before anything is compiled."""
+    b, c = export.symbolic_shape("b, c", constraints=["b >= c"])
+    types = (jax.ShapeDtypeStruct((b, 2 * c), jnp.float32), jax.ShapeDtypeStruct((c,), jnp.float32))
+
+    def function(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jnp.tanh(x) * 2, jnp.concatenate([x[:, 0], y])
+
+    exported = export.export(jax.jit(function))(*types)
+    for module in (exported.mlir_module(), exported.mlir_module_serialized):
+        compiled = compile_stablehlo(module, choose="ours")
+        for rows, columns in ((3, 4), (6, 2)):
+            args = (np.ones((rows, columns), np.float32), np.ones(columns // 2, np.float32))
+            for ours, expected in zip(compiled(*args), jax.jit(function)(*args), strict=True):
+                np.testing.assert_allclose(ours, expected, rtol=1e-6)
+            assert compiled.report(*args).coverage == 1
+        with pytest.raises(UsageError, match=r"not for these arguments: .*b >= c.*found -1"):
+            compiled(np.ones((1, 4), np.float32), np.ones(2, np.float32))
+        with pytest.raises(UsageError, match=r"args\[1\].shape\[0\] \(= 3\)"):
+            compiled(np.ones((3, 4), np.float32), np.ones(3, np.float32))
 
 
 def test_dynamic_shapes() -> None:
