@@ -10,7 +10,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.frontend.types import is_resource, read_literal, read_type, write_literal
 from hlo_mlc.support.errors import FrontendError
 
-_BYTECODE_MAGIC = b"ML\xefR"
+BYTECODE_MAGIC = b"ML\xefR"
 # After the magic come one byte of bytecode version and the name of the producer.
 _ARTIFACT_PRODUCER = b"StableHLO_v"
 
@@ -63,7 +63,7 @@ def _write_constants_alike(module: ir.Module) -> None:
 
 
 def _is_portable_artifact(source: bytes) -> bool:
-    return source.startswith(_BYTECODE_MAGIC) and source[5:].startswith(_ARTIFACT_PRODUCER)
+    return source.startswith(BYTECODE_MAGIC) and source[5:].startswith(_ARTIFACT_PRODUCER)
 
 
 def _describe(source: str | bytes) -> str:
@@ -71,5 +71,5 @@ def _describe(source: str | bytes) -> str:
         return f"text of {len(source)} characters"
     if _is_portable_artifact(source):
         return f"a portable artifact of {len(source)} bytes"
-    kind = "bytecode" if source.startswith(_BYTECODE_MAGIC) else "text"
+    kind = "bytecode" if source.startswith(BYTECODE_MAGIC) else "text"
     return f"{kind} of {len(source)} bytes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ from jax._src import (
 )
 from jax._src import linear_util as lu
 from jax._src.export import _export
-from jax._src.interpreters import batching
+from jax._src.interpreters import batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.state.types import AbstractRef
 from jax._src.util import fun_name
@@ -293,6 +294,23 @@ def _named_sharding(sharding: Any, rank: int, mesh: Any) -> Any:
 def is_for_export(module_context: Any) -> bool:
     """Whether `jax.export` asks for the module that is being lowered."""
     return module_context.lowering_parameters.for_export
+
+
+def has_symbolic_sizes(module_context: Any) -> bool:
+    """Whether the module that is being lowered calls exported functions with symbolic sizes."""
+    return module_context.shape_poly_state.uses_dim_vars
+
+
+def resolved(module: ir.Module) -> ir.Module:
+    """The module, whose @main has arguments of known sizes, with all others that follow from them,
+    in the same context; what it asserts of them holds.
+
+    Raises: ValueError where some do not follow, or what it asserts does not hold.
+    """
+    found = io.BytesIO()
+    mlir.refine_polymorphic_shapes(module).operation.write_bytecode(found)
+    with module.context:
+        return ir.Module.parse(found.getvalue())
 
 
 def source_line(jaxpr: Any) -> tuple[str, int] | None:

@@ -77,8 +77,8 @@ def rename_to_main(module: ir.Module, name: str) -> None:
         free = MAIN
         while free in symbols:
             free += "_"
-        _rename(module, MAIN, free)
-    _rename(module, name, MAIN)
+        rename(module, MAIN, free)
+    rename(module, name, MAIN)
 
 
 def standalone(module: ir.Module, name: str) -> ir.Module:
@@ -144,7 +144,7 @@ def _callees(function: ir.Operation) -> set[str]:
     return names
 
 
-def _rename(module: ir.Module, name: str, to: str) -> None:
+def rename(module: ir.Module, name: str, to: str) -> None:
     function = function_named(module, name)
     with module.context:
         ir.SymbolTable.replace_all_symbol_uses(name, to, module.operation)

@@ -14,13 +14,15 @@ from typing import Any, overload
 
 import jax
 import numpy as np
+from jax import export
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import func, stablehlo
 
 from hlo_mlc.explain import Explanation, explain
-from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.frontend.parse import BYTECODE_MAGIC, parse_module
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
+from hlo_mlc.interop.assertions import failed_assertion, without_assertions
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
@@ -32,18 +34,13 @@ from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
 from hlo_mlc.support.options import Options
 
-_REFINE = (
-    "builtin.module(stablehlo-refine-arguments{{types={types}}},"
-    "stablehlo-refine-shapes,func.func(stablehlo-canonicalize-dynamism))"
-)
-
-_ASSERTION = "shape_assertion"
+_ARGUMENTS = "builtin.module(stablehlo-refine-arguments{{types={types}}})"
 
 stablehlo.register_stablehlo_passes()
 
 
 def compile_stablehlo(
-    module: str | bytes | os.PathLike[str],
+    module: str | bytes | os.PathLike[str] | export.Exported,
     *,
     entry: str = MAIN,
     target: str | None = None,
@@ -51,11 +48,12 @@ def compile_stablehlo(
 ) -> StablehloFunction:
     """The function `entry` of a StableHLO module, compiled.
 
-    `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, or the path of a file with
-    one of these. `target` and `choose` are as for `mlc_jit`. A function with dynamic shapes is
-    compiled for the shapes that it is called with, at the first such call. Inside of functions that
-    JAX traces it is a call like others: under `jit` it is compiled as a part of them, `vmap` calls
-    it for one element after the other, and of its derivative it says that there is none.
+    `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, what `jax.export` gives or
+    has serialized, or the path of a file with one of these. `target` and `choose` are as for
+    `mlc_jit`. A function with dynamic shapes is compiled for the shapes that it is called with, at
+    the first such call. Inside of functions that JAX traces it is a call like others: under `jit`
+    it is compiled as a part of them, `vmap` calls it for one element after the other, and of its
+    derivative it says that there is none.
 
     Raises: FrontendError if the module is malformed or has no such entry, UnsupportedOpError if
     it cannot run as a function on arrays of one device, UsageError and UnknownTargetError for
@@ -283,21 +281,23 @@ class StablehloFunction:
         UsageError if the module says that it is not for these.
         """
         module = _extract_main(self._module, MAIN)
+        if said := failed_assertion(module, shapes):
+            raise UsageError(f"@{self._name} is not for these arguments: {said}")
+        without_assertions(module)
         function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
             types = [
                 ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
                 for shape, given in zip(shapes, function.type.inputs, strict=True)
             ]
-            pipeline = _REFINE.format(types=",".join(map(str, types)))
+            pipeline = _ARGUMENTS.format(types=",".join(map(str, types)))
             try:
                 passmanager.PassManager.parse(pipeline).run(module.operation)
-            except ir.MLIRError as error:
+                module = compat.resolved(module)
+            except (ir.MLIRError, ValueError) as error:
                 raise UnsupportedOpError(
                     f"@{self._name}", f"its dynamic shapes cannot be resolved: {error}"
                 ) from error
-            if said := _failed_assertion(module):
-                raise UsageError(f"@{self._name} is not for these arguments: {said}")
         results = ir.SymbolTable(module.operation)[MAIN].type.results
         if not all(ir.RankedTensorType(result).has_static_shape for result in results):
             raise UnsupportedOpError(
@@ -306,37 +306,6 @@ class StablehloFunction:
                 + ", ".join(map(str, results)),
             )
         return module
-
-
-def _failed_assertion(module: ir.Module) -> str:
-    """What a module says of shapes that it is not for, as `jax.export` writes it; "" where it is
-    for these. What was asserted is gone."""
-    found: list[ir.Operation] = []
-
-    def visit(operation: ir.Operation) -> ir.WalkResult:
-        if operation.name == "stablehlo.custom_call" \
-                and ir.StringAttr(operation.attributes["call_target_name"]).value == _ASSERTION:
-            found.append(operation)
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(visit)
-    for assertion in found:
-        known = [_scalar(operand) for operand in assertion.operands]
-        if None in known:
-            continue
-        if not known[0]:
-            message = ir.StringAttr(assertion.attributes["error_message"]).value
-            return " ".join(message.format(*known[1:]).split())
-        assertion.erase()
-    return ""
-
-
-def _scalar(value: ir.Value) -> int | None:
-    """The integer that a value is, where that is known."""
-    owner = value.owner
-    if isinstance(owner, ir.Block) or owner.operation.name != "stablehlo.constant":
-        return None
-    return int(np.asarray(ir.DenseIntElementsAttr(owner.attributes["value"])).item())
 
 
 def _taken(array: Any) -> Any:
@@ -352,22 +321,33 @@ def _taken(array: Any) -> Any:
         return jax.dlpack.from_dlpack(getattr(array, "contiguous", lambda: array)())
 
 
-def _read(module: str | bytes | os.PathLike[str]) -> str | bytes:
+def _read(module: str | bytes | os.PathLike[str] | export.Exported) -> str | bytes:
     """The contents of a module, from a file if what is given is a path."""
+    if isinstance(module, export.Exported):
+        return module.mlir_module_serialized
     if isinstance(module, str) and ("\n" in module or "{" in module):
         return module
     if isinstance(module, bytes | bytearray | memoryview):
-        return bytes(module)
+        return _module_in(bytes(module))
     if not isinstance(module, str | os.PathLike):
-        raise UsageError(
-            f"expected a StableHLO module as text, bytes or path, got {type(module).__name__}"
-        )
+        raise UsageError("expected a StableHLO module as text, bytes or path, or an exported "
+                         f"function, got {type(module).__name__}")
     try:
-        return Path(module).read_bytes()
+        return _module_in(Path(module).read_bytes())
     except OSError as error:
         raise UsageError(
             f"expected StableHLO text or the path of a file, got {str(module)!r}: {error}"
         ) from error
+
+
+def _module_in(content: bytes) -> bytes:
+    """The module, also where it is part of an exported function that was serialized."""
+    if BYTECODE_MAGIC not in content or content.startswith(BYTECODE_MAGIC):
+        return content
+    try:
+        return export.deserialize(bytearray(content)).mlir_module_serialized
+    except Exception:  # whatever the reader of such a file raises of others
+        return content
 
 
 def _require_one_device(module: ir.Module) -> None:

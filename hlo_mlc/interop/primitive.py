@@ -21,7 +21,15 @@ from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.devices import CPU, SHARDED
 from hlo_mlc.interop.effects import around_effects
-from hlo_mlc.interop.extraction import MAIN, donate, extract, splice, write_in
+from hlo_mlc.interop.extraction import (
+    MAIN,
+    donate,
+    extract,
+    rename,
+    rename_to_main,
+    splice,
+    write_in,
+)
 from hlo_mlc.interop.faults import Subject
 from hlo_mlc.interop.function import PLATFORMS, Ledger, TracedFunction
 from hlo_mlc.interop.sharding import make_partitionable
@@ -148,6 +156,8 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
     if symbol not in cache.compiled:
         cache.compiled[symbol] = False
         extracted = called(module, symbols, symbol, operands)
+        if compat.has_symbolic_sizes(module_context):
+            extracted = with_known_sizes(extracted, symbol)
         subject = replace(subject, program=lambda: extracted)
         with function.faults.contained(subject, leave):
             compiled, report = compile_function(extracted, subject, function.faults, entry=symbol,
@@ -242,6 +252,14 @@ def called(module: ir.Module, symbols: ir.SymbolTable, symbol: str, operands: Se
     donate(extracted, symbol, _donations(module, operands))
     write_in(extracted, symbol, _constants(operands))
     return extracted
+
+
+def with_known_sizes(module: ir.Module, symbol: str) -> ir.Module:
+    """The module with sizes in place of symbols in what it calls of exported functions."""
+    rename_to_main(module, symbol)
+    found = compat.resolved(module)
+    rename(found, MAIN, symbol)
+    return found
 
 
 def _placeholder(constant: ir.Value) -> ir.Value:

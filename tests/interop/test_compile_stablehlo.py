@@ -16,7 +16,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc import UnsupportedOpError, compile_stablehlo
+from hlo_mlc import UnsupportedOpError, compile_stablehlo, mlc_jit
 from hlo_mlc.support.errors import UsageError
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -184,7 +184,8 @@ def test_what_jax_exports_for_symbolic_sizes() -> None:
         return jnp.tanh(x) * 2, jnp.concatenate([x[:, 0], y])
 
     exported = export.export(jax.jit(function))(*types)
-    for module in (exported.mlir_module(), exported.mlir_module_serialized):
+    for module in (exported.mlir_module(), exported.mlir_module_serialized, exported,
+                   exported.serialize()):
         compiled = compile_stablehlo(module, choose="ours")
         for rows, columns in ((3, 4), (6, 2)):
             args = (np.ones((rows, columns), np.float32), np.ones(columns // 2, np.float32))
@@ -195,6 +196,22 @@ def test_what_jax_exports_for_symbolic_sizes() -> None:
             compiled(np.ones((1, 4), np.float32), np.ones(2, np.float32))
         with pytest.raises(UsageError, match=r"args\[1\].shape\[0\] \(= 3\)"):
             compiled(np.ones((3, 4), np.float32), np.ones(3, np.float32))
+
+
+def test_exported_functions_are_called_in_others() -> None:
+    """Their symbolic sizes are those of what they are called with; so in their derivatives."""
+    b, c = export.symbolic_shape("b, c")
+    called = export.deserialize(export.export(jax.jit(lambda x, w: jnp.tanh(x @ w).sum(0)))(
+        jax.ShapeDtypeStruct((b, c), jnp.float32), jax.ShapeDtypeStruct((c, 8), jnp.float32),
+    ).serialize(vjp_order=1)).call
+    x, w = np.ones((3, 4), np.float32) / 3, np.ones((4, 8), np.float32) / 2
+    for function in (called, lambda x, w: (called(x, w) * 2, called(x[:2], w)),
+                     jax.grad(lambda x, w: called(x, w).sum())):
+        ours = mlc_jit(function, choose="ours")
+        expected = jax.tree.leaves(jax.jit(function)(x, w))
+        for one, other in zip(jax.tree.leaves(ours(x, w)), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5)
+        assert ours.report(x, w).coverage == 1
 
 
 def test_dynamic_shapes() -> None:
