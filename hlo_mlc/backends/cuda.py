@@ -43,6 +43,7 @@ from hlo_mlc.tuning.replay import schedule_as_recorded
 # its 64 rows or columns or more.  Not measured.
 PROLOGUE = 8
 LEFT = {
+    "stablehlo.fft": "on GPUs XLA has cuFFT",
     **dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort"),
     **dict.fromkeys(("stablehlo.case", "stablehlo.if"), "on GPUs XLA chooses between branches"),
 }

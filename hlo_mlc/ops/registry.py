@@ -13,6 +13,7 @@ from hlo_mlc.ops import (
     complex_numbers,
     contraction,
     elementwise,
+    fourier,
     indexing,
     linear_algebra,
     mapping,
@@ -28,7 +29,7 @@ from hlo_mlc.support.errors import UnsupportedOpError
 DEFINITIONS: Mapping[str, OpDef] = {
     definition.name: definition
     for family in (elementwise, shape, reduction, contraction, selection, indexing, sorting,
-                   linear_algebra, complex_numbers, mapping, random_bits)
+                   linear_algebra, complex_numbers, fourier, mapping, random_bits)
     for definition in family.DEFINITIONS
 }
 
@@ -43,12 +44,10 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
 _PACKED = "this is not known of integers of less than a byte"
-_FOURIER = "long Fourier transforms stay with XLA's library"
 _SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 LEFT_TO_XLA: Mapping[str, str] = {
     "chlo.conj": "on GPUs complex arithmetic stays with XLA",
-    "stablehlo.fft": _FOURIER,
     **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
@@ -63,6 +62,8 @@ LEFT_TO_XLA: Mapping[str, str] = {
                     "XLA chooses between branches that are more than a few simple operations"),
 }
 """Ops of the specification without a definition, and why."""
+# Ops that take complex numbers apart, or put them together.
+_OF_WHOLE_NUMBERS = complex_numbers.NAMES | {"stablehlo.fft"}
 _CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
 _BY_BITS = frozenset(("stablehlo.sort", "chlo.top_k", "stablehlo.reduce_precision",
@@ -101,7 +102,7 @@ def supports(node: Node) -> str:
             return _DYNAMIC
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
-        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES:
+        if value.type.dtype.kind is Kind.COMPLEX and node.op not in _OF_WHOLE_NUMBERS:
             return _COMPLEX
         if value.type.dtype.is_packed and node.op != "stablehlo.convert":
             return _PACKED

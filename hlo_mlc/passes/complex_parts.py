@@ -23,6 +23,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import reading, with_parts
+from hlo_mlc.ops.registry import supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_updates import known_updates
@@ -56,6 +57,7 @@ def gains_in_parts(graph: Graph) -> bool:
     """Whether kernels may be faster than XLA at what the graph does with complex numbers."""
     return any(
         (node.op == "stablehlo.while" and any(map(_is_known_inside, node.regions)))
+        or (node.op == _FOURIER and not supports(node))
         or (_has_rule(node) and _concerns_complex(node) and (
             node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results)))
         for node in graph.walk())
@@ -432,7 +434,7 @@ def _is_short_transform(node: Node) -> bool:
 
 
 def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
-    if not s.transforms or not _is_short_transform(node):
+    if not s.transforms or not _is_short_transform(node) or not supports(node):
         return None
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands

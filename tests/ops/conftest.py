@@ -197,17 +197,18 @@ def _run_unrolled(node: Node, lowered: Unrolled, memory: Memory) -> tuple[np.nda
     extents = tuple(lowered.extents)
     results = []
     for value, elements in zip(node.results, lowered.elements(point), strict=True):
-        result = np.zeros(value.type.shape, value.type.dtype.numpy)
-        stored = np.zeros(value.type.shape, int)
+        kind = value.type.stored
+        result, written = np.zeros(kind.shape, kind.dtype.numpy), np.zeros(kind.shape, int)
         for place, element in elements:
-            assert element.dtype is value.type.dtype
+            assert element.dtype is kind.dtype
             if 0 in extents:
                 continue
             at = tuple(np.broadcast_to(evaluate(i, env, memory), extents) for i in place)
             result[at] = evaluate(element, env, memory)
-            stored[at] += 1
-        assert np.all(stored == 1)
-        results.append(result)
+            written[at] += 1
+        assert np.all(written == 1)
+        results.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
+                       if value.type.dtype.kind is Kind.COMPLEX else result)
     return tuple(results)
 
 

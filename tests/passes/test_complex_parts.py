@@ -176,11 +176,12 @@ def test_donated_numbers() -> None:
 @pytest.mark.parametrize(("function", "gains"), [
     (lambda x: x * 2j + x, False),
     (lambda x: jnp.fft.fft(x) * 2j, False),
+    (lambda x: jnp.fft.fft(x[:, :16]) * 2j, True),
     (lambda x: jnp.abs(x), True),
     (lambda x: jnp.repeat(x, 2048, 0) * 2j, True),
     (lambda x: lax.fori_loop(0, 20, lambda i, x: x * 1j, x), True),
     (lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j), x), False),
-], ids=["little", "fourier", "length", "large", "loop", "loop of fourier"])
+], ids=["little", "fourier", "short fourier", "length", "large", "loop", "loop of fourier"])
 def test_where_kernels_gain(function: Callable, gains: bool, traced: Callable) -> None:
     graph, _ = simplify(traced(function, WIDE), references)
     assert has_complex(graph)

@@ -117,6 +117,13 @@ def _counted(node: Expr) -> int:
     return 2 if node.op == "fma" else 1
 
 
+def _is_polynomial(stage: Stage) -> bool:
+    """Whether its results are sums of products, as those of Fourier transforms are: there is
+    nothing to choose, to divide, or to take a root of."""
+    return not any(isinstance(node, Apply) and node.op in ("div", "rsqrt", "select", "sqrt")
+                   for node in walk(*stage.expressions))
+
+
 def _threads(stage: Stage, target: CpuTarget, around: Surroundings) -> int:
     if around.in_loop and Work.of(stage).moved_bytes < _SMALL_LOOP_BYTES:
         return 1
@@ -129,8 +136,10 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
-        each = figure("matrix_ns") + figure("matrix_operation_ns") * cost(*stage.expressions)
-        return "small matrices", max(points(stage) * each / 1e3, memory)
+        kind, name = ("transforms", "transform") if _is_polynomial(stage) \
+            else ("small matrices", "matrix")
+        each = figure(f"{name}_ns") + figure(f"{name}_operation_ns") * cost(*stage.expressions)
+        return kind, max(points(stage) * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
