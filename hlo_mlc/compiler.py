@@ -28,7 +28,6 @@ from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.drawing import plan_json
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict, partition, without
-from hlo_mlc.passes.complex_parts import gains_in_parts, has_complex, split_complex
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line
@@ -116,11 +115,7 @@ def _simplified(graph: Graph, options: Options, backend: Backend) -> Graph:
     """The simplified graph, with bytes in place of integers of less, and complex numbers in parts
     where kernels gain by that."""
     graph, _ = simplify(in_bytes(graph), references)
-    everything = options.choose == "ours"
-    if not (backend.splits_complex and (has_complex if everything else gains_in_parts)(graph)):
-        return graph
-    graph, _ = simplify(split_complex(graph, transforms=everything), references)
-    return graph
+    return backend.in_parts(graph, options)
 
 
 def _drawn(graph: Graph, donated: Sequence[tuple[int, int]], options: Options,

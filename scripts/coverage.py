@@ -21,7 +21,8 @@ from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.ops.registry import DEFINITIONS, LEFT_TO_XLA, supports
-from hlo_mlc.passes.complex_parts import LONGEST_TRANSFORM, OPS_IN_PARTS, split_complex
+from hlo_mlc.partition.choose.gpu_cost import LARGE_PRODUCT
+from hlo_mlc.passes.complex_parts import OPS_IN_PARTS, split_complex
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.support.errors import MlcError
 
@@ -37,8 +38,7 @@ _GROUPS = {
     "complex": (dtypes.C64, dtypes.C128),
 }
 _TYPES_OF_ELEMENTS = (*dtypes.PACKED, *dtypes.ALL)
-_NOTES = {"stablehlo.fft": f"CPU: at most {LONGEST_TRANSFORM} elements along an axis, with "
-                           "`choose=\"ours\"`"}
+_NOTES = {"chlo.conj": "CPU, GPU"}
 
 
 def retyped(text: str, old: str, new: str) -> str:
@@ -92,6 +92,9 @@ def _named(types: Iterable[DType]) -> str:
 
 
 def _targets(op: str) -> str:
+    if op == "stablehlo.dot_general":
+        return f"CPU, GPU; complex ones of more than {LARGE_PRODUCT // 8:,} products of numbers " \
+               "stay with cuBLAS on GPUs"
     if op in LEFT:
         return f"CPU; {LEFT[op]}"
     if op.startswith("lapack."):
@@ -105,7 +108,7 @@ def page() -> str:
     for op in sorted(DEFINITIONS):
         lines.append(f"| `{op}` | {_named(types_of(op))} | {_targets(op)} |")
     only_complex = sorted(OPS_IN_PARTS - DEFINITIONS.keys())
-    lines += [f"| `{op}` | complex | {_NOTES.get(op, 'CPU')} |" for op in only_complex]
+    lines += [f"| `{op}` | complex | {_NOTES[op]} |" for op in only_complex]
     lines += ["", _LOOPS, "| why | ops |", "| --- | --- |"]
     by_reason = defaultdict(list)
     for op, reason in LEFT_TO_XLA.items():
@@ -124,9 +127,8 @@ it to that.
 Types are those of an op's first operand: *integers* are signed and unsigned ones of 8 to 64 bits,
 *packed* those of 4 and 2 bits, which share bytes in memory and are computed as whole ones, *f8* the
 forms E3M4, E4M3, E4M3FN, E4M3FNUZ, E4M3B11FNUZ, E5M2 and E5M2FNUZ, *complex* numbers of two f32 or
-f64.  Complex numbers are computed as their two parts on CPUs only; on GPUs what is done with them
-stays with XLA.  Whether an op that can be compiled is compiled is decided by what it
-costs: `fn.explain()` says so for every program.
+f64, which are computed as their two parts.  Whether an op that can be compiled is compiled is
+decided by what it costs: `fn.explain()` says so for every program.
 """
 
 _LOOPS = """\

@@ -24,7 +24,7 @@ from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
 from hlo_mlc.backends.cpu import target_of
-from hlo_mlc.backends.cuda import limits_of
+from hlo_mlc.backends.cuda import limits_of, stays_complex
 from hlo_mlc.codegen.c.printer import print_file
 from hlo_mlc.codegen.c.printer import print_program as print_c
 from hlo_mlc.codegen.cuda.plan import CudaSource
@@ -41,6 +41,7 @@ from hlo_mlc.partition.choose.cost import choose_all, is_small_unit
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import LIMITS, partition
+from hlo_mlc.passes.complex_parts import nothing, split_complex
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
@@ -331,6 +332,8 @@ def _take_module_apart(module: ir.Module, limits: FusionLimits = LIMITS) -> Part
         passmanager.PassManager.parse("builtin.module(inline,symbol-dce,canonicalize,cse)").run(
             module.operation)
     graph, _ = simplify(in_bytes(import_function(module)), references, verify=True)
+    stays = nothing if limits == LIMITS else stays_complex
+    graph, _ = simplify(split_complex(graph, stays), references, verify=True)
     plan = partition(graph, lambda cluster: choose_all(cluster, PLANNED),
                      lambda unit: is_small_unit(unit, PLANNED), limits=limits)
     return Parts(plan.graph, {c.kernel.fingerprint: c.kernel for c, _ in plan.taken})
@@ -500,12 +503,19 @@ def _arrays(dtype: str, *shapes: tuple[int, ...], special: bool = False,
             low, high = (0, 9) if jnp.issubdtype(kind, jnp.unsignedinteger) else (-5, 6)
             result.append(np.asarray(rng.integers(low, high, shape)).astype(kind))
         else:
-            values = rng.standard_normal(shape)
-            if special:
-                chosen = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], shape)
-                values = np.where(rng.random(shape) < 0.2, chosen, values)
+            values = _numbers(rng, shape, special)
+            if jnp.issubdtype(kind, jnp.complexfloating):
+                values = values + 1j * _numbers(rng, shape, special)
             result.append(np.asarray(values).astype(kind))
     return result
+
+
+def _numbers(rng: np.random.Generator, shape: tuple[int, ...], special: bool) -> np.ndarray:
+    values = rng.standard_normal(shape)
+    if not special:
+        return values
+    chosen = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1.0], shape)
+    return np.where(rng.random(shape) < 0.2, chosen, values)
 
 
 @pytest.fixture(scope="session")

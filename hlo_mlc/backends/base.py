@@ -154,10 +154,6 @@ class Backend(Protocol):
         """Errors that say that a kernel is not to be; all others are faults of ours."""
 
     @property
-    def splits_complex(self) -> bool:
-        """Whether complex numbers are two real ones in its kernels."""
-
-    @property
     def has_checks(self) -> bool:
         """Whether kernels can check every access (`HLO_MLC_CHECK=1`)."""
 
@@ -184,6 +180,10 @@ class Backend(Protocol):
         """Do what the first kernel would wait for."""
 
     # What is decided of a program.
+
+    def in_parts(self, graph: Graph, options: Options) -> Graph:
+        """The simplified graph with complex numbers as two real ones each, simplified again; the
+        very graph where kernels do not gain by that."""
 
     def chooser(self, options: Options) -> Chooser:
         """Whether a cluster is taken, by `options.choose`."""

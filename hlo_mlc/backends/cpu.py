@@ -13,6 +13,7 @@ from hlo_mlc.codegen.cpu.assemble import assembly, compile_ir, warm_up
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.cost import (
     choose_all,
     choose_predicted,
@@ -33,6 +34,14 @@ from hlo_mlc.partition.plan import (
     Verdict,
     with_taken,
 )
+from hlo_mlc.passes.complex_parts import (
+    gains_in_parts,
+    has_complex,
+    is_transform,
+    nothing,
+    split_complex,
+)
+from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.rates import with_known_rates
@@ -111,7 +120,7 @@ class CpuBackend:
     machines = "CPUs"
     limits = LIMITS
     refusals = (CodeLimitError,)
-    splits_complex = has_checks = is_bounded = True
+    has_checks = is_bounded = True
     suffixes = ("ll", "s")
 
     @property
@@ -131,6 +140,14 @@ class CpuBackend:
 
     def warm_up(self) -> None:
         warm_up(self.target)
+
+    def in_parts(self, graph: Graph, options: Options) -> Graph:
+        everything = options.choose == "ours"
+        if not (has_complex if everything else gains_in_parts)(graph):
+            return graph
+        # Transforms by products are not known to be faster.
+        stays = nothing if everything else is_transform
+        return simplify(split_complex(graph, stays), references)[0]
 
     def chooser(self, options: Options) -> Chooser:
         rule = choose_all if options.choose == "ours" else recorded_or(choose_predicted, options)

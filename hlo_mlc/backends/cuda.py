@@ -21,12 +21,20 @@ from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.frontend.emit import KERNEL_OP
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
+from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.cost import is_small_unit
-from hlo_mlc.partition.choose.gpu_cost import choose_all, choose_predicted
+from hlo_mlc.partition.choose.gpu_cost import LARGE_PRODUCT, choose_all, choose_predicted
 from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Chooser, Plan
+from hlo_mlc.partition.plan import Chooser, Plan, partition
+from hlo_mlc.passes.complex_parts import (
+    has_complex,
+    is_large_product,
+    is_transform,
+    split_complex,
+)
+from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import cuda
 from hlo_mlc.runtime.records import Schedules
@@ -53,6 +61,12 @@ def limits_of(target: CudaTarget) -> FusionLimits:
     """What kernels compute where it is needed."""
     return FusionLimits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
                         folds_both_ways=False, left=LEFT)
+
+
+def stays_complex(node: Node) -> bool:
+    """What XLA's libraries do with whole complex numbers: ours would be four products of real
+    numbers, and a sort by two keys that CUB does not know."""
+    return node.op in LEFT or is_transform(node) or is_large_product(node, LARGE_PRODUCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +184,7 @@ class CudaBackend:
 
     machines = "GPUs"
     refusals = (CodegenError, VerifyError)  # what is not proved to be safe stays with XLA
-    splits_complex = has_checks = is_bounded = False
+    has_checks = is_bounded = False
     suffixes = ("cu", "resources.txt")
 
     @property
@@ -191,6 +205,19 @@ class CudaBackend:
 
     def warm_up(self) -> None:
         pass
+
+    def in_parts(self, graph: Graph, options: Options) -> Graph:
+        if not has_complex(graph):
+            return graph
+        parts, _ = simplify(split_complex(graph, stays_complex), references)
+        gains = options.choose == "ours" \
+            or self._gain_us(parts, options) > self._gain_us(graph, options)
+        return parts if gains else graph
+
+    def _gain_us(self, graph: Graph, options: Options) -> float:
+        """What a program is predicted to gain by the kernels that are taken of it."""
+        plan = partition(graph, self.chooser(options), self.is_small, limits=self.limits)
+        return sum(verdict.xla_us - verdict.ours_us for _, verdict in plan.taken)
 
     def chooser(self, options: Options) -> Chooser:
         rule = choose_all if options.choose == "ours" else \

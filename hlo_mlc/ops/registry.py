@@ -43,11 +43,11 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
+_COMPLEX_PRODUCT = "complex matrix products of this size stay with XLA's library"
 _PACKED = "this is not known of integers of less than a byte"
 _SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 LEFT_TO_XLA: Mapping[str, str] = {
-    "chlo.conj": "on GPUs complex arithmetic stays with XLA",
     **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
@@ -94,7 +94,8 @@ def supports(node: Node) -> str:
         return node.opaque
     definition = DEFINITIONS.get(node.op)
     if definition is None:
-        return LEFT_TO_XLA.get(node.op, f"{node.op} has no definition here")
+        return _COMPLEX if node.op == "chlo.conj" else LEFT_TO_XLA.get(
+            node.op, f"{node.op} has no definition here")
     for value in (*node.operands, *node.results):
         if value.type is None:
             return "an operand or result has a type that is not modelled"
@@ -103,7 +104,7 @@ def supports(node: Node) -> str:
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
         if value.type.dtype.kind is Kind.COMPLEX and node.op not in _OF_WHOLE_NUMBERS:
-            return _COMPLEX
+            return _COMPLEX_PRODUCT if node.op == "stablehlo.dot_general" else _COMPLEX
         if value.type.dtype.is_packed and node.op != "stablehlo.convert":
             return _PACKED
     return definition.supports(node)

@@ -8,7 +8,8 @@ the border: `real` and `imag` of what comes from outside and of what an op gives
 here, `complex` of what goes there.  Kernels see the parts of a whole number side by side in memory.
 
 What combines or compares numbers, such as a product of all or a sort, has the parts as operands of
-their own; short Fourier transforms are products with matrices (`fourier.py`).
+their own; Fourier transforms over several short axes are products with matrices (`fourier.py`),
+those of a few numbers are left whole (ops/fourier.py).
 
 Requires: nothing.  Ensures: the same values but for roundings; no ops on complex numbers but those
 three and what is not known here.
@@ -16,6 +17,7 @@ three and what is not known here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -77,12 +79,32 @@ def _concerns_complex(node: Node) -> bool:
     return any(map(_is_complex, (*node.operands, *node.results)))
 
 
-def split_complex(graph: Graph, *, transforms: bool = True) -> Graph:
+def nothing(node: Node) -> bool:
+    """No node."""
+    return False
+
+
+def is_transform(node: Node) -> bool:
+    """Whether it is a Fourier transform."""
+    return node.op == _FOURIER
+
+
+def is_large_product(node: Node, most_flops: int) -> bool:
+    """Whether it is a matrix product of more floating-point operations, of which two complex
+    numbers that are multiplied and added to a sum have eight."""
+    if node.op != "stablehlo.dot_general":
+        return False
+    shape = node.operands[0].type.shape
+    summed = math.prod(shape[d] for d in node.attributes["lhs_contracting_dimensions"])
+    return 8 * summed * node.results[0].type.size > most_flops
+
+
+def split_complex(graph: Graph, stays: Callable[[Node], bool] = nothing) -> Graph:
     """The graph with complex numbers in parts; `graph` itself where it has none.
 
-    transforms: short Fourier transforms too, which are not known to be faster so.
+    stays: of which nodes, of static shapes, whole numbers go in and come out.
     """
-    return _Splitter(transforms).whole(known_updates(graph)) if has_complex(graph) else graph
+    return _Splitter(stays).whole(known_updates(graph)) if has_complex(graph) else graph
 
 
 def _is_complex(value: Value) -> bool:
@@ -94,8 +116,8 @@ class _Splitter:
     `there`: those that exist as a whole; `real`: those whose imaginary parts are known to be zero;
     `renamed`: what other values have become."""
 
-    def __init__(self, transforms: bool) -> None:
-        self.transforms = transforms
+    def __init__(self, stays: Callable[[Node], bool]) -> None:
+        self.stays = stays
         self.parts: dict[Value, Parts] = {}
         self.there: set[Value] = set()
         self.real: set[Value] = set()
@@ -184,7 +206,8 @@ class _Splitter:
             return
         rule = _RULES.get(node.op)
         if rule is not None and not node.opaque and any(map(_is_complex, concerned)) \
-                and all(v.type is not None and v.type.is_static for v in concerned):
+                and all(v.type is not None and v.type.is_static for v in concerned) \
+                and not self.stays(node):
             found = rule(node, self)
             if found is None and node.op in _JOINTLY and all(map(_has_rules, node.regions)):
                 self._jointly(node)
@@ -434,7 +457,7 @@ def _is_short_transform(node: Node) -> bool:
 
 
 def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
-    if not s.transforms or not _is_short_transform(node) or not supports(node):
+    if not _is_short_transform(node) or not supports(node):
         return None
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands

@@ -3,11 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, as_index, const, load, transform
-from hlo_mlc.expr.core import Apply, Const, Expr, Load, loads
+from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX, U64
+
+
+class Pair(NamedTuple):
+    """Two elements side by side, of which accesses say which one they take: the parts of a complex
+    number, for one."""
+
+    buffer: Buffer
+    point: tuple[Expr, ...]
+
+    @classmethod
+    def of(cls, buffer: Buffer, indices: Sequence[Expr]) -> Pair | None:
+        """The pair that an access takes an element of, if that is known to be one."""
+        is_one = buffer.shape[-1:] == (2,) and buffer.element_strides[-1] == 1 \
+            and isinstance(indices[-1], Const)
+        return cls(buffer, tuple(indices[:-1])) if is_one else None
+
+    @staticmethod
+    def element(indices: Sequence[Expr]) -> int:
+        """Which one an access takes."""
+        last = indices[-1]
+        assert isinstance(last, Const)
+        return int(last.value)
 
 
 def conjunction(*conditions: Expr | None) -> Expr:

@@ -12,6 +12,7 @@ from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.expr.ops import OPS
+from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.core import Assign, Stage, derived
 
 # Elements from which on reading a tensor against the grain takes longer than transposing it.
@@ -235,7 +236,8 @@ def walks_columns(stage: Stage) -> bool:
     """True for a reduction whose neighbouring results, not terms, are neighbours in memory.
 
     Every load votes with the number of elements that it visits, against the axis along which these
-    lie apart; one that does not move along an axis is the same for a whole vector.
+    lie apart; one that does not move along an axis is the same for a whole vector.  Neighbours of a
+    part of a complex number are the same parts of others.
     """
     if is_map(stage) or not stage.axes or not stage.reduce_axes:
         return False
@@ -244,8 +246,10 @@ def walks_columns(stage: Stage) -> bool:
     votes = 0
     for access in {load for term in stage.terms for load in loads(term)}:
         elements = math.prod(v.extent for v in points if any(v in i.free for i in access.indices))
-        votes += elements * ((vector_stride(access, inner) not in (0, 1))
-                             - (vector_stride(access, last) not in (0, 1)))
+        is_part = bool(access.indices) and Pair.of(access.source, access.indices) is not None
+        near = (0, 2 if is_part else 1)
+        votes += elements * ((vector_stride(access, inner) not in near)
+                             - (vector_stride(access, last) not in near))
     return votes > 0
 
 

@@ -111,17 +111,34 @@ def merging(combiner: Combiner, terms: Sequence[Expr], axes: Sequence[Var]) -> C
     """The combiner of partial results whose terms interleave; None where it takes neighbours.
 
     `axes` are the loops over the terms, outermost first.  A reduction is associative, but need
-    not commute.  Ops on one value each do.  Argmax and its kin do not: they keep the first of
-    several NaNs only if they meet them in order; so of two partial results the one of the lower
-    position comes first.
+    not commute.  Ops on one value each do, and products of complex numbers.  Argmax and its kin do
+    not: they keep the first of several NaNs only if they meet them in order; so of two partial
+    results the one of the lower position comes first.
     """
-    if all(_associative_op(r, x, y) or _picks_extreme(r, x, y) for r, x, y in
-           zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)):
+    if _multiplies_complex(combiner) or all(
+            _associative_op(r, x, y) or _picks_extreme(r, x, y) for r, x, y in
+            zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)):
         return combiner
     for position in range(len(terms)):
         if _breaks_ties(combiner, position) and _ascends(terms[position], axes):
             return _ordered(combiner, position)
     return None
+
+
+def _multiplies_complex(combiner: Combiner) -> bool:
+    """a c - b d, a d + b c"""
+    if len(combiner.results) != 2:
+        return False
+    (a, b), (c, d) = combiner.lhs, combiner.rhs
+    re, im = combiner.results
+    return _products(re, "sub") == [{a, c}, {b, d}] \
+        and _products(im, "add") in ([{a, d}, {b, c}], [{b, c}, {a, d}])
+
+
+def _products(e: Expr, op: str) -> list[set[Expr]]:
+    """The factors of the products that an expression combines by an op."""
+    found = e.args if isinstance(e, Apply) and e.op == op else ()
+    return [set(p.args) for p in found if isinstance(p, Apply) and p.op == "mul"]
 
 
 def _picks_extreme(result: Expr, x: Var, y: Var) -> bool:

@@ -77,7 +77,7 @@ class GpuBench:
         Raises: CodegenError where more registers spill than those of the first that was loaded.
         """
         compiled = Compiled.unpack(code)
-        spilled = sum(usage.spilled_bytes for usage in compiled.usage.values())
+        spilled = compiled.spilled_bytes
         if self._spilled is None:
             self._spilled = spilled
         elif spilled > self._spilled:

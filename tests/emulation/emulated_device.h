@@ -211,7 +211,10 @@ template <class T>
 inline T min(T x, T y) { return y < x ? y : x; }
 template <class T>
 inline T max(T x, T y) { return x < y ? y : x; }
-inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+// Not inlined: GCC would negate operands in place of the result, whose zero has another sign then.
+[[gnu::noinline]] inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+[[gnu::noinline]] inline double emulated_fma(double x, double y, double z) { return fma(x, y, z); }
+#define fma emulated_fma
 inline float __fsqrt_rn(float x) { return sqrtf(x); }
 inline int __float_as_int(float x) { return emulated::as<int>(x); }
 inline unsigned __float_as_uint(float x) { return emulated::as<unsigned>(x); }

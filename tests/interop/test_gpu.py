@@ -127,6 +127,70 @@ def test_large_matrix_products_stay_with_cublas() -> None:
     assert "contraction(rows=" in fused.report().explain()
 
 
+def complex_numbers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.complex64)
+
+
+def test_large_complex_products_stay_whole_with_cublas() -> None:
+    """What is around them is in kernels; small ones are, too."""
+    function = mlc_jit(lambda x, y: jnp.tanh(x @ y * 2), choose="ours")
+    text = lowered(function, complex_numbers(128, 128), complex_numbers(128, 128))
+    assert len(re.findall(r"dot_general .*tensor<128x128xcomplex<f32>>", text)) == 1
+    assert len(calls(text)) == 1
+    assert "complex matrix products of this size stay with XLA's library" \
+        in function.report().explain()
+    assert "dot_general" not in lowered(function, complex_numbers(64, 64), complex_numbers(64, 64))
+    assert function.report().coverage == 1
+
+
+@pytest.mark.parametrize("length", [16, 1024])
+def test_fourier_transforms_stay_with_cufft(length: int) -> None:
+    """However short; what is around them is in kernels."""
+    def transformed(x: jax.Array) -> jax.Array:
+        return abs(jnp.fft.ifft(jnp.fft.fft(x * 2j) * x.conj()))
+
+    text = lowered(mlc_jit(transformed, choose="ours"), complex_numbers(8, length))
+    left = text[text.index("func.func private @mlc_transformed"):]
+    assert len(re.findall("stablehlo.fft ", left)) == 2
+    assert len(calls(left)) == 3
+    assert set(re.findall(r"stablehlo\.(\w+) ", left)) == {"fft", "custom_call"}
+
+
+def test_complex_numbers_are_sorted_whole() -> None:
+    function = mlc_jit(lambda x: jnp.sort(x * 2j) + 1, choose="ours")
+    text = lowered(function, complex_numbers(100))
+    assert re.search(r'"stablehlo.sort"\(%\w+\)', text)
+    assert len(calls(text)) == 2
+
+
+def evolved(x: jax.Array) -> jax.Array:
+    return lax.fori_loop(0, 100, lambda i, x: x - 0.1j * (jnp.roll(x, 1) - x), x)
+
+
+@pytest.mark.parametrize("function", [
+    evolved, lambda x: jnp.cumprod(x),
+    lambda x: lax.scan(lambda s, y: (s * 0.9j + y, s.real), x[0], x)[1],
+], ids=["loop", "product", "scan"])
+def test_without_being_asked_it_takes_complex_loops_and_scans(function: Any) -> None:
+    compiled = mlc_jit(function)
+    assert calls(lowered(compiled, complex_numbers(3000)))
+    assert all(1.5 * k.ours_us < k.xla_us for k in compiled.report().kernels)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: jnp.exp(x) * 2j, lambda x: x.sum(1), lambda x: x.T * 2j, lambda x: x @ x,
+    lambda x: lax.fori_loop(0, 3, lambda i, x: x @ x / 9, x), lambda x: jnp.cumsum(x, 1),
+    lambda x: lax.fori_loop(0, 9, lambda i, x: jnp.fft.fft(x * 0.1j), x),
+], ids=["map", "sums", "transpose", "product", "products", "running sums", "transforms"])
+def test_without_being_asked_it_leaves_other_complex_numbers_whole(function: Any) -> None:
+    compiled = mlc_jit(function)
+    text = lowered(compiled, complex_numbers(512, 512))
+    assert not calls(text)
+    assert "stablehlo.real" not in text
+    assert "complex arithmetic of this kind stays with XLA" in compiled.report().explain() \
+        or "complex matrix products" in compiled.report().explain()
+
+
 def test_sums_whose_order_is_open_are_pointed_out() -> None:
     def total(values: jax.Array, places: jax.Array) -> jax.Array:
         return jax.ops.segment_sum(values, places, num_segments=10)

@@ -74,6 +74,7 @@ def test_what_is_read_apart_from_what_is_written(place, read, expected) -> None:
 
 
 LONG, INNER = variable("l", 500), variable("k", 6)
+PART = index.constant(1)  # of a complex number
 
 
 @pytest.mark.parametrize(("reads", "expected"), [
@@ -84,9 +85,12 @@ LONG, INNER = variable("l", 500), variable("k", 6)
     ([(LONG, COLUMN), (COLUMN, INNER)], False),
     ([(INNER, LONG), (INNER, COLUMN)], True),
     ([(LONG, COLUMN), (LONG, INNER)], False),  # either way would do
+    ([(INNER, COLUMN, PART)], True),
+    ([(LONG, INNER, PART)], False),
+    ([(COLUMN, INNER, PART)], False),
 ])
 def test_which_way_a_reduction_walks(reads, expected) -> None:
-    terms = [load(Buffer(f"b{n}", F32, tuple(v.extent for v in at)), at)
+    terms = [load(Buffer(f"b{n}", F32, tuple(2 if v is PART else v.extent for v in at)), at)
              for n, at in enumerate(reads)]
     total = terms[0] if len(terms) == 1 else apply("add", *terms)
     a, b = Var("a", F32), Var("b", F32)

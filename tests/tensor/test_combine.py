@@ -72,6 +72,19 @@ def test_sums_of_narrow_floats_accumulate_in_f32(op: str, dtype, expected) -> No
     assert combiner.lhs[0].dtype is expected
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_products_of_complex_numbers_commute(swapped: bool) -> None:
+    lhs, rhs = combiner_variables([F32, F32])
+    (a, b), (c, d) = (rhs, lhs) if swapped else (lhs, rhs)
+    re = apply("sub", apply("mul", a, c), apply("mul", b, d))
+    im = apply("add", apply("mul", a, d), apply("mul", b, c))
+    combiner = combiner_from(lhs, rhs, (re, im))
+    assert merging(combiner, lhs, ()) is combiner
+    for other in ((im, re), (re, apply("sub", *im.args)), (re, apply("add", im.args[0], a)),
+                  (apply("sub", apply("mul", a, d), apply("mul", b, c)), im)):
+        assert merging(combiner_from(lhs, rhs, other), lhs, ()) is None
+
+
 def argmax():
     """The combiner of argmax, its terms, and the axis that they are over."""
     lhs, rhs = combiner_variables([F32, I32])

@@ -20,6 +20,8 @@ _USED = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame,
                    r"(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
                    r"Used (\d+) registers(?:[^\n]* (\d+) bytes smem)?", re.DOTALL)
 
+_BOUNDS = re.compile(r"(__launch_bounds__\(\d+)(\)\n(\w+)\()")
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -40,6 +42,11 @@ class Compiled:
 
     cubin: bytes
     usage: dict[str, Usage]
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Of a thread, in all functions together."""
+        return sum(use.spilled_bytes for use in self.usage.values())
 
     def pack(self) -> bytes:
         """Both as bytes."""
@@ -87,8 +94,18 @@ def compile_source(source: CudaSource, target: CudaTarget) -> Compiled:
 
     Raises: CodegenError where the compiler is missing or rejects the source.
     """
+    compiled = _compile(source.text, target)
+    if not compiled.spilled_bytes:
+        return compiled
+    # Where blocks are small, ptxas spills so that more of them are on a multiprocessor at a time.
+    roomy = _BOUNDS.sub(lambda m: f"{m[1]}, 1{m[2]}" if compiled.usage[m[3]].spilled_bytes
+                        else m[0], source.text)
+    return min(compiled, _compile(roomy, target), key=lambda c: c.spilled_bytes)
+
+
+def _compile(text: str, target: CudaTarget) -> Compiled:
     nvrtc = require()
-    program = nvrtc.createProgram(source.text, "kernel.cu", (), ())
+    program = nvrtc.createProgram(text, "kernel.cu", (), ())
     try:
         nvrtc.compileProgram(program, (f"-arch={target.name}", *OPTIONS,
                                        "--ptxas-options=-v"))

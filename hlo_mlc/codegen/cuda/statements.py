@@ -14,7 +14,8 @@ from hlo_mlc.codegen.cuda.atomics import write_atomic
 from hlo_mlc.codegen.cuda.barriers import Barriers, Wait
 from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.matrices import write_products
-from hlo_mlc.codegen.cuda.vectors import write_vector
+from hlo_mlc.codegen.cuda.pairs import has_pairs, load_pairs, write_points
+from hlo_mlc.codegen.cuda.vectors import lockstep, write_vector
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
@@ -75,6 +76,23 @@ class BlockWriter(Writer):
             self._each(group)
 
     def _each(self, statements: Iterable[Stmt]) -> None:
+        for is_store, group in itertools.groupby(statements, _is_store):
+            if is_store:
+                self._stores(tuple(group))
+                continue
+            self._others(group)
+
+    def _stores(self, statements: tuple[Store, ...]) -> None:
+        groups = lockstep(self, statements) if has_pairs(self, statements) else [statements]
+        for group in groups:
+            if has_pairs(self, group):
+                with self.guarded(group[0].guard):
+                    write_points(self, group)
+                continue
+            for stmt in group:
+                self.store(stmt)
+
+    def _others(self, statements: Iterable[Stmt]) -> None:
         for stmt in statements:
             match stmt:
                 case For() if stmt.kind is LoopKind.THREAD:
@@ -89,8 +107,6 @@ class BlockWriter(Writer):
                     self._if(stmt)
                 case Allocate():
                     self._allocate(stmt)
-                case Store():
-                    self.store(stmt)
                 case Accumulate() if stmt.atomic:
                     write_atomic(self, stmt)
                 case Accumulate():
@@ -190,6 +206,12 @@ class BlockWriter(Writer):
             targets = [self.values().element(b, update.indices) for b in update.buffers]
             self.combine(update, targets, names, targets)
 
+    def accumulate(self, stmt: Accumulate) -> None:
+        with self.guarded(stmt.guard):
+            values = self.values()
+            load_pairs(self, values, stmt.terms)
+            self.update(stmt, values)
+
     # Control
 
     def _for(self, stmt: For) -> None:
@@ -272,6 +294,10 @@ class BlockWriter(Writer):
 def shared_size(buffer: Buffer) -> int:
     """Bytes of a buffer in shared memory, where each begins at a vector."""
     return -(-buffer.bytes // VECTOR_BYTES) * VECTOR_BYTES
+
+
+def _is_store(stmt: Stmt) -> bool:
+    return isinstance(stmt, Store)
 
 
 def _is_product(stmt: Stmt) -> bool:

@@ -3,21 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from hlo_mlc.codegen.clike.spelling import choice, infix
 from hlo_mlc.codegen.clike.values import Values, identifier, offset
 from hlo_mlc.codegen.cuda.dialect import CUDA
+from hlo_mlc.codegen.cuda.pairs import load_pairs, pair_of, stored_pairs
 from hlo_mlc.codegen.cuda.writer import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
-from hlo_mlc.loops.accesses import accesses
-from hlo_mlc.loops.core import Accumulate, For, Store
+from hlo_mlc.loops.accesses import Access, accesses
+from hlo_mlc.loops.core import Accumulate, For, Stmt, Store
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import VECTOR_BYTES
-from hlo_mlc.tensor.access import is_inside
+from hlo_mlc.tensor.access import Pair, is_inside
 
 COPIED_BYTES = (4, 8, 16)
 """What one thread copies from memory to shared memory at a time.  Source: PTX ISA 9.0, cp.async."""
@@ -29,29 +31,58 @@ def write_vector(writer: Writer, stmt: For) -> None:
     Raises: CodegenError for statements that are no stores or updates.
     """
     width = constant_extent(stmt)
-    for group in _lockstep(writer, stmt):
+    for group in lockstep(writer, stmt.body):
         if len(group) == 1 and _copied(writer, group[0], stmt.var, width):
             continue
         name = writer.lines.fresh(identifier(stmt.var.name))
         loaded: dict[Expr, str] = {}
         for inner in group:
             loaded.update(_load_vectors(writer, inner, stmt.var, width, name, loaded))
-        whole = {s: writer.lines.temporary() for s in group if isinstance(s, Store)
-                 and s.guard is None
-                 and _is_vector(writer, s.buffer, s.indices, stmt.var, width)}
-        for inner, result in whole.items():
-            kind = CUDA.element_type(inner.buffer.dtype)
-            writer.lines.emit(f"Vector<{kind}, {width}> {result};")
+        whole = _stored_vectors(writer, group, stmt.var, width, name)
+        for vector in dict.fromkeys(vector for vector, _ in whole.values()):
+            writer.lines.emit(f"Vector<{vector.kind}, {vector.count}> {vector.name};")
         writer.bind(stmt.var, name)
         writer.lines.emit("#pragma unroll")
         with writer.braces(f"for (int {name} = 0; {name} < {width}; ++{name})"):
             values = writer.values(loaded)
             for inner in group:
                 with writer.guarded(inner.guard):
-                    _lane(writer, inner, values, whole.get(inner), name)
-        for inner, result in whole.items():
-            place = _address(writer, inner.buffer, inner.indices, stmt.var)
-            writer.lines.emit(f"mlc_store<{width}>({place}, {result});")
+                    load_pairs(writer, values, _values(inner))
+                    _, target = whole.get(inner, (None, None))
+                    _lane(writer, inner, values, target)
+        for vector in dict.fromkeys(vector for vector, _ in whole.values()):
+            writer.lines.emit(f"mlc_store<{vector.count}>({vector.address}, {vector.name});")
+
+
+class _Vector(NamedTuple):
+    """What all lanes store."""
+
+    name: str
+    kind: str
+    count: int
+    address: str
+
+
+def _stored_vectors(writer: Writer, group: Sequence[Store | Accumulate], var: Var, width: int,
+                    lane: str) -> dict[Store, tuple[_Vector, str]]:
+    """The stores that together fill whole vectors, and a lane's element of these."""
+    stores = [s for s in group if isinstance(s, Store) and s.guard is None]
+
+    def vector(stmt: Store, count: int, pair: Pair | None = None) -> _Vector:
+        return _Vector(writer.lines.temporary(), CUDA.element_type(stmt.buffer.dtype), count,
+                       _address(writer, stmt.buffer, stmt.indices, var, pair))
+
+    found: dict[Store, tuple[_Vector, str]] = {}
+    for stmt in stores:
+        if _is_vector(writer, stmt.buffer, stmt.indices, var, width):
+            whole = vector(stmt, width)
+            found[stmt] = whole, f"{whole.name}.at[{lane}]"
+    for pair, both in stored_pairs(stores).items():
+        if _are_vector(writer, pair, var, width):
+            whole = vector(both[0], 2 * width, pair)
+            found.update((stmt, (whole, f"{whole.name}.at[{lane} * 2 + {k}]"))
+                         for k, stmt in sorted(both.items()))
+    return found
 
 
 def _copied(writer: Writer, stmt: Store | Accumulate, var: Var, width: int) -> bool:
@@ -73,35 +104,45 @@ def _copied(writer: Writer, stmt: Store | Accumulate, var: Var, width: int) -> b
     return True
 
 
-def _lockstep(writer: Writer, stmt: For) -> Iterator[list[Store | Accumulate]]:
+def lockstep(writer: Writer, statements: Sequence[Stmt]) -> Iterator[list[Store | Accumulate]]:
     """The statements of a vector, in groups of which a lane may do all before the next lane
     does any: none touches what another one writes."""
     group: list[Store | Accumulate] = []
-    written: list[Buffer] = []
-    for inner in stmt.body:
+    written: list[Access] = []
+    for inner in statements:
         if not isinstance(inner, Store | Accumulate):
             raise CodegenError(f"Expected stores and updates in a vector, got "
                                f"`{headline(inner)}`")
         touched = accesses((inner,))
-        meets = any(writer.barriers.memory.may_overlap(a.buffer, b)
-                    for a in touched for b in written)
-        if group and (meets or inner.guard is not None):
+        meets = any(writer.barriers.memory.may_overlap(a.buffer, b.buffer)
+                    and not _are_apart(a, b) for a in touched for b in written)
+        if group and (meets or inner.guard is not None or group[-1].guard is not None):
             yield group
             group, written = [], []
         group.append(inner)
-        written += [a.buffer for a in touched if a.writes]
+        written += [a for a in touched if a.writes]
     yield group
 
 
-def _lane(writer: Writer, stmt: Store | Accumulate, values: Values, result: str | None,
-          lane: str) -> None:
-    """One lane's part of a statement; `result` is the vector that a store of all fills."""
+def _are_apart(a: Access, b: Access) -> bool:
+    """Whether they are the two elements of pairs, whichever pairs these are."""
+    return a.buffer == b.buffer and Pair.of(a.buffer, a.indices) is not None \
+        and Pair.of(b.buffer, b.indices) is not None \
+        and Pair.element(a.indices) != Pair.element(b.indices)
+
+
+def _values(stmt: Store | Accumulate) -> tuple[Expr, ...]:
+    return (stmt.value,) if isinstance(stmt, Store) else stmt.terms
+
+
+def _lane(writer: Writer, stmt: Store | Accumulate, values: Values, target: str | None) -> None:
+    """One lane's part of a statement; `target` is its element of the vector that a store of all
+    fills."""
     if isinstance(stmt, Accumulate):
         writer.update(stmt, values)
         return
     value, = values.write(stmt.value)
-    target = values.element(stmt.buffer, stmt.indices) if result is None \
-        else f"{result}.at[{lane}]"
+    target = target or values.element(stmt.buffer, stmt.indices)
     writer.lines.emit(f"{target} = {value};")
 
 
@@ -109,9 +150,19 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
                   known: Mapping[Expr, str]) -> dict[Expr, str]:
     """The loads of a statement that whole vectors serve, and a lane's elements of these."""
     found: dict[Expr, str] = {}
-    values = (stmt.value,) if isinstance(stmt, Store) else stmt.terms
-    for load in dict.fromkeys(load for e in values for load in loads(writer.memory.legalized(e))):
-        if load in known or not _is_vector(writer, load.source, load.indices, var, width):
+    for load in dict.fromkeys(
+            load for e in _values(stmt) for load in loads(writer.memory.legalized(e))):
+        if load in known or load in found:
+            continue
+        pair = pair_of(load)
+        if pair is not None and stmt.guard is None and _are_vector(writer, pair, var, width):
+            name = writer.lines.temporary()
+            place = _address(writer, load.source, load.indices, var, pair)
+            writer.lines.emit(f"const auto {name} = mlc_load<{2 * width}>({place});")
+            found.update((Load(pair.buffer, (*pair.point, index.constant(k))),
+                          f"{name}.at[{lane} * 2 + {k}]") for k in range(2))
+            continue
+        if not _is_vector(writer, load.source, load.indices, var, width):
             continue
         if stmt.guard is not None and not all(map(is_inside, loads(load))):
             continue  # vectors are loaded before the guard of the statement is asked
@@ -138,19 +189,37 @@ def _is_vector(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: V
     if size > VECTOR_BYTES or size & (size - 1) or buffer.scope in (
             "register", "stack", "thread"):
         return False
-    position = offset(buffer, writer.memory.places[buffer], indices)
-    if index.coefficient(position, var) != 1 \
-            or loads(position):
+    return _is_aligned(offset(buffer, writer.memory.places[buffer], indices), var, width, 1)
+
+
+def _are_vector(writer: Writer, pair: Pair, var: Var, width: int) -> bool:
+    """Whether the lanes' pairs are one aligned vector in memory."""
+    size = 2 * width * pair.buffer.dtype.bytes
+    if size > VECTOR_BYTES or size & (size - 1):
+        return False
+    place = writer.memory.places[pair.buffer]
+    first = offset(pair.buffer, place, (*pair.point, index.constant(0)))
+    return _is_aligned(first, var, 2 * width, 2)
+
+
+def _is_aligned(position: Expr, var: Var, count: int, step: int) -> bool:
+    """Whether lanes go on from multiples of `count` by `step`."""
+    if index.coefficient(position, var) != step or loads(position):
         return False
     terms, constant = index.affine(position)
-    return constant % width == 0 and all(c % width == 0 for a, c in terms.items()
-                                         if a is not var)
+    return constant % count == 0 and all(c % count == 0 for a, c in terms.items() if a is not var)
 
 
-def _address(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var) -> str:
-    """The address of the first lane's element."""
+def _address(writer: Writer, buffer: Buffer, indices: tuple[Expr, ...], var: Var,
+             pair: Pair | None = None) -> str:
+    """The address of the first lane's element, or pair."""
     place = writer.memory.places[buffer]
-    position = index.subtract(offset(buffer, place, indices), var)
+    if pair is None:
+        position = index.subtract(offset(buffer, place, indices), var)
+    else:
+        position = index.subtract(
+            offset(buffer, place, (*pair.point, index.constant(0))),
+            index.multiply(var, index.constant(2)))
     if position is index.constant(0):
         return place.name
     text, = writer.values().write(position)

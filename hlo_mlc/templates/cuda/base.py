@@ -18,6 +18,7 @@ from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Named, Parameters, Scheduled
+from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -47,10 +48,15 @@ def power_of_two(number: int) -> int:
 
 
 def lane_bytes(stage: Stage, along: Var) -> int:
-    """Bytes of the widest elements that lie side by side along an axis."""
+    """Bytes of the widest elements, or pairs of elements, that lie side by side along an axis."""
     side_by_side = (a for a in accesses(stage) if any(along in i.free for i in a.indices))
-    return max((a.dtype.bytes if isinstance(a, Load) else a.buffer.dtype.bytes
-                for a in side_by_side), default=1)
+    return max(map(_bytes_at_once, side_by_side), default=1)
+
+
+def _bytes_at_once(access: Load | Assign) -> int:
+    buffer = access.source if isinstance(access, Load) else access.buffer
+    pair = Pair.of(buffer, access.indices) if access.indices else None
+    return buffer.dtype.bytes if pair is None else min(VECTOR_BYTES, 2 * buffer.dtype.bytes)
 
 
 def vector_width(stage: Stage, along: Var) -> int:

@@ -21,6 +21,7 @@ from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop, thread_var, where
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
+from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -75,10 +76,16 @@ def _crossing(stage: Stage) -> tuple[Var | None, tuple[Load, ...]]:
     last = stage.axes[-1]
     for axis in reversed(stage.axes[:-1]):
         found = tuple(a for a in accesses(stage) if isinstance(a, Load) and a.guard is None
-                      and stride(a, axis) == 1 and stride(a, last) not in (None, 0, 1, -1))
+                      and stride(a, axis) == _step(a)
+                      and stride(a, last) not in (None, 0, _step(a), -_step(a)))
         if found:
             return axis, found
     return None, ()
+
+
+def _step(access: Load) -> int:
+    """From an element to its neighbour, which of a complex number's part is another's."""
+    return 1 if not access.indices or Pair.of(access.source, access.indices) is None else 2
 
 
 def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:

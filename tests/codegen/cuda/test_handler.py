@@ -74,6 +74,15 @@ def test_kernels_run_in_programs(driver, emulator, cuda_source, take_apart, arra
     np.testing.assert_allclose(again, np.asarray(jax.jit(FUNCTIONS[name])(2 * x + 2)), 1e-4, 1e-4)
 
 
+def test_complex_numbers_go_in_and_come_out_as_a_whole(driver, emulator, cuda_source, take_apart,
+                                                       arrays):
+    x, = arrays("complex64", (20, 31))
+    source = cuda_source(take_apart(lambda x: (x * 2j).conj().T, x, platform="cuda").programs[0])
+    cuda.publish("complex", emulator.image(source), source.functions, source.plan)
+    actual, = call("complex", [((31, 20), np.complex64)], x)
+    np.testing.assert_allclose(actual, (x * 4j).conj().T, 1e-6)
+
+
 def test_every_device_has_its_own_module(driver, emulator, cuda_source, take_apart, arrays):
     x, = arrays("float32", (300,))
     source = cuda_source(take_apart(lambda x: jnp.tanh(x), x).programs[0])
