@@ -43,7 +43,6 @@ references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.it
 _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
 _FOURIER = "long Fourier transforms stay with XLA's library"
-_SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 LEFT_TO_XLA: Mapping[str, str] = {
     "chlo.conj": "on GPUs complex arithmetic stays with XLA",
@@ -52,7 +51,6 @@ LEFT_TO_XLA: Mapping[str, str] = {
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"), _DYNAMIC),
-    **dict.fromkeys(("chlo.polygamma", "chlo.zeta", "chlo.bessel_i1e"), _SPECIAL),
     **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
                      "stablehlo.collective_broadcast", "stablehlo.collective_permute",
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",
