@@ -74,6 +74,25 @@ def between_ones(dtype: DType, arity: int) -> Arrays:
     return (np.concatenate([small, near]),)
 
 
+def zeta_arguments(dtype: DType, arity: int) -> Arrays:
+    """Whole s, and q whose powers with them are numbers of the format."""
+    orders, q = polygamma_arguments(dtype, arity)
+    return orders + dtype.numpy.type(1), q
+
+
+def polygamma_arguments(dtype: DType, arity: int) -> Arrays:
+    random = np.random.default_rng(3)
+    count = COUNTS.get(dtype, 1 << 16) // 4
+    limit = min(12, -ml_dtypes.finfo(dtype.numpy).minexp // 6)
+    orders = random.integers(1, 6, count).astype(dtype.numpy)
+    return orders, np.exp2(random.uniform(-limit, limit, count)).astype(dtype.numpy)
+
+
+def up_to_hundreds(dtype: DType, arity: int) -> Arrays:
+    values, = everywhere(dtype, arity)
+    return (values[np.abs(values.astype(np.float64)) < 256],)
+
+
 def powers(dtype: DType, arity: int) -> Arrays:
     """Bases whose powers fill the range of the exponent, many of them near 1."""
     count = COUNTS.get(dtype, 1 << 16)
@@ -126,6 +145,11 @@ FUNCTIONS = (
     Function("lgamma", lambda mp, x: mp.log(abs(mp.gamma(x))), negative, "x < 0", True),
     Function("digamma", _named("digamma"), positive, "x > 0"),
     Function("digamma", _named("digamma"), negative, "x < 0", True),
+    Function("zeta", lambda mp, s, q: (-1) ** s / mp.factorial(s - 1) * mp.psi(s - 1, q),
+             zeta_arguments, "s = 2 to 6, q > 0"),
+    Function("polygamma", lambda mp, n, x: mp.psi(n, x), polygamma_arguments, "n = 1 to 5, x > 0"),
+    Function("bessel_i1e", lambda mp, x: mp.besseli(1, x) * mp.exp(-abs(x)), up_to_hundreds,
+             "-256 < x < 256"),
     Function("div_common", lambda mp, x, y: x / y),
 )
 

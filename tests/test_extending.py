@@ -89,7 +89,7 @@ def toy_backend(options: Options) -> ToyBackend:
 }
 NEW_LINES = {
     "**A StableHLO or CHLO op.**": {"ops/elementwise.py": (
-        '    _row("stablehlo.cbrt"', '    _row("chlo.bessel_i1e", "toy", ("f32",)),\n')},
+        '    _row("stablehlo.and"', '    _row("chlo.bessel_i1e", "toy", ("f32",)),\n')},
     "**A scalar function.**": {
         "expr/ops.py": ('    ScalarOp("max", 2', '''\
     ScalarOp("half", 1, lambda x: x * x.dtype.type(0.5)),

@@ -18,7 +18,16 @@ import ml_dtypes
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
-from hlo_mlc.expr.special import digamma, erf, erf_inv, erfc, lgamma
+from hlo_mlc.expr.special import (
+    bessel_i1e,
+    digamma,
+    erf,
+    erf_inv,
+    erfc,
+    lgamma,
+    polygamma,
+    zeta,
+)
 
 Array = np.ndarray
 
@@ -367,6 +376,9 @@ _TABLE = [
     _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
     _function("lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True)),
     _function("digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True)),
+    _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60),
+    _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190)),
+    _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210)),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

@@ -1,4 +1,4 @@
-"""What the special functions are, as NumPy functions that compute in f64."""
+"""What the special functions are, as NumPy functions that compute in f64 or more."""
 
 from __future__ import annotations
 
@@ -68,3 +68,59 @@ def digamma(x: Array) -> Array:
     pole = (wide <= 0) & (wide == np.floor(wide))
     at_pole = np.where(wide == 0, -np.inf, np.nan)
     return np.where(pole, at_pole, value).astype(x.dtype)
+
+
+def bessel_i1e(x: Array) -> Array:
+    """I1(x) e**-|x|: by its power series, and by Hankel's expansion from 40 on."""
+    a = np.abs(x.astype(np.longdouble))
+    near, far = np.minimum(a, 40.0), np.maximum(a, 40.0)
+    total = term = near / 2 * np.exp(-near)
+    series = part = np.ones_like(a)
+    for k in range(1, 100):
+        term = term * (near / 2) ** 2 / (k * (k + 1))
+        total = total + term
+        if k < 24:
+            part = part * ((2 * k - 1) ** 2 - 4) / (8 * k * far)
+            series = series + part
+    value = np.where(a < 40, total, series / np.sqrt(2 * np.pi * far))
+    return np.copysign(value, x.astype(np.longdouble)).astype(x.dtype)
+
+
+def zeta(s: Array, q: Array) -> Array:
+    """Hurwitz's zeta function: NaN for s < 1, and for q < 0 where s is no integer.
+
+    By Euler and Maclaurin's formula after 20 terms; for q < 0 by the sum over all integers.
+    """
+    power, wide = np.broadcast_arrays(s.astype(np.float64), q.astype(np.float64))
+    sign = np.where(power % 2 == 0, 1.0, -1.0)
+    below, above = np.floor(wide), np.ceil(wide)
+    value = np.where(wide > 0, _zeta_of_positive(power, np.where(wide > 0, wide, 1.0)),
+                     _zeta_of_positive(power, wide - below) + sign * (
+                         _zeta_of_positive(power, above - wide)
+                         - _zeta_of_positive(power, 1 - wide)))
+    value = np.where((wide <= 0) & (below == wide), np.where(sign > 0, np.inf, np.nan), value)
+    undefined = (power < 1) | ((wide < 0) & (power != np.floor(power)))
+    value = np.where(undefined, np.nan, np.where(power == 1, np.inf, value))
+    return np.where(np.isnan(wide) | np.isnan(power), np.nan, value).astype(q.dtype)
+
+
+def _zeta_of_positive(s: Array, q: Array) -> Array:
+    terms = 20
+    a = q + terms
+    correction, factor = 0.5, np.minimum(s, 1e4) / a
+    for j, c in enumerate((12, -720, 30240, -1209600, 47900160, -1307674368000 / 691), 1):
+        correction = correction + factor / c
+        factor = factor * (np.minimum(s, 1e4) + 2 * j - 1) * (np.minimum(s, 1e4) + 2 * j) / a**2
+    rest = a ** (1 - s) * (1 / (s - 1) + correction / a)
+    return rest + sum((q + k) ** -s for k in reversed(range(terms)))
+
+
+def polygamma(n: Array, x: Array) -> Array:
+    """The n-th derivative of digamma; NaN unless n is natural."""
+    order, wide = np.broadcast_arrays(n.astype(np.float64), x.astype(np.float64))
+    natural = (order >= 0) & (order == np.floor(order)) & (order < 171)
+    factorial = [math.factorial(int(k)) for k in np.where(natural, order, 0).ravel()]
+    size = np.array(factorial, np.float64).reshape(order.shape) * zeta(order + 1, wide)
+    value = np.where(order == 0, digamma(wide), np.where(order % 2 == 1, size, -size))
+    undefined = (order < 0) | (order != np.floor(order))
+    return np.where(undefined, np.nan, np.where(natural, value, np.inf * value)).astype(x.dtype)

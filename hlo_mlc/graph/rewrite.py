@@ -42,8 +42,9 @@ class Rewriter:
         self._location = ""
 
     def definition(self, value: Value) -> Node | None:
-        """The node that defines `value`; None for parameters."""
-        return self._definitions.get(value)
+        """The node that defines `value`; None for parameters and what is not modelled."""
+        node = self._definitions.get(value)
+        return None if node is None or node.opaque else node
 
     def literal(self, value: Value) -> np.ndarray | None:
         """The payload of `value` if it is a constant."""

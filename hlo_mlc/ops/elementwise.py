@@ -209,6 +209,9 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _row("chlo.erf_inv", "erf_inv", _FLOAT),
     _row("chlo.lgamma", "lgamma", _FLOAT),
     _row("chlo.digamma", "digamma", _FLOAT),
+    _row("chlo.polygamma", "polygamma", _FLOAT),
+    _row("chlo.zeta", "zeta", _FLOAT),
+    _row("chlo.bessel_i1e", "bessel_i1e", _FLOAT),
     # bits and logic
     _row("stablehlo.and", "and", _LOGICAL, _SAME),
     _row("stablehlo.or", "or", _LOGICAL, _SAME),

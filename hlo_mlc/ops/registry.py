@@ -45,14 +45,12 @@ _DYNAMIC = "shapes that are known only at run time stay with XLA"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
 _COMPLEX_PRODUCT = "complex matrix products of this size stay with XLA's library"
 _PACKED = "this is not known of integers of less than a byte"
-_SPECIAL = "zeta, polygamma and Bessel functions are not composed of scalar ops here"
 _COLLECTIVE = "communication between devices stays with XLA"
 LEFT_TO_XLA: Mapping[str, str] = {
     **dict.fromkeys(("stablehlo.dynamic_broadcast_in_dim", "stablehlo.dynamic_conv",
                      "stablehlo.dynamic_gather", "stablehlo.dynamic_iota", "stablehlo.dynamic_pad",
                      "stablehlo.dynamic_reshape", "stablehlo.real_dynamic_slice",
                      "stablehlo.set_dimension_size"), _DYNAMIC),
-    **dict.fromkeys(("chlo.polygamma", "chlo.zeta", "chlo.bessel_i1e"), _SPECIAL),
     **dict.fromkeys(("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.all_to_all",
                      "stablehlo.collective_broadcast", "stablehlo.collective_permute",
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",

@@ -26,7 +26,7 @@ BOUNDS = {
     "sin": (1.9, 2.3), "cos": (1.9, 2.3), "tan": (3.1, 3.6), "erf": (1.8, 2.5),
     "erfc": (4.0, 5.1), "erf_inv": (2.5, 4.0), "asin": (2.5, 2.5), "acos": (1.4, 1.4),
     "atan": (1.9, 1.9), "asinh": (2.0, 2.0), "acosh": (2.2, 2.2), "atanh": (2.3, 2.3),
-    "rsqrt": (1.6, 1.6), "cbrt": (0.6, 0.6),
+    "rsqrt": (1.6, 1.6), "cbrt": (0.6, 0.6), "bessel_i1e": (2.6, 4.0),
 }
 # What computing products and sums separately may add.
 WITHOUT_FMA = 0.5
@@ -209,6 +209,64 @@ def test_reflected_gamma_functions_where_their_parts_cancel(op, at, value, has_f
     assert abs(actual - value) <= 4 * np.spacing(max(1.0, abs(value)))
 
 
+def orders_and_arguments(size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of polygamma, on both sides of 0; half of them far out."""
+    random = np.random.default_rng(5)
+    x = np.where(random.random(size) < 0.5, random.uniform(-40, 40, size),
+                 np.exp2(random.uniform(-20, 20, size)))
+    return random.integers(1, 6, size).astype(float), x
+
+
+def test_zeta_and_polygamma_are_rounded_once_in_f32(has_fma):
+    """Near zeros of the result the error is small against the largest term only."""
+    orders, x = (v.astype(np.float32) for v in orders_and_arguments(20_000))
+    distance = np.abs(x - np.minimum(np.rint(x), 0))
+    for op, order, term in (("polygamma", orders, orders + 1), ("zeta", orders + 1, orders + 1)):
+        actual = run(legalize(apply(op, *variables(F32)), has_fma=has_fma), order, x)
+        expected = OPS[op].meaning(order.astype(np.float64), x.astype(np.float64))
+        sized = np.abs(expected) > 1e-6 * distance.astype(np.float64) ** -term
+        assert sized.mean() > 0.99
+        assert_close(actual[sized], expected[sized].astype(np.longdouble), 0.55, x[sized])
+    s = 1 + np.exp2(np.random.default_rng(6).uniform(-8, 6, x.size)).astype(np.float32)
+    actual = run(legalize(apply("zeta", *variables(F32)), has_fma=has_fma), s, np.abs(x))
+    expected = OPS["zeta"].meaning(s.astype(np.float64), np.abs(x).astype(np.float64))
+    assert_close(actual, expected.astype(np.longdouble), 0.55, s)
+
+
+@pytest.mark.parametrize("op, order, at, value", [
+    ("zeta", 1.00390625, 0.3, 259.51810639381001), ("zeta", 54.5, 63.25, 1.2190312202107697e-98),
+    ("zeta", 3.0, -7.75, 62.019872794113882), ("zeta", 4.0, -2.125, 4098.4831542180897),
+    ("polygamma", 1.0, 0.25, 17.197329154507111), ("polygamma", 1.0, 34.71875, 0.02922166509071348),
+    ("polygamma", 1.0, -15.5, 9.8071247184113896), ("polygamma", 2.0, -9.375, 30.08330848255797),
+    ("polygamma", 3.0, 1e-3, 6000000000006.4686), ("polygamma", 5.0, 59.5, 3.3557938737614938e-08)])
+@pytest.mark.parametrize("fixed", [False, True], ids=["orders as data", "one order"])
+def test_zeta_and_polygamma_in_f64(op, order, at, value, fixed, has_fma):
+    """Against mpmath."""
+    first, second = variables(F64)
+    expr = legalize(apply(op, const(order, F64) if fixed else first, second), has_fma=has_fma)
+    values = {first: np.array([order]), second: np.array([at])}
+    actual, = evaluate(expr, values)
+    assert abs(actual - value) <= (5 + order / 2) * np.spacing(abs(value))
+
+
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("op, order, at, value", [
+    ("zeta", 1.0, 2.0, np.inf), ("zeta", 0.5, 2.0, np.nan), ("zeta", 2.0, 0.0, np.inf),
+    ("zeta", 3.0, -4.0, np.nan), ("zeta", 2.5, -0.5, np.nan), ("zeta", np.inf, 1.0, 1.0),
+    ("zeta", np.inf, 2.0, 0.0), ("zeta", 1.5, np.inf, 0.0), ("zeta", np.nan, 2.0, np.nan),
+    ("zeta", 1.0, np.nan, np.nan), ("zeta", 2.0, -np.inf, np.inf), ("zeta", 2.0, 1e20, 1e-20),
+    ("polygamma", 0.0, 0.0, -np.inf), ("polygamma", 1.0, 0.0, np.inf),
+    ("polygamma", 2.0, -3.0, np.nan), ("polygamma", 0.5, 1.0, np.nan),
+    ("polygamma", -1.0, 1.0, np.nan), ("polygamma", 1.0, np.inf, 0.0),
+    ("polygamma", 1.0, np.nan, np.nan), ("polygamma", np.nan, 1.0, np.nan),
+])
+def test_zeta_and_polygamma_at_their_ends(op, order, at, value, dtype, has_fma):
+    """The poles of even orders as XLA has them; far out XLA has 0 or NaN."""
+    arguments = [np.array([v], dtype.numpy) for v in (order, at)]
+    actual = run(legalize(apply(op, *variables(dtype)), has_fma=has_fma), *arguments)
+    np.testing.assert_allclose(actual, np.array([value], dtype.numpy), rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("op, at, value", [
     ("exp", 0.0, 1.0), ("exp", -np.inf, 0.0), ("exp", -1e30, 0.0), ("exp", 1000.0, np.inf),
@@ -222,7 +280,8 @@ def test_reflected_gamma_functions_where_their_parts_cancel(op, at, value, has_f
     ("lgamma", -3.0, np.inf), ("lgamma", -np.inf, np.inf), ("lgamma", np.inf, np.inf),
     ("digamma", 0.0, -np.inf), ("digamma", -2.0, np.nan), ("digamma", -np.inf, np.nan),
     ("digamma", np.inf, np.inf), ("rsqrt", -0.0, -np.inf), ("rsqrt", 4.0, 0.5),
-    ("cbrt", 27.0, 3.0), ("cosh", -np.inf, np.inf),
+    ("cbrt", 27.0, 3.0), ("cosh", -np.inf, np.inf), ("bessel_i1e", 0.0, 0.0),
+    ("bessel_i1e", np.inf, 0.0), ("bessel_i1e", np.nan, np.nan),
 ])
 def test_exact_values(op, at, value, dtype, has_fma):
     actual = run(legalize(apply(op, variables(dtype)[0]), has_fma=has_fma),

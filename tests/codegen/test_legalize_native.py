@@ -13,9 +13,9 @@ from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.ops import OPS, ScalarOp
 
 FUNCTIONS = ["exp", "expm1", "tanh", "logistic", "sinh", "cosh", "log", "log1p", "sin", "cos",
-             "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma", "asin", "acos", "atan",
-             "asinh", "acosh", "atanh", "rsqrt", "cbrt", "pow", "atan2", "rem", "sign",
-             "round_away"]
+             "tan", "erf", "erfc", "erf_inv", "lgamma", "digamma", "bessel_i1e", "zeta",
+             "polygamma", "asin", "acos", "atan", "asinh", "acosh", "atanh", "rsqrt", "cbrt", "pow",
+             "atan2", "rem", "sign", "round_away"]
 COUNT = 2048
 
 

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-
-def by_xla(x: jax.Array) -> jax.Array:
-    """A function that stays with XLA."""
-    return jax.lax.bessel_i1e(x)
-
+from making.left import by_xla
 
 BODIES = {
     "in place": lambda i, s: (s[0] * 0.5 + i, s[1] + 1),

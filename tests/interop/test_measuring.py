@@ -26,12 +26,7 @@ from hlo_mlc.interop.measuring import CANDIDATES
 from hlo_mlc.runtime.measure import PairedTimes, Timing
 from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
 from hlo_mlc.support.options import Options
-
-
-def by_xla(x: jax.Array) -> jax.Array:
-    """A function that stays with XLA."""
-    return jax.lax.bessel_i1e(x)
-
+from making.left import by_xla
 
 X = jnp.linspace(-1.0, 1.0, 512).reshape(16, 32)
 

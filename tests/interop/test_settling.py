@@ -23,12 +23,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.interop import settling
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
-
-
-def by_xla(x: jax.Array) -> jax.Array:
-    """A function that stays with XLA."""
-    return jax.lax.bessel_i1e(x)
-
+from making.left import by_xla
 
 X = jnp.linspace(-2.0, 2.0, 40_000).reshape(200, 200)
 LIMIT_S = 60.0

@@ -11,11 +11,7 @@ from jax import lax
 from hlo_mlc.expr.core import Apply, walk
 from hlo_mlc.partition.fuse.nests import COST_LIMIT, ROW_LIMIT
 from hlo_mlc.tensor.classify import is_map, stage_cost
-
-
-def by_xla(x: jax.Array) -> jax.Array:
-    """A function that stays with XLA."""
-    return jax.lax.bessel_i1e(x)
+from making.left import by_xla
 
 
 def nests(parts) -> list:

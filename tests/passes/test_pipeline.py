@@ -109,3 +109,16 @@ def test_random_chains_mean_the_same() -> None:
             evaluate_graph(simple, arrays), evaluate_graph(graph, arrays), strict=True
         ):
             np.testing.assert_array_equal(result, expected)
+
+
+def test_rules_see_nothing_in_what_is_not_modelled(read: Callable[[str, str], Graph]) -> None:
+    graph = read("%x: tensor<8xf32>", """
+        %a = stablehlo.convert %x : (tensor<8xf32>) -> tensor<8xi4>
+        %b = stablehlo.convert %a : (tensor<8xi4>) -> tensor<8xf32>
+        %c = stablehlo.convert %b : (tensor<8xf32>) -> tensor<8xi32>
+        %zero = stablehlo.constant dense<0.0> : tensor<f32>
+        %sum = stablehlo.reduce(%b init: %zero) applies stablehlo.add across dimensions = [0]
+            : (tensor<8xf32>, tensor<f32>) -> tensor<f32>
+        return %c, %sum : tensor<8xi32>, tensor<f32>""")
+    simplified, _ = simplify(graph, references, verify=True)
+    assert [n.op for n in simplified.nodes].count("stablehlo.convert") == 3

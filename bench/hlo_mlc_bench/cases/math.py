@@ -26,6 +26,18 @@ def angle(inputs: Inputs, *, size: int) -> Workload:
     return function, (inputs.normal(size), inputs.normal(size))
 
 
+def zeta(inputs: Inputs, *, size: int) -> Workload:
+    def function(s: jax.Array, q: jax.Array) -> jax.Array:
+        return jax.lax.zeta(s, q)
+
+    return function, (inputs.uniform(size, low=1.1, high=8.0), inputs.uniform(size, low=0.1,
+                                                                              high=20.0))
+
+
+def trigamma(x: jax.Array) -> jax.Array:
+    return jax.scipy.special.polygamma(1, x)
+
+
 def black_scholes(inputs: Inputs, *, size: int) -> Workload:
     """Prices of European calls and puts."""
 
@@ -102,6 +114,8 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Workload], float]] = {
     "atan2": (angle, 20.0),
     "lgamma": (of_uniforms(jax.lax.lgamma, 0.01, 20.0), 2.0),
     "digamma": (of_uniforms(jax.lax.digamma, 0.01, 20.0), 2.0),
+    "zeta": (zeta, 4.0),
+    "bessel_i1e": (of_normals(jax.lax.bessel_i1e, 8.0), 2.0),
 }
 """What builds each function, and its figure."""
 
@@ -115,6 +129,9 @@ CASES = (
                          view="strided")
         for name, (build, figure) in _FUNCTIONS.items()
     ),
+    # XLA's polygamma is off by 20 ULP.
+    _case("trigamma", of_uniforms(trigamma, 0.01, 20.0), group="math", tolerance=32, figure=20.0)
+    .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     _case("black_scholes", black_scholes, group="math", tolerance=16, figure=2.0)
     .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     # What JAX computes in f32 is taken for exact here, but its formula loses digits far out.

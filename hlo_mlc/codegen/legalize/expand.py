@@ -11,6 +11,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 from hlo_mlc.codegen.legalize import (
+    bessel,
     division,
     error_function,
     exponential,
@@ -22,6 +23,7 @@ from hlo_mlc.codegen.legalize import (
     power,
     rounding,
     trigonometric,
+    zeta,
 )
 from hlo_mlc.codegen.legalize.arithmetic import compare, select
 from hlo_mlc.expr.build import apply, transform
@@ -55,7 +57,8 @@ _FLOAT_BY_FMA: Mapping[str, Expansion] = {
     "sin": trigonometric.sin, "cos": trigonometric.cos, "tan": trigonometric.tan,
     "erfc": error_function.erfc, "pow": power.pow, "rem": rounding.remainder,
     "div_common": division.div_common, "lgamma": gamma.lgamma, "digamma": gamma.digamma,
-    "cbrt": rounding.cbrt,
+    "zeta": zeta.zeta, "polygamma": zeta.polygamma, "cbrt": rounding.cbrt,
+    "bessel_i1e": bessel.bessel_i1e,
 }
 _INTEGER: Mapping[str, Expansion] = {"sign": integer.sign, "pow": integer.pow}
 

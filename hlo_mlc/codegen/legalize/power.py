@@ -131,18 +131,32 @@ def _magnitude(x: Expr, y: Expr, has_fma: bool) -> Expr:
     """|x|**y, and those special cases of pow that do not depend on the sign of x."""
     form = format_of(x)
     base = absolute(x)
-    log_high, log_low = _log2(base, has_fma)
+    exponent, result, log = _power_of_normal(base, y, has_fma)
+    # False for NaN; within these bounds the result does not wrap back into the normal range.
+    in_range = compare("lt", absolute(exponent), form.bias + 24.0)
+    ordinary = both(in_range, negation(either(outside_normal(bits(base)), outside_normal(result))))
+    return unlikely(negation(ordinary), _at_ends(x, y, log), from_bits(result))
+
+
+def power_of_positive(x: Expr, y: Expr, has_fma: bool) -> Expr:
+    """x**y for normal x > 0 and finite y without a branch: 0 and infinity out of range."""
+    bias = format_of(x).bias
+    exponent, result, _ = _power_of_normal(x, y, has_fma)
+    finite = select(compare("gt", exponent, 1.0 - bias), from_bits(result), 0.0)
+    return select(compare("lt", exponent, bias + 1.0), finite, math.inf)
+
+
+def _power_of_normal(x: Expr, y: Expr, has_fma: bool) -> tuple[Expr, Expr, Expr]:
+    """(y log2(x), the bits of x**y where these are in range, log2(x)) for normal x > 0."""
+    form = format_of(x)
+    log_high, log_low = _log2(x, has_fma)
     high, low = two_product(y, log_high, has_fma)
     low = fma(y, log_low, low)
     exponent = add(high, low)
     shifted = add(exponent, form.rounding)
     r = add(sub(high, sub(shifted, form.rounding)), low)
     n = shift_left(bits(shifted), form.fraction_bits)
-    result = add(bits(polynomial(r, _CONSTANTS[x.dtype].exp2)), n)
-    # False for NaN; within these bounds the sum above does not wrap back into the normal range.
-    in_range = compare("lt", absolute(exponent), form.bias + 24.0)
-    ordinary = both(in_range, negation(either(outside_normal(bits(base)), outside_normal(result))))
-    return unlikely(negation(ordinary), _at_ends(x, y, log_high), from_bits(result))
+    return exponent, add(bits(polynomial(r, _CONSTANTS[x.dtype].exp2)), n), log_high
 
 
 def _log2(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:

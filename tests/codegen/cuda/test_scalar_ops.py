@@ -11,7 +11,7 @@ from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.expr import dtypes as t
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load, variable
+from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Const, Expr
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import compute
@@ -78,13 +78,15 @@ def of_fma(dtype: DType) -> LoopProgram:
 
 
 FUNCTIONS = ["exp", "expm1", "log", "log1p", "cbrt", "sin", "cos", "tan", "tanh", "sinh", "cosh",
-             "erf", "erfc", "asin", "acos", "atan", "asinh", "atanh", "logistic", "rsqrt"]
+             "erf", "erfc", "asin", "acos", "atan", "asinh", "atanh", "logistic", "rsqrt",
+             "bessel_i1e"]
 
 
 def of_functions(dtype: DType) -> LoopProgram:
     """The same expansions as on CPUs."""
     return elementwise(f"functions_{dtype}", [operand("x", dtype)], [
-        lambda v, name=name: apply(name, v) for name in FUNCTIONS])
+        lambda v, name=name: apply(name, v) for name in FUNCTIONS]
+        + [lambda v: apply("zeta", const(2, dtype), v)])
 
 
 def slow_where(threshold: float) -> Callable[[Expr], Expr]:
@@ -187,8 +189,9 @@ def test_fma_rounds_once(dtype: DType, run, samples) -> None:
 @pytest.mark.parametrize("dtype", [t.F32, t.F64], ids=str)
 def test_functions_are_as_exact_as_on_cpus(dtype: DType, run) -> None:
     x = np.random.default_rng(5).uniform(0.01, 0.99, COUNT).astype(dtype.numpy)
-    for name, one in zip(FUNCTIONS, run(("functions", dtype), x), strict=True):
-        true = compute(name, [x.astype(np.float64)], t.F64)
+    for name, one in zip([*FUNCTIONS, "zeta"], run(("functions", dtype), x), strict=True):
+        wide = x.astype(np.float64)
+        true = compute(name, [np.full_like(wide, 2), wide] if name == "zeta" else [wide], t.F64)
         error = np.abs(one.astype(np.float64) - true) / np.spacing(np.abs(true).astype(dtype.numpy))
         assert error.max() <= 4, name
 
