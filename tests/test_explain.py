@@ -42,7 +42,7 @@ def test_a_function_in_words() -> None:
     assert "XLA " in text and '(choose="ours")' in text
     assert "reduction(" in text and "contraction(" in text
     assert "not contraction: " in text
-    assert "left to XLA:\n  type tensor<64x64xi4> is not modelled\n    2 convert at" in text
+    assert "left to XLA:\n  type tensor<64x64xf4E2M1FN> is not modelled\n    2 convert at" in text
     assert "% of what this machine can do" in text
 
 

@@ -1,4 +1,4 @@
-"""Factorizations and solves of many small matrices."""
+"""Factorizations and solves of many small matrices, and Fourier transforms of short rows."""
 
 from __future__ import annotations
 
@@ -39,6 +39,20 @@ def triangular(inputs: Inputs, *, matrices: int, size: int) -> Workload:
     return function, (_well_conditioned(inputs, matrices, size), inputs.normal(matrices, size))
 
 
+def short_transforms(inputs: Inputs, *, rows: int, length: int) -> Workload:
+    """Fourier transforms of rows of a few complex numbers."""
+    part = inputs.normal(2, rows, length)
+    return lambda z: jnp.fft.fft(z), (jax.lax.complex(part[0], part[1]),)
+
+
+def short_filter(inputs: Inputs, *, rows: int, length: int) -> Workload:
+    """Rows of a few real numbers, filtered between two transforms."""
+    def function(x: jax.Array, response: jax.Array) -> jax.Array:
+        return jnp.fft.irfft(jnp.fft.rfft(x) * response, n=length)
+
+    return function, (inputs.normal(rows, length), inputs.uniform(length // 2 + 1))
+
+
 def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
           matrices: int = 10_000) -> Case:
     case = Case(f"{name}_{size}x{size}", build, {"matrices": matrices, "size": size},
@@ -59,4 +73,9 @@ CASES = (
     _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
     _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
     _case("solve_triangular", triangular, 8, 3.0),
+    *(Case(name, build, {"rows": 8192, "length": 16}, group="linear algebra", figure=figure,
+           tiny={"rows": 7, "length": 6}, tolerance=16)
+      .with_neighbours(odd={"rows": 8191, "length": 15}, dtype="float64", view="strided")
+      for name, build, figure in (("short_transforms", short_transforms, 1.5),
+                                  ("short_filter", short_filter, 3.0))),
 )

@@ -136,10 +136,12 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
-        kind, name = ("transforms", "transform") if _is_polynomial(stage) \
-            else ("small matrices", "matrix")
-        each = figure(f"{name}_ns") + figure(f"{name}_operation_ns") * cost(*stage.expressions)
-        return kind, max(points(stage) * each / 1e3, memory)
+        operations = cost(*stage.expressions)
+        if _is_polynomial(stage):
+            each = figure("transform_ns") + figure("transform_operation_ns") * operations
+            return "transforms", max(points(stage) * each / 1e3, memory)
+        each = figure("matrix_ns") + figure("matrix_operation_ns") * operations
+        return "small matrices", max(points(stage) * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
