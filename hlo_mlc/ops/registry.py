@@ -64,8 +64,7 @@ LEFT_TO_XLA: Mapping[str, str] = {
 _OF_WHOLE_NUMBERS = complex_numbers.NAMES | {"stablehlo.fft"}
 _CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
-_BY_BITS = frozenset(("stablehlo.sort", "chlo.top_k", "stablehlo.reduce_precision",
-                      "chlo.next_after"))
+_BY_BITS = frozenset(("stablehlo.reduce_precision", "chlo.next_after"))
 # A while loop that runs longer than this is taken for one that does not end.
 _MAX_TRIPS = 1_000_000
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from hlo_mlc.expr.build import apply, const, substitute
 from hlo_mlc.expr.core import Apply, Expr, Var
-from hlo_mlc.expr.dtypes import BOOL, I32, U8, U16, U32, U64
+from hlo_mlc.expr.dtypes import BOOL, F16, I32, U8, U16, U32, U64
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.bits import total_order_key
@@ -34,7 +34,8 @@ def unsigned_key(e: Expr) -> Expr:
     if e.dtype is BOOL:
         return apply("convert", e, dtype=U8)
     if e.dtype.is_float:
-        return _key_of_float(e)
+        # Some of a byte have one zero, and NaN in the place of the other; all are numbers of f16.
+        return _key_of_float(apply("convert", e, dtype=F16) if e.dtype.bits == 8 else e)
     if not e.dtype.is_signed:
         return e
     unsigned = _UNSIGNED[e.dtype.bits]

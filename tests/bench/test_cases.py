@@ -79,10 +79,11 @@ def test_arguments_have_the_dtype_of_the_case() -> None:
         found = {leaf.dtype for leaf in jax.tree.leaves(args)}
         other = {"random": {jnp.dtype(jnp.uint32)}, "movement": {jnp.dtype(jnp.int32)},
                  "sorting": {jnp.dtype(jnp.int32)}, "issues": {jnp.dtype(jnp.int32)}}
-        if case.build.__name__ == "quantised_weights":
+        if "bits" in case.sizes:
             other["contractions"] = {jnp.dtype(f"int{case.sizes['bits']}")}
-        elif case.build.__name__ == "short_transforms":
-            other["linear algebra"] = {jnp.result_type(case.dtype, jnp.complex64)}
+        if case.name.startswith("short_transforms"):
+            other["linear algebra"] = {
+                np.result_type(case.dtype, np.complex64)}
         assert found - other.get(case.group, set()) <= {jnp.dtype(case.dtype)}, case.name
         assert found, case.name
 

@@ -12,6 +12,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc import compile_stablehlo
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
@@ -78,6 +79,34 @@ def test_every_type(dtype, shape):
             x = np.where(np.isnan(x.astype(np.float32)), np.nan, x).astype(x.dtype)
         agrees(lambda x: (jnp.sort(x), jnp.argsort(x), jnp.sort(x, descending=True)), x)
         np.testing.assert_array_equal(mlc_jit(jnp.argsort, choose="ours")(x), in_order(x))
+
+
+@pytest.mark.parametrize("dtype", FLOATS_OF_A_BYTE, ids=str)
+@pytest.mark.parametrize("count", [7, 300, 9000])
+def test_floats_of_a_byte(dtype, count):
+    """As the numbers of f32 that they are, NaNs last; those that are equal stay as they come."""
+    rng = np.random.default_rng(count)
+    x = rng.integers(0, 256, count).astype(np.uint8).view(dtype.numpy)
+    wide = x.astype(np.float32)
+    expected = (np.sort(wide), np.argsort(wide, kind="stable"), lax.top_k(wide, 3)[1])
+    ours = mlc_jit(lambda x: (jnp.sort(x), jnp.argsort(x), lax.top_k(x, 3)[1]), choose="ours")
+    for one, other in zip(ours(x), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one).astype(np.float32), other)
+    assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize("order", ["equal", "few", "nan"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "uint8"])
+def test_places_among_keys_that_hardly_differ(dtype, order):
+    """The bits in which those that are left do not differ are passed over."""
+    rng = np.random.default_rng(0)
+    x = {"equal": np.full(9001, 3), "few": rng.choice([1, 64, 65, 100], 9001),
+         "nan": np.where(rng.random(9001) < 0.5, 7, 8)}[order].astype(dtype)
+    if order == "nan" and dtype.startswith("float"):
+        x[x == 7] = np.nan
+    for place in (0, 1, 4500, 8999, 9000):
+        agrees(lambda x, place=place: jnp.sort(x)[place], x)
+    agrees(jnp.median, x)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])

@@ -1,8 +1,9 @@
 """A few places of rows: the key that takes a place is found bit by bit, from the highest.
 
 How many keys come before one whose next bit is set says whether it is: all of a row are compared,
-in vectors.  Where few are left that have the bits found so far, these are collected, and more bits
-found among them, until one is left or all that are have the same key.
+in vectors.  Where a bit tells none apart of those that are left, the smallest and the largest of
+them say which is the next one that does, if there is any.  Where few are left, these are collected,
+and more bits found among them, until one is left or all that are have the same key.
 """
 
 from __future__ import annotations
@@ -61,9 +62,9 @@ class _Search:
         self.low, self.mask, self.trial, self.best = (
             Buffer(f"{sorting.stage.name}_{name}", keys.dtype, (), "register")
             for name in ("low", "mask", "trial", "best"))
-        self.rank, self.below, self.above, self.count, self.seen = (
+        self.rank, self.below, self.above, self.count, self.seen, self.earlier = (
             Buffer(f"{sorting.stage.name}_{name}", U32, (), "register")
-            for name in ("rank", "below", "above", "count", "seen"))
+            for name in ("rank", "below", "above", "count", "seen", "earlier"))
         self.goes = Buffer(f"{sorting.stage.name}_goes", BOOL, (), "register")
         self.few = Buffer(f"{sorting.stage.name}_few", keys.dtype, (LEFT,), "stack")
 
@@ -75,19 +76,23 @@ class _Search:
                  Store(self.mask, (), whole), Store(self.below, (), _ZERO),
                  Store(self.above, (), const(self.n, U32)))
         most = LEFT if self.n >= LONG else 1
-        found: Body = (While(self._more_than(most), self._step(
-            self._counted(self.n, self._comes_first))),)
+        found: Body = (While(self._more_than(most), (
+            Store(self.earlier, (), self._left()),
+            *self._step(self._counted(self.n, self._comes_first)),
+            If(apply("eq", self._left(), load(self.earlier, ())), self._spanned()))),)
         if most > 1:
             found += (If(self._more_than(1), self._among_few()),)
         registers = (self.low, self.mask, self.trial, self.rank, self.below, self.above,
-                     self.count, self.goes)
+                     self.count, self.goes, self.earlier)
         return allocated(registers, (*start, *found, *self._hand_out(number)))
 
     def _more_than(self, most: int) -> Expr:
         """Whether more keys have all bits found so far, and there are bits in which they differ."""
-        left = apply("sub", load(self.above, ()), load(self.below, ()))
         return apply("and", apply("ne", load(self.mask, ()), const(0, self.keys.dtype)),
-                     apply("gt", left, const(most, U32)))
+                     apply("gt", self._left(), const(most, U32)))
+
+    def _left(self) -> Expr:
+        return apply("sub", load(self.above, ()), load(self.below, ()))
 
     def _beyond(self, i: Expr) -> Expr:
         """At most `mask` where a key has all bits found so far."""
@@ -144,6 +149,40 @@ class _Search:
         return allocated((lanes,), (*body, Store(self.count, (), before), loop(
             "lane", width, LoopKind.VECTORIZE, lambda i: (
                 Accumulate((self.count,), (), _ADD, (load(lanes, (i,)),)),))))
+
+    def _spanned(self) -> Body:
+        """From the first bit on in which the keys that are left differ."""
+        dtype, width = self.keys.dtype, self.sorting.width
+        ends = {name: Buffer(f"{self.sorting.stage.name}_{name}", dtype, (), "register")
+                for name in ("min", "max")}
+        vectors = {name: Buffer(f"{b.name}s", dtype, (width,), "register")
+                   for name, b in ends.items()}
+        combiners = {name: named_combiner(name, dtype) for name in ends}
+
+        def none(name: str) -> Expr:
+            return combiners[name].identity[0]
+
+        def look(i: Expr) -> Body:
+            return tuple(Accumulate(
+                (vectors[name],), (index.floormod(i, width),), combiners[name],
+                (apply("select", self._is_left(i), self._key(i), none(name)),)) for name in ends)
+
+        def every(change: Callable[[str, Expr], Stmt]) -> Stmt:
+            return loop("lane", width, LoopKind.VECTORIZE,
+                        lambda i: tuple(change(name, i) for name in ends))
+
+        least, most = (load(ends[name], ()) for name in ends)
+        differs = apply("xor", least, most)
+        for power in range(dtype.bits.bit_length() - 1):
+            differs = apply("or", differs, apply("shr_logical", differs, const(1 << power, dtype)))
+        return allocated((*ends.values(), *vectors.values()), (
+            every(lambda name, i: Store(vectors[name], (i,), none(name))),
+            *across("look", self.n, width, look, LoopKind.SERIAL),
+            *(Store(b, (), none(name)) for name, b in ends.items()),
+            every(lambda name, i: Accumulate((ends[name],), (), combiners[name],
+                                             (load(vectors[name], (i,)),))),
+            Store(self.mask, (), differs),
+            Store(self.low, (), apply("and", least, apply("not", load(self.mask, ()))))))
 
     def _among_few(self) -> Body:
         """The bits that are left, found among the keys that have all bits found so far."""
