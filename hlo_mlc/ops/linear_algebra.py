@@ -16,18 +16,20 @@ from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I32
 from hlo_mlc.graph.core import Node
+from hlo_mlc.ops import jacobi, small_matrices
 from hlo_mlc.ops import lapack_reference as reference
-from hlo_mlc.ops import small_matrices
-from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Unrolled
-from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Repeated, Unrolled
+from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower, options
 from hlo_mlc.ops.small_matrices import Matrix, transposed
 
 # Rows and columns of the largest matrices that are written out, by what the first call takes:
 # jax.jit's takes 0.2 s, LU and QR of 8 square took 0.4, of 12 square 1.1, of 16 square 4, Cholesky
 # of 16 square 0.6, eigenvectors of 4 square 0.6.
 _LARGEST: Mapping[str, int] = {
-    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8, "syevd": 4,
+    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8, "syevd": 8,
 }
+# And of those whose eigenvectors are, not found by a loop.
+_LARGEST_WRITTEN_OUT = 4
 # Columns of those whose columns are reflected, and their elements: they may be tall.
 _MOST_REFLECTIONS, _MOST_REFLECTED = 8, 160
 # Right-hand sides that are written out with the matrix where there are several matrices; more are
@@ -76,22 +78,23 @@ def _vector(read: Read, point: Indices, length: int) -> list[Expr]:
 def _each_matrix(node: Node, compute: Callable[[Indices], Sequence[Matrix | list | Expr]]
                  ) -> Unrolled:
     """Results that are matrices, vectors or numbers for each matrix of the batch."""
-    batch = node.operands[0].type.shape[:-2]
+    return Unrolled(node.operands[0].type.shape[:-2],
+                    lambda point: _placed(node, point, compute(point)))
 
-    def elements(point: Indices) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
-        found = []
-        for value, result in zip(node.results, compute(point), strict=True):
-            inner = value.type.shape[len(batch):]
-            placed = []
-            for at in product(*map(range, inner)):
-                element = result
-                for i in at:
-                    element = element[i]
-                placed.append(((*point, *map(index.constant, at)), element))
-            found.append(tuple(placed))
-        return tuple(found)
 
-    return Unrolled(batch, elements)
+def _placed(node: Node, point: Indices, results: Sequence[Matrix | list | Expr]
+            ) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
+    """The elements of each result at a point of the batch, with their places."""
+    found = []
+    for value, result in zip(node.results, results, strict=True):
+        placed = []
+        for at in product(*map(range, value.type.shape[len(point):])):
+            element = result
+            for i in at:
+                element = element[i]
+            placed.append(((*point, *map(index.constant, at)), element))
+        found.append(tuple(placed))
+    return tuple(found)
 
 
 def _potrf(node: Node, reads: Sequence[Read]) -> Unrolled:
@@ -143,16 +146,30 @@ def _ormqr(node: Node, reads: Sequence[Read]) -> Unrolled:
     return _each_matrix(node, compute)
 
 
-def _syevd(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _syevd(node: Node, reads: Sequence[Read]) -> Unrolled | Repeated:
     shape, reads_lower = node.operands[0].type.shape, is_lower(node)
+    size, dtype = shape[-1], node.operands[0].type.dtype
 
-    def compute(point: Indices) -> tuple:
+    def matrix(point: Indices) -> Matrix:
         a = _matrix(reads[0], point, shape)
-        vectors, values = small_matrices.eigh(a if reads_lower else transposed(a))
-        # Without vectors, nothing is said of what is in their place.
-        return vectors, values, const(0, I32)
+        return a if reads_lower else transposed(a)
 
-    return _each_matrix(node, compute)
+    if size <= _LARGEST_WRITTEN_OUT:
+        # Without vectors, nothing is said of what is in their place.
+        return _each_matrix(node, lambda point: (
+            *small_matrices.eigh(matrix(point)), const(0, I32)))
+    has_vectors = options(node).get("mode") != "N"
+    step = jacobi.step(size, dtype, has_vectors)
+
+    def elements(point: Indices, state: tuple[Expr, ...]
+                 ) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
+        a = matrix(point)
+        vectors, values = jacobi.results(a, state)
+        return _placed(node, point, (vectors or a, values, const(0, I32)))
+
+    return Repeated(shape[:-2], jacobi.trips(size, dtype),
+                    lambda point: jacobi.initial(matrix(point), has_vectors),
+                    lambda trip: jacobi.told(trip, size, len(step.lhs), dtype), step, elements)
 
 
 def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
@@ -275,7 +292,8 @@ DEFINITIONS: tuple[OpDef, ...] = (
     ), "ormqr, LAPACK"),
     OpDef("lapack.syevd", OpKind.SOLVE, reference.syevd, _syevd, _supports, tuple(
         _call("syevd", t, f"{t}, {_factors(t, t[-5])}, {_numbers(t)}", f"mode=V uplo={uplo}")
-        for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32") for uplo in "LU"), "syevd, LAPACK"),
+        for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32", "3x5x5xf64", "2x8x8xf32")
+        for uplo in "LU"), "syevd, LAPACK"),
     OpDef("stablehlo.cholesky", OpKind.SOLVE, reference.potrf, _potrf, _supports, (
         _in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
         _in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),

@@ -136,7 +136,7 @@ def eigh(a: Matrix) -> tuple[Matrix, list[Expr]]:
     """
     size, dtype = len(a), a[0][0].dtype
     zero, one = const(0, dtype), const(1, dtype)
-    largest = _largest([a[i][j] for i in range(size) for j in range(i + 1)])
+    largest = largest_of([a[i][j] for i in range(size) for j in range(i + 1)])
     scale = apply("select", apply("eq", largest, zero), one, largest)
     a = [[apply("div", a[max(i, j)][min(i, j)], scale) for j in range(size)] for i in range(size)]
     vectors = [[one if i == j else zero for j in range(size)] for i in range(size)]
@@ -159,12 +159,7 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
     dtype, between = a[p][q].dtype, a[p][q]
     zero, one = const(0, dtype), const(1, dtype)
     apart = apply("sub", a[q][q], a[p][p])
-    twice = apply("add", between, between)
-    length = apply("sqrt", _sum_of_products([(apart, apart), (twice, twice)]))
-    divisor = apply("add", apply("abs", apart), length)
-    is_done = apply("eq", divisor, zero)
-    tangent = apply("div", twice, apply("select", is_done, one, divisor))
-    tangent = apply("select", apply("lt", apart, zero), apply("neg", tangent), tangent)
+    tangent = tangent_between(apart, between)
     cosine = apply("div", one, apply("sqrt", apply("add", apply("mul", tangent, tangent), one)))
     sine = apply("mul", tangent, cosine)
     moved = apply("mul", tangent, between)
@@ -172,12 +167,24 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
     a[p][q] = a[q][p] = zero
     for k in range(len(a)):
         if k not in (p, q):
-            a[k][p], a[k][q] = _turned(a[k][p], a[k][q], cosine, sine)
+            a[k][p], a[k][q] = turned(a[k][p], a[k][q], cosine, sine)
             a[p][k], a[q][k] = a[k][p], a[k][q]
-        vectors[k][p], vectors[k][q] = _turned(vectors[k][p], vectors[k][q], cosine, sine)
+        vectors[k][p], vectors[k][q] = turned(vectors[k][p], vectors[k][q], cosine, sine)
 
 
-def _turned(x: Expr, y: Expr, cosine: Expr, sine: Expr) -> tuple[Expr, Expr]:
+def tangent_between(apart: Expr, between: Expr) -> Expr:
+    """The tangent of the smaller angle that makes `between` 0, where elements on the diagonal are
+    so far `apart`."""
+    zero, one = const(0, apart.dtype), const(1, apart.dtype)
+    twice = apply("add", between, between)
+    length = apply("sqrt", _sum_of_products([(apart, apart), (twice, twice)]))
+    divisor = apply("add", apply("abs", apart), length)
+    is_done = apply("eq", divisor, zero)
+    tangent = apply("div", twice, apply("select", is_done, one, divisor))
+    return apply("select", apply("lt", apart, zero), apply("neg", tangent), tangent)
+
+
+def turned(x: Expr, y: Expr, cosine: Expr, sine: Expr) -> tuple[Expr, Expr]:
     """(x cos - y sin, x sin + y cos), where either may be the constant 0."""
     zero = const(0, cosine.dtype)
     if x is zero and y is zero:
@@ -219,7 +226,7 @@ def _reflection(first: Expr, tail: Sequence[Expr]) -> tuple[Expr, list[Expr], Ex
     zero, one = const(0, dtype), const(1, dtype)
     if not tail:
         return first, [], zero
-    largest = _largest(tail)
+    largest = largest_of(tail)
     is_done = apply("eq", largest, zero)
     scale = apply("max", largest, apply("abs", first))
     divisor = apply("select", is_done, one, scale)
@@ -257,7 +264,8 @@ def _plus(total: Expr, x: Expr, y: Expr, zero: Expr) -> Expr:
     return product if total is zero else apply("add", product, total)
 
 
-def _largest(elements: Sequence[Expr]) -> Expr:
+def largest_of(elements: Sequence[Expr]) -> Expr:
+    """The largest absolute value."""
     largest = apply("abs", elements[0])
     for element in elements[1:]:
         largest = apply("max", largest, apply("abs", element))

@@ -19,7 +19,7 @@ BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
 WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
 DTYPES = ["float32", "float64"]
 LARGEST_LU = LARGEST_QR = 8
-LARGEST_EIGH = 4
+LARGEST_EIGH = 8
 
 
 def batch_for(size: int) -> tuple[int, ...]:
@@ -154,8 +154,9 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal", "two",
+                                  "product", "hilbert"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_eigh(size: int, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(size)
     a = rng.standard_normal((37, size, size))
@@ -168,6 +169,12 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         a = np.ones(a.shape) + 1e-3 * a
     elif kind == "diagonal":
         a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
+    elif kind == "two":  # of them are eigenvalues
+        a = q * (np.arange(size) % 2) @ transposed(q)
+    elif kind == "product":
+        a = a @ transposed(a)
+    elif kind == "hilbert":
+        a = np.zeros_like(a) + 1 / (1.0 + np.add.outer(np.arange(size), np.arange(size)))
     with jax.enable_x64(dtype == "float64"):
         a = (a + transposed(a)).astype(dtype)
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST_EIGH)
@@ -178,6 +185,39 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
                       dtype)
         assert np.all(np.diff(mine[0]) >= 0)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (17,), (2, 5), (1000,), (0,)])
+def test_eigh_of_any_number_of_matrices(batch: tuple[int, ...]) -> None:
+    a = matrices(batch, 6, 6, "float32")
+    a = a + transposed(a)
+    for function in (jnp.linalg.eigh, lambda a: (jnp.linalg.eigvalsh(a),)):
+        mine, theirs = both(function, a)
+        np.testing.assert_allclose(mine[0], theirs[0], atol=1e-5 * np.abs(a).max(initial=1))
+        if len(mine) > 1:
+            wrong = a @ mine[1] - mine[1] * mine[0][..., None, :]
+            assert_stable(wrong, 0 * wrong, norm(a), 6, "float32")
+
+
+def test_eigh_hands_on_what_is_not_finite() -> None:
+    a = np.zeros((4, 5, 5), np.float32) + np.eye(5, dtype=np.float32)
+    a[0, 2, 1] = a[0, 1, 2] = a[1, 4, 4] = np.nan
+    mine, _ = both(lambda a: tuple(jnp.linalg.eigh(a)), a)
+    for result in mine:
+        assert np.isnan(result[:2]).all()
+        assert np.isfinite(result[2:]).all()
+
+
+def test_eigh_of_a_mapped_function_and_its_gradient() -> None:
+    a = positive((7,), 6, "float64")
+
+    def total(a: jax.Array) -> jax.Array:
+        values, vectors = jnp.linalg.eigh(a)
+        return jnp.sum(jnp.cos(values)) + jnp.sum(vectors[0] ** 2 * jnp.arange(6))
+
+    with jax.enable_x64(True):
+        (mine,), (theirs,) = both(jax.vmap(jax.grad(total)), a, coverage=0.9)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-9 * np.abs(theirs).max())
 
 
 def test_norms_do_not_overflow() -> None:

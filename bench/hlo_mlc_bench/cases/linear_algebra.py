@@ -25,6 +25,11 @@ def of_matrices(function: Callable) -> Callable[..., Workload]:
     return build
 
 
+def eigenvalues_and_rebuilt(values: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What there is one right answer to: eigenvectors may point either way."""
+    return values, (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
+
+
 def solve(inputs: Inputs, *, matrices: int, size: int) -> Workload:
     def function(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.linalg.solve(a, b[..., None])[..., 0]
@@ -56,6 +61,7 @@ CASES = (
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 4, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 8, 5.0),
     _case("eigvalsh", of_matrices(jnp.linalg.eigvalsh), 4, 5.0),
+    _case("eigh", of_matrices(lambda a: eigenvalues_and_rebuilt(*jnp.linalg.eigh(a))), 8, 5.0),
     _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
     _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
     _case("solve_triangular", triangular, 8, 3.0),

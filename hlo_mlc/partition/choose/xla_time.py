@@ -27,6 +27,7 @@ from hlo_mlc.tensor.classify import (
     cost,
     cost_of_node,
     divides_integers,
+    is_in_order,
     is_injective,
     is_map,
     is_part,
@@ -130,7 +131,11 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         each = figure("matrix_ns") + figure("matrix_operation_ns") * cost(*stage.expressions)
-        return "small matrices", max(points(stage) * each / 1e3, memory)
+        if is_in_order(stage):
+            steps = stage.reduce_axes[0].extent * cost(*stage.combiner.results)
+            each += figure("matrix_step_ns") * steps
+        matrices = math.prod(v.extent for v in stage.axes)
+        return "small matrices", max(matrices * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("scan_narrow_ns") if narrow else figure("scan_ns")
