@@ -32,9 +32,10 @@ _LARGEST: Mapping[str, int] = {
 _LARGEST_WRITTEN_OUT = 4
 # Columns of those whose columns are reflected, and their elements: they may be tall.
 _MOST_REFLECTIONS, _MOST_REFLECTED = 8, 160
-# Right-hand sides that are written out with the matrix where there are several matrices; more are
-# points of their own.
-_MOST_COLUMNS = 16
+# Right-hand sides that are written out with the matrix where there are several matrices, and the
+# steps of all; more are points of their own: 8 of 8 x 8 took half of the time so, 16 of 16 x 16 as
+# well, in f64 a third, and their first call a fifth.
+_MOST_COLUMNS, _MOST_STEPS = 16, 300
 
 
 def _supports(node: Node) -> str:
@@ -191,7 +192,7 @@ def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
         return tuple(((*point, *at(j, i)), x[k][n])
                      for k, i in enumerate(rows) for n, j in enumerate(numbers))
 
-    if columns > _MOST_COLUMNS or math.prod(batch) == 1:
+    if columns > _MOST_COLUMNS or size * size * columns > _MOST_STEPS or math.prod(batch) == 1:
         return Unrolled((*batch, columns), lambda point: (solved(point[:-1], point[-1:]),))
     every = [index.constant(j) for j in range(columns)]
     return Unrolled(batch, lambda point: (solved(point, every),))
