@@ -32,9 +32,10 @@ DEFINITIONS: Mapping[str, OpDef] = {
     for definition in family.DEFINITIONS
 }
 
-ELEMENTWISE, MOVEMENT, UPDATES, SUMMING = (
+ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
     frozenset(n for n, d in DEFINITIONS.items() if d.kind in kinds) for kinds in (
-        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT}))
+        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT},
+        {OpKind.SOLVE}))
 """Names of the ops of these kinds."""
 
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
@@ -101,7 +102,8 @@ def supports(node: Node) -> str:
             return _DYNAMIC
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
-        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES:
+        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES \
+                and definition.kind is not OpKind.SOLVE:
             return _COMPLEX
         if value.type.dtype.is_packed and node.op != "stablehlo.convert":
             return _PACKED

@@ -216,17 +216,19 @@ def _run_unrolled(node: Node, extents: Sequence[int], written_out: Callable, kno
     env, extents = {**env, **known}, tuple(extents)
     results = []
     for value, elements in zip(node.results, written_out(point), strict=True):
-        result = np.zeros(value.type.shape, value.type.dtype.numpy)
-        stored = np.zeros(value.type.shape, int)
+        kind = value.type.stored
+        result = np.zeros(kind.shape, kind.dtype.numpy)
+        stored = np.zeros(kind.shape, int)
         for place, element in elements:
-            assert element.dtype is value.type.dtype
+            assert element.dtype is kind.dtype
             if 0 in extents:
                 continue
             at = tuple(np.broadcast_to(evaluate(i, env, memory), extents) for i in place)
             result[at] = evaluate(element, env, memory)
             stored[at] += 1
         assert np.all(stored == 1)
-        results.append(result)
+        results.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
+                       if value.type.dtype.kind is Kind.COMPLEX else result)
     return tuple(results)
 
 

@@ -44,6 +44,15 @@ def triangular(inputs: Inputs, *, matrices: int, size: int) -> Workload:
     return function, (_well_conditioned(inputs, matrices, size), inputs.normal(matrices, size))
 
 
+def solve_complex(inputs: Inputs, *, matrices: int, size: int) -> Workload:
+    def function(a: jax.Array, turn: jax.Array, b: jax.Array) -> jax.Array:
+        x = jnp.linalg.solve(a + 1j * turn, (b - 1j)[..., None])[..., 0]
+        return jnp.stack((x.real, x.imag), -1)
+
+    return function, (_well_conditioned(inputs, matrices, size),
+                      inputs.normal(matrices, size, size, scale=0.1), inputs.normal(matrices, size))
+
+
 def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
           matrices: int = 10_000) -> Case:
     case = Case(f"{name}_{size}x{size}", build, {"matrices": matrices, "size": size},
@@ -56,6 +65,7 @@ def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
 CASES = (
     _case("solve", solve, 3, 8.0, 86_000),
     _case("solve", solve, 8, 5.0),
+    _case("solve_complex", solve_complex, 3, 8.0, 86_000),
     _case("cholesky", of_matrices(jnp.linalg.cholesky), 4, 5.0),
     _case("cholesky", of_matrices(jnp.linalg.cholesky), 8, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 4, 5.0),
