@@ -106,7 +106,24 @@ class Unrolled:
     elements: Callable[[Indices], tuple[tuple[tuple[Indices, Expr], ...], ...]]
 
 
-Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """At every point of `extents` what a number of steps makes of a few values, and some elements
+    of each result, written out as in `Unrolled`, of what comes out.
+
+    `step` is in order; it gets `told(trip)` beside the values.
+    """
+
+    extents: tuple[int, ...]
+    trips: int
+    initial: Callable[[Indices], tuple[Expr, ...]]
+    told: Callable[[Expr], tuple[Expr, ...]]
+    step: Combiner
+    elements: Callable[[Indices, tuple[Expr, ...]],
+                       tuple[tuple[tuple[Indices, Expr], ...], ...]]
+
+
+Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled | Repeated
 
 
 class OpKind(enum.Enum):

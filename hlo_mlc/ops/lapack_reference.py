@@ -1,4 +1,5 @@
-"""What calls of LAPACK compute, in NumPy: step by step in f64, one matrix after the other."""
+"""What calls of LAPACK compute, in NumPy: step by step in f64, or complex numbers of it, one matrix
+after the other."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def _widely(function: Callable[..., Results]) -> Callable[[Node, Arrays], Result
         results = [np.empty(v.type.shape, v.type.dtype.numpy) for v in node.results]
         with np.errstate(all="ignore"):
             for point in np.ndindex(batch):
-                found = function(node, *(x[point].astype(np.float64) for x in operands))
+                found = function(node, *(x[point].astype(np.result_type(x, np.float64))
+                                         for x in operands))
                 for result, element in zip(results, found, strict=False):
                     result[point] = element
         return tuple(results)
@@ -30,14 +32,14 @@ def _widely(function: Callable[..., Results]) -> Callable[[Node, Arrays], Result
 
 @_widely
 def potrf(node: Node, a: np.ndarray) -> Results:
-    a = a if is_lower(node) else a.T
+    a = a if is_lower(node) else a.conj().T
     lower, info = a.copy(), 0
     for j in range(len(a)):
-        pivot = a[j, j] - lower[j, :j] @ lower[j, :j]
+        pivot = (a[j, j] - lower[j, :j] @ lower[j, :j].conj()).real
         info = info or (j + 1 if pivot <= 0 else 0)
         lower[j, j] = np.sqrt(pivot)
-        lower[j + 1:, j] = (a[j + 1:, j] - lower[j + 1:, :j] @ lower[j, :j]) / lower[j, j]
-    return (lower if is_lower(node) else lower.T), info
+        lower[j + 1:, j] = (a[j + 1:, j] - lower[j + 1:, :j] @ lower[j, :j].conj()) / lower[j, j]
+    return (lower if is_lower(node) else lower.conj().T), info
 
 
 @_widely
@@ -45,7 +47,7 @@ def getrf(node: Node, a: np.ndarray) -> Results:
     count, info = min(a.shape), 0
     pivots = np.zeros(count, np.int32)
     for k in range(count):
-        chosen = k + int(np.argmax(np.abs(a[k:, k])))
+        chosen = k + int(np.argmax(np.abs(a[k:, k].real) + np.abs(a[k:, k].imag)))
         a[[k, chosen]], pivots[k] = a[[chosen, k]], chosen + 1
         if a[k, k] == 0:
             info = info or k + 1
@@ -96,8 +98,9 @@ def trsm(node: Node, a: np.ndarray, b: np.ndarray) -> Results:
     if solve.is_unit:
         np.fill_diagonal(a, 1)
     a = a.T if solve.is_transposed else a
+    a = a.conj() if solve.is_adjoint else a
     a, b = (a, b) if solve.is_left else (a.T, b.T)
-    steps, x = range(len(a)), np.zeros(b.shape)
+    steps, x = range(len(a)), np.zeros(b.shape, b.dtype)
     for i in steps if solve.is_lower != (solve.is_transposed == solve.is_left) else reversed(steps):
         x[i] = (b[i] - a[i] @ x) / a[i, i]
     return (x if solve.is_left else x.T,)

@@ -13,10 +13,13 @@ from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Attribute, Node
 
-# Of f32 and f64; JAX's targets for complex types differ in their third part.
-_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf", "orgqr", "ormqr", "syevd")
-_TARGETS: Mapping[str, str] = {f"lapack_{letter}{function}_ffi": f"lapack.{function}"
-                               for letter in "sd" for function in _FUNCTIONS}
+# Of f32 and f64, and of complex numbers of these.
+_FUNCTIONS = ("potrf", "trsm", "getrf")
+_REAL_FUNCTIONS = ("geqrf", "orgqr", "ormqr", "syevd")
+_TARGETS: Mapping[str, str] = {
+    f"lapack_{letter}{function}_ffi": f"lapack.{function}"
+    for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
+    for letter in letters for function in functions}
 # What a call may say of itself besides its options, which JAX keeps where the version of the
 # interface is not asked for.
 _KNOWN = frozenset(("call_target_name", "api_version", "backend_config", "called_computations",
@@ -77,12 +80,14 @@ class TriangularSolve:
             given = options(node)
             self.is_left, self.is_unit = given["side"] == "L", given["diag"] == "U"
             self.is_lower, self.is_transposed = given["uplo"] == "L", given["trans_x"] != "N"
+            self.is_adjoint = given["trans_x"] == "C"
         else:
             given = node.attributes
             self.is_left = given.get("left_side", False)
             self.is_lower = given.get("lower", False)
             self.is_unit = given.get("unit_diagonal", False)
             self.is_transposed = given["transpose_a"] != "NO_TRANSPOSE"
+            self.is_adjoint = given["transpose_a"] == "ADJOINT"
 
     def columns(self, node: Node) -> int:
         """How many vectors are solved for with each matrix."""

@@ -33,9 +33,10 @@ DEFINITIONS: Mapping[str, OpDef] = {
     for definition in family.DEFINITIONS
 }
 
-ELEMENTWISE, MOVEMENT, UPDATES, SUMMING = (
+ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
     frozenset(n for n, d in DEFINITIONS.items() if d.kind in kinds) for kinds in (
-        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT}))
+        {OpKind.ELEMENTWISE}, {OpKind.MOVEMENT}, {OpKind.UPDATE}, {OpKind.FOLD, OpKind.PRODUCT},
+        {OpKind.SOLVE}))
 """Names of the ops of these kinds."""
 
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
@@ -60,8 +61,6 @@ LEFT_TO_XLA: Mapping[str, str] = {
                     "XLA chooses between branches that are more than a few simple operations"),
 }
 """Ops of the specification without a definition, and why."""
-# Ops that take complex numbers apart, or put them together.
-_OF_WHOLE_NUMBERS = complex_numbers.NAMES | {"stablehlo.fft"}
 _CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
 _BY_BITS = frozenset(("stablehlo.reduce_precision", "chlo.next_after"))
@@ -100,7 +99,8 @@ def supports(node: Node) -> str:
             return _DYNAMIC
         if value.type.dtype in FLOATS_OF_A_BYTE and node.op in _BY_BITS:
             return f"the bits of {value.type.dtype} are not in the order that {node.op} needs"
-        if value.type.dtype.kind is Kind.COMPLEX and node.op not in _OF_WHOLE_NUMBERS:
+        if value.type.dtype.kind is Kind.COMPLEX and node.op not in complex_numbers.NAMES \
+                and definition.kind is not OpKind.SOLVE:
             return _COMPLEX_PRODUCT if node.op == "stablehlo.dot_general" else _COMPLEX
         if value.type.dtype.is_packed and node.op != "stablehlo.convert":
             return _PACKED

@@ -18,40 +18,59 @@ import numpy as np
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, I32
+from hlo_mlc.ops.elements import (
+    Complex,
+    Element,
+    chosen,
+    conjugate,
+    is_zero,
+    like,
+    over,
+    real_part,
+    scaled,
+)
+from hlo_mlc.ops.elements import size as size_of
 
-Matrix = list[list[Expr]]  # rows
+Matrix = list[list[Element]]  # rows
 # After one sweep less, what was left off the diagonal of 4 x 4 was below a tenth of the last place:
 # of random, graded, clustered and nearly constant matrices.
 _SWEEPS = {F32: 5, F64: 6}
 
 
 def cholesky(a: Matrix) -> tuple[Matrix, Expr]:
-    """The lower triangle of `a` as L, where a = L L^T; above the diagonal `a` as it was.
+    """The lower triangle of `a` as L, where a = L L^H; above the diagonal `a` as it was.
 
-    Reads the lower triangle only.  `info` is the number (from 1) of the first step whose pivot is
-    not positive, else 0.
+    Reads the lower triangle only, and of its diagonal what is real.  `info` is the number (from 1)
+    of the first step whose pivot is not positive, else 0.
     """
     size, lower, failed = len(a), [list(row) for row in a], []
-    zero = _zero(a)
+    zero = const(0, real_part(a[0][0]).dtype)
     for j in range(size):
-        pivot = _less_products(a[j][j], [(lower[j][k], lower[j][k]) for k in range(j)])
+        before = [e for k in range(j) for e in _parts(lower[j][k])]
+        pivot = _less_products(real_part(a[j][j]), [(e, e) for e in before])
         failed.append(apply("le", pivot, zero))
-        lower[j][j] = apply("sqrt", pivot)
+        root = apply("sqrt", pivot)
+        lower[j][j] = Complex(root, zero) if isinstance(a[j][j], Complex) else root
         for i in range(j + 1, size):
-            rest = _less_products(a[i][j], [(lower[i][k], lower[j][k]) for k in range(j)])
-            lower[i][j] = apply("div", rest, lower[j][j])
+            rest = _less_products(a[i][j], [(lower[i][k], conjugate(lower[j][k]))
+                                            for k in range(j)])
+            lower[i][j] = scaled(rest, root)
     return lower, _first(failed)
+
+
+def _parts(x: Element) -> Sequence[Expr]:
+    return x if isinstance(x, Complex) else (x,)
 
 
 def solve_triangular(a: Matrix, b: Matrix, *, lower: bool, unit: bool) -> Matrix:
     """x in a x = b; reads one triangle of `a`, and no diagonal where that is `unit`."""
     size = len(a)
-    x: list[list[Expr]] = [[] for _ in range(size)]
+    x: Matrix = [[] for _ in range(size)]
     for i in range(size) if lower else reversed(range(size)):
         known = range(i) if lower else reversed(range(i + 1, size))
         for column, start in enumerate(b[i]):
             rest = _less_products(start, [(a[i][k], x[k][column]) for k in known])
-            x[i].append(rest if unit else apply("div", rest, a[i][i]))
+            x[i].append(rest if unit else over(rest, a[i][i]))
             known = range(i) if lower else reversed(range(i + 1, size))
     return x
 
@@ -61,24 +80,24 @@ def lu(a: Matrix) -> tuple[Matrix, list[Expr], Expr]:
     the number (from 1) of the first step without a pivot, else 0."""
     rows, columns = len(a), len(a[0])
     a, pivots, failed = [list(row) for row in a], [], []
-    dtype, zero = a[0][0].dtype, _zero(a)
+    dtype = real_part(a[0][0]).dtype
     smallest = const(float(np.finfo(dtype.numpy).tiny), dtype)
     for k in range(min(rows, columns)):
-        largest, chosen = apply("abs", a[k][k]), _number(k)
+        largest, place = size_of(a[k][k]), _number(k)
         for i in range(k + 1, rows):
-            size = apply("abs", a[i][k])
+            size = size_of(a[i][k])
             is_larger = apply("gt", size, largest)
             largest = apply("select", is_larger, size, largest)
-            chosen = apply("select", is_larger, _number(i), chosen)
-        pivots.append(apply("add", chosen, _number(1)))
-        is_chosen = {i: apply("eq", chosen, _number(i)) for i in range(k + 1, rows)}
+            place = apply("select", is_larger, _number(i), place)
+        pivots.append(apply("add", place, _number(1)))
+        is_chosen = {i: apply("eq", place, _number(i)) for i in range(k + 1, rows)}
         _exchange(a, k, is_chosen)
-        failed.append(apply("eq", a[k][k], zero))
+        failed.append(is_zero(a[k][k]))
         # Nothing is divided by what is no pivot: where all are zero, zeros stay.
-        usable = apply("ge", apply("abs", a[k][k]), smallest)
-        divisor = apply("select", usable, a[k][k], const(1, dtype))
+        usable = apply("ge", size_of(a[k][k]), smallest)
+        divisor = chosen(usable, a[k][k], like(a[k][k], 1))
         for i in range(k + 1, rows):
-            a[i][k] = apply("div", a[i][k], divisor)
+            a[i][k] = over(a[i][k], divisor)
             for j in range(k + 1, columns):
                 a[i][j] = _less_products(a[i][j], [(a[i][k], a[k][j])])
     return a, pivots, _first(failed)
@@ -136,7 +155,7 @@ def eigh(a: Matrix) -> tuple[Matrix, list[Expr]]:
     """
     size, dtype = len(a), a[0][0].dtype
     zero, one = const(0, dtype), const(1, dtype)
-    largest = _largest([a[i][j] for i in range(size) for j in range(i + 1)])
+    largest = largest_of([a[i][j] for i in range(size) for j in range(i + 1)])
     scale = apply("select", apply("eq", largest, zero), one, largest)
     a = [[apply("div", a[max(i, j)][min(i, j)], scale) for j in range(size)] for i in range(size)]
     vectors = [[one if i == j else zero for j in range(size)] for i in range(size)]
@@ -159,12 +178,7 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
     dtype, between = a[p][q].dtype, a[p][q]
     zero, one = const(0, dtype), const(1, dtype)
     apart = apply("sub", a[q][q], a[p][p])
-    twice = apply("add", between, between)
-    length = apply("sqrt", _sum_of_products([(apart, apart), (twice, twice)]))
-    divisor = apply("add", apply("abs", apart), length)
-    is_done = apply("eq", divisor, zero)
-    tangent = apply("div", twice, apply("select", is_done, one, divisor))
-    tangent = apply("select", apply("lt", apart, zero), apply("neg", tangent), tangent)
+    tangent = tangent_between(apart, between)
     cosine = apply("div", one, apply("sqrt", apply("add", apply("mul", tangent, tangent), one)))
     sine = apply("mul", tangent, cosine)
     moved = apply("mul", tangent, between)
@@ -172,12 +186,24 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
     a[p][q] = a[q][p] = zero
     for k in range(len(a)):
         if k not in (p, q):
-            a[k][p], a[k][q] = _turned(a[k][p], a[k][q], cosine, sine)
+            a[k][p], a[k][q] = turned(a[k][p], a[k][q], cosine, sine)
             a[p][k], a[q][k] = a[k][p], a[k][q]
-        vectors[k][p], vectors[k][q] = _turned(vectors[k][p], vectors[k][q], cosine, sine)
+        vectors[k][p], vectors[k][q] = turned(vectors[k][p], vectors[k][q], cosine, sine)
 
 
-def _turned(x: Expr, y: Expr, cosine: Expr, sine: Expr) -> tuple[Expr, Expr]:
+def tangent_between(apart: Expr, between: Expr) -> Expr:
+    """The tangent of the smaller angle that makes `between` 0, where elements on the diagonal are
+    so far `apart`."""
+    zero, one = const(0, apart.dtype), const(1, apart.dtype)
+    twice = apply("add", between, between)
+    length = apply("sqrt", _sum_of_products([(apart, apart), (twice, twice)]))
+    divisor = apply("add", apply("abs", apart), length)
+    is_done = apply("eq", divisor, zero)
+    tangent = apply("div", twice, apply("select", is_done, one, divisor))
+    return apply("select", apply("lt", apart, zero), apply("neg", tangent), tangent)
+
+
+def turned(x: Expr, y: Expr, cosine: Expr, sine: Expr) -> tuple[Expr, Expr]:
     """(x cos - y sin, x sin + y cos), where either may be the constant 0."""
     zero = const(0, cosine.dtype)
     if x is zero and y is zero:
@@ -219,7 +245,7 @@ def _reflection(first: Expr, tail: Sequence[Expr]) -> tuple[Expr, list[Expr], Ex
     zero, one = const(0, dtype), const(1, dtype)
     if not tail:
         return first, [], zero
-    largest = _largest(tail)
+    largest = largest_of(tail)
     is_done = apply("eq", largest, zero)
     scale = apply("max", largest, apply("abs", first))
     divisor = apply("select", is_done, one, scale)
@@ -257,7 +283,8 @@ def _plus(total: Expr, x: Expr, y: Expr, zero: Expr) -> Expr:
     return product if total is zero else apply("add", product, total)
 
 
-def _largest(elements: Sequence[Expr]) -> Expr:
+def largest_of(elements: Sequence[Expr]) -> Expr:
+    """The largest absolute value."""
     largest = apply("abs", elements[0])
     for element in elements[1:]:
         largest = apply("max", largest, apply("abs", element))
@@ -268,16 +295,26 @@ def _exchange(a: Matrix, k: int, is_chosen: dict[int, Expr]) -> None:
     """Row k changes places with the row that is chosen, if any is."""
     for j, old in enumerate(a[k]):
         new = old
-        for i, chosen in is_chosen.items():
-            new = apply("select", chosen, a[i][j], new)
-            a[i][j] = apply("select", chosen, old, a[i][j])
+        for i, is_here in is_chosen.items():
+            new = chosen(is_here, a[i][j], new)
+            a[i][j] = chosen(is_here, old, a[i][j])
         a[k][j] = new
 
 
-def _less_products(start: Expr, pairs: Sequence[tuple[Expr, Expr]]) -> Expr:
+def _less_products(start: Element, pairs: Sequence[tuple[Element, Element]]) -> Element:
     for x, y in pairs:
-        start = apply("sub", start, apply("mul", x, y))
+        start = _less_product(start, x, y)
     return start
+
+
+def _less_product(start: Element, x: Element, y: Element) -> Element:
+    if not isinstance(start, Complex):
+        return apply("sub", start, apply("mul", x, y))
+    # Product by product, of which each may be rounded with its sum.
+    (a, b), (c, d) = x, y
+    return Complex(
+        apply("add", apply("sub", start.real, apply("mul", a, c)), apply("mul", b, d)),
+        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)))
 
 
 def _first(failed: Sequence[Expr]) -> Expr:
@@ -288,10 +325,6 @@ def _first(failed: Sequence[Expr]) -> Expr:
     return info
 
 
-def _zero(a: Matrix) -> Expr:
-    return const(0, a[0][0].dtype)
-
-
 def _number(value: int) -> Expr:
     return const(value, I32)
 
@@ -299,3 +332,8 @@ def _number(value: int) -> Expr:
 def transposed(a: Matrix) -> Matrix:
     """Rows as columns."""
     return [list(column) for column in zip(*a, strict=True)]
+
+
+def adjoint(a: Matrix) -> Matrix:
+    """The conjugates of rows as columns."""
+    return transposed([[conjugate(e) for e in row] for row in a])

@@ -176,6 +176,8 @@ def _fold(stage: Stage) -> str:
             return "order_statistics"
         return "top_k" if place.extent < axis.extent else "sort"
     combiner = stage.combiner
+    if combiner.in_order:
+        return "loop"
     if stage.scan is not None:
         return _SCANS.get(combiner.name, "scan")
     if multiplies(stage) and not all(map(_is_square, stage.terms)):

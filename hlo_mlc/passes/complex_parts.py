@@ -25,7 +25,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import reading, with_parts
-from hlo_mlc.ops.registry import supports
+from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_updates import known_updates
@@ -43,6 +43,7 @@ _CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
 # megabyte.
 _FASTER = complex_functions.FUNCTIONS.keys() - {"stablehlo.sign"} | {
     f"stablehlo.{name}" for name in ("abs", "dot_general", "power", "sort")}
+# So are factorizations and solves of small matrices, which take whole numbers: 10 to 40 times.
 _LARGE = 1 << 20
 _FOURIER = "stablehlo.fft"
 LONGEST_TRANSFORM = 64
@@ -58,8 +59,8 @@ def has_complex(graph: Graph) -> bool:
 def gains_in_parts(graph: Graph) -> bool:
     """Whether kernels may be faster than XLA at what the graph does with complex numbers."""
     return any(
-        (node.op == "stablehlo.while" and any(map(_is_known_inside, node.regions)))
-        or (node.op == _FOURIER and not supports(node))
+        (node.op in SOLVES and _concerns_complex(node) and not supports(node))
+        or (node.op == "stablehlo.while" and any(map(_is_known_inside, node.regions)))
         or (_has_rule(node) and _concerns_complex(node) and (
             node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results)))
         for node in graph.walk())

@@ -11,6 +11,13 @@ computed from tiles into tiles, and these are transposed back:
 
 What is written out is there once: lanes of the last block that are no tensors compute what the last
 tensor's does, and store nothing.
+
+Where each tensor has a loop of its own, what is carried from trip to trip is a vector for each
+value, too:
+
+      for lane: carried[16 tensors] = written out, from the rows of tiles
+      for trip: for lane: carried[16 tensors] = written out, from what is carried
+      for lane: written out, from both to the rows of others
 """
 
 from __future__ import annotations
@@ -23,7 +30,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Allocate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
@@ -36,7 +43,7 @@ from hlo_mlc.templates.base import (
     shared_out,
     work,
 )
-from hlo_mlc.tensor.classify import is_injective, is_map, is_written_out, stride
+from hlo_mlc.tensor.classify import is_in_order, is_injective, is_map, is_written_out, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -52,7 +59,8 @@ class UnrolledTemplate(Fixed):
 
     def refusal(self, nest: Nest, target: CpuTarget) -> str:
         """Why the nest is not written out for each point of one axis; empty where it is."""
-        if len(nest.stages) != 1 or not is_map(nest.stages[0]) or not nest.stages[0].axes:
+        if len(nest.stages) != 1 or not nest.stages[0].axes \
+                or not (is_map(nest.stages[0]) or is_in_order(nest.stages[0])):
             return "not a single elementwise stage"
         stage = coalesce(nest.stages[0])
         axis = stage.axes[-1]
@@ -133,6 +141,7 @@ class _Blocks:
     read: tuple[_Tile, ...]
     single: tuple[tuple[Load, Buffer], ...]  # what is found elsewhere, element by element
     written: tuple[_Tile, ...]
+    carried: tuple[Buffer, ...]  # by a loop, the accumulators, [lanes]
 
     @staticmethod
     def of(stage: Stage, width: int) -> _Blocks:
@@ -155,7 +164,9 @@ class _Blocks:
         read = tiles("in", [one for one in every if one in known])
         single = tuple((one, Buffer(f"{stage.name}_one{k}", one.dtype, (width,), "stack"))
                        for k, one in enumerate(alone))
-        return _Blocks(stage, width, read, single, tiles("out", stage.assigns))
+        carried = tuple(Buffer(f"{stage.name}_{v.name}", v.dtype, (width,), "stack")
+                        for v in stage.accumulators)
+        return _Blocks(stage, width, read, single, tiles("out", stage.assigns), carried)
 
     def block(self, number: Expr) -> tuple[Stmt, ...]:
         """What is done for one block."""
@@ -170,7 +181,7 @@ class _Blocks:
             end = (If(is_whole, end, last[1]),) if whole else last[1]
         body = (*begin, *self._computed(first), *end)
         tiles = [t.tile for t in (*self.read, *self.written)]
-        for buffer in (*tiles, *(b for _, b in self.single)):
+        for buffer in (*tiles, *(b for _, b in self.single), *self.carried):
             body = (Allocate(buffer, body),)
         return body
 
@@ -178,25 +189,45 @@ class _Blocks:
         return substitute(e, {self.stage.axes[-1]: point})
 
     def _computed(self, first: Expr) -> tuple[Stmt, ...]:
+        stage, rows = self.stage, {t.buffer: t for t in self.written}
+
+        def start(lane: Expr) -> tuple[Stmt, ...]:
+            return tuple(Store(b, (lane,), value) for b, value in zip(
+                self.carried, self._near(stage.initial, first, lane), strict=True))
+
+        def results(lane: Expr) -> tuple[Stmt, ...]:
+            values = self._near([a.value for a in stage.assigns], first, lane)
+            return tuple(Store(rows[a.buffer].tile, (_row(a), lane), value)
+                         for a, value in zip(stage.assigns, values, strict=True))
+
+        if not self.carried:
+            return self._lanes(results)
+        (trip,) = stage.reduce_axes
+        step = self._lanes(lambda lane: (
+            Accumulate(self.carried, (lane,), stage.combiner, stage.terms),))
+        trips = For(trip, index.constant(trip.extent), LoopKind.SERIAL, step)
+        return (*self._lanes(start), trips, *self._lanes(results))
+
+    def _lanes(self, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+        (axis,) = self.stage.axes
+        return (loop(f"{axis.name}_lane", self.width, LoopKind.VECTORIZE, body),)
+
+    def _near(self, values: Sequence[Expr], first: Expr, lane: Expr) -> list[Expr]:
+        """The values of a lane, of what is in tiles and of what is carried."""
         (axis,) = self.stage.axes
         tiles = {(t.buffer, t.leading): t.tile for t in self.read}
-        rows = {t.buffer: t for t in self.written}
+        known: dict[Expr, Expr] = {node: load(buffer, (lane,)) for node, buffer in self.single}
+        known |= {v: load(buffer, (lane,)) for v, buffer in zip(
+            self.stage.accumulators, self.carried, strict=True)}
 
-        def element(lane: Expr) -> tuple[Stmt, ...]:
-            known = {node: load(buffer, (lane,)) for node, buffer in self.single}
+        def near(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or _begin(node, axis) is None:
+                return None
+            tile = tiles.get(_tensor(node, axis))
+            return None if tile is None else load(tile, (_row(node), lane))
 
-            def near(node: Expr) -> Expr | None:
-                if not isinstance(node, Load) or _begin(node, axis) is None:
-                    return None
-                tile = tiles.get(_tensor(node, axis))
-                return None if tile is None else load(tile, (_row(node), lane))
-
-            moved = [(a, transform(a.value, near, known)) for a in self.stage.assigns]
-            here, done = {axis: index.add(first, lane)}, {}
-            return tuple(Store(rows[a.buffer].tile, (_row(a), lane),
-                               substitute(value, here, done)) for a, value in moved)
-
-        return (loop(f"{axis.name}_lane", self.width, LoopKind.VECTORIZE, element),)
+        here, done = {axis: index.add(first, lane)}, {}
+        return [substitute(transform(value, near, known), here, done) for value in values]
 
     def _transposed_in(self, first: Expr) -> tuple[Stmt, ...]:
         def one(t: _Tile) -> tuple[Stmt, ...]:

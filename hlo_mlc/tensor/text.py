@@ -53,7 +53,9 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
         over = "over " + ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         if stage.scan is not None:
             over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
-        for accumulator, term, initial in zip(
+        if stage.combiner.in_order:
+            lines += [f"{indent}  {line}" for line in _loop_lines(stage, over)]
+        for accumulator, term, initial in () if stage.combiner.in_order else zip(
                 stage.accumulators, stage.terms, stage.initial, strict=True):
             lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = "
                          f"fold[{combiner_text(stage.combiner)}] {over} from "
@@ -71,6 +73,18 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
     lines += [f"{indent}  {let}" for let in lets]
     return lines + [f"{indent}  {_place_text(a)} = {value}{_guard_text(a)}"
                     for a, value in zip(stage.assigns, values, strict=True)]
+
+
+def _loop_lines(stage: Stage, over: str) -> list[str]:
+    """What a fold in order begins with, and its step; what they share is written once."""
+    lets, values = spell_shared((*stage.initial, *stage.terms), LONG, LONG)
+    count, step = len(stage.accumulators), stage.combiner
+    names = ", ".join(f"{v.name}:{v.dtype}" for v in stage.accumulators)
+    inner, results = spell_shared(step.results, LONG, LONG)
+    variables = ", ".join(v.name for v in (*step.lhs, *step.rhs))
+    return [*lets, f"{names} = {', '.join(values[:count])}", f"in order {over}, told "
+            f"{', '.join(values[count:])}: step({variables})", *(f"  {let}" for let in inner),
+            f"  {', '.join(results)}"]
 
 
 def _assign_text(assign: Assign) -> str:

@@ -19,7 +19,9 @@ BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
 WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
 DTYPES = ["float32", "float64"]
 LARGEST_LU = LARGEST_QR = 8
-LARGEST_EIGH = 4
+LARGEST_EIGH = 8
+COMPLEX = ["complex64", "complex128"]
+LARGEST_COMPLEX_CHOLESKY, LARGEST_COMPLEX_LU = 8, 5
 
 
 def batch_for(size: int) -> tuple[int, ...]:
@@ -40,18 +42,22 @@ def positive(batch: tuple[int, ...], size: int, dtype: str) -> np.ndarray:
 
 def both(function: Callable, *args: np.ndarray, coverage: float = 1
          ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Our results and LAPACK's, in f64; at least so much of the function is to be ours."""
+    """Our results and LAPACK's, in 64 bits; at least so much of the function is to be ours."""
     ours = mlc_jit(function, choose="ours")
     found = [jax.tree.leaves(f(*args)) for f in (ours, jax.jit(function))]
     report = ours.report(*args)
     assert report.coverage >= coverage, str(ours.explain(*args, verbose=True))
     for mine, theirs in zip(*found, strict=True):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
-    return tuple([np.asarray(r).astype(np.float64) for r in one] for one in found)
+    return tuple([widened(np.asarray(r)) for r in one] for one in found)
+
+
+def widened(a: np.ndarray) -> np.ndarray:
+    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
 def norm(a: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(a.astype(np.float64), axis=(-2, -1))
+    return np.linalg.norm(widened(a), axis=(-2, -1))
 
 
 def assert_stable(ours: np.ndarray, theirs: np.ndarray, scale: np.ndarray, size: int, dtype: str
@@ -154,8 +160,9 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal", "two",
+                                  "product", "hilbert"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
 def test_eigh(size: int, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(size)
     a = rng.standard_normal((37, size, size))
@@ -168,6 +175,12 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         a = np.ones(a.shape) + 1e-3 * a
     elif kind == "diagonal":
         a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
+    elif kind == "two":  # of them are eigenvalues
+        a = q * (np.arange(size) % 2) @ transposed(q)
+    elif kind == "product":
+        a = a @ transposed(a)
+    elif kind == "hilbert":
+        a = np.zeros_like(a) + 1 / (1.0 + np.add.outer(np.arange(size), np.arange(size)))
     with jax.enable_x64(dtype == "float64"):
         a = (a + transposed(a)).astype(dtype)
         mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST_EIGH)
@@ -178,6 +191,165 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
                       dtype)
         assert np.all(np.diff(mine[0]) >= 0)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (17,), (2, 5), (1000,), (0,)])
+def test_eigh_of_any_number_of_matrices(batch: tuple[int, ...]) -> None:
+    a = matrices(batch, 6, 6, "float32")
+    a = a + transposed(a)
+    for function in (jnp.linalg.eigh, lambda a: (jnp.linalg.eigvalsh(a),)):
+        mine, theirs = both(function, a)
+        np.testing.assert_allclose(mine[0], theirs[0], atol=1e-5 * np.abs(a).max(initial=1))
+        if len(mine) > 1:
+            wrong = a @ mine[1] - mine[1] * mine[0][..., None, :]
+            assert_stable(wrong, 0 * wrong, norm(a), 6, "float32")
+
+
+def test_eigh_hands_on_what_is_not_finite() -> None:
+    a = np.zeros((4, 5, 5), np.float32) + np.eye(5, dtype=np.float32)
+    a[0, 2, 1] = a[0, 1, 2] = a[1, 4, 4] = np.nan
+    mine, _ = both(lambda a: tuple(jnp.linalg.eigh(a)), a)
+    for result in mine:
+        assert np.isnan(result[:2]).all()
+        assert np.isfinite(result[2:]).all()
+
+
+def test_eigh_of_a_mapped_function_and_its_gradient() -> None:
+    a = positive((7,), 6, "float64")
+
+    def total(a: jax.Array) -> jax.Array:
+        values, vectors = jnp.linalg.eigh(a)
+        return jnp.sum(jnp.cos(values)) + jnp.sum(vectors[0] ** 2 * jnp.arange(6))
+
+    with jax.enable_x64(True):
+        (mine,), (theirs,) = both(jax.vmap(jax.grad(total)), a, coverage=0.9)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-9 * np.abs(theirs).max())
+
+
+def complex_matrices(batch: tuple[int, ...], rows: int, columns: int, dtype: str, seed: int = 0
+                     ) -> np.ndarray:
+    one, other = (matrices(batch, rows, columns, "float64", seed + k) for k in (0, 1))
+    scale = norm(one)[..., None, None] / norm(other)[..., None, None] if rows and one.size else 1
+    return (one + 1j * other * scale).astype(dtype)
+
+
+def adjoint(a: np.ndarray) -> np.ndarray:
+    return transposed(a).conj()
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+def test_complex_cholesky(size: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "complex128"):
+        a = complex_matrices(batch_for(size), size, size, dtype)
+        a = (a @ adjoint(a) + 1e-3 * norm(a)[..., None, None] ** 2 * np.eye(size)).astype(dtype)
+        for upper in (False, True):
+            (mine,), (theirs,) = both(lambda a, upper=upper: jnp.linalg.cholesky(a, upper=upper),
+                                      a, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+            wrong = [adjoint(f) @ f - a if upper else f @ adjoint(f) - a for f in (mine, theirs)]
+            assert_stable(*wrong, norm(a), size, dtype)
+            assert np.all((np.tril(mine, -1) if upper else np.triu(mine, 1)) == 0)
+            assert np.all(np.einsum("...ii->...i", mine).imag == 0)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2)])
+def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "complex128"):
+        a, b = (complex_matrices(batch_for(size), size, n, dtype, n) for n in (size, columns))
+        a += 10 * np.abs(a).max(initial=0) * np.eye(size, dtype=dtype)
+        for left, lower, transpose, conjugate in (
+                (True, True, False, False), (True, False, True, False), (True, True, True, True),
+                (False, True, False, False), (False, False, True, True), (True, True, False, True)):
+            right = b if left else transposed(b).copy()
+
+            def function(a, b, left=left, lower=lower, transpose=transpose, conjugate=conjugate):
+                return lax.linalg.triangular_solve(a, b, left_side=left, lower=lower,
+                                                   transpose_a=transpose, conjugate_a=conjugate)
+
+            (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+            factor = widened(np.tril(a) if lower else np.triu(a))
+            factor = transposed(factor) if transpose else factor
+            factor = factor.conj() if conjugate else factor
+            wrong = [(factor @ x if left else x @ factor) - right for x in (mine, theirs)]
+            assert_stable(*wrong, norm(factor) * norm(theirs), size, dtype)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (17,), (2, 5), (1000,), (0,)])
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
+    with jax.enable_x64(dtype == "complex128"):
+        a, b = (complex_matrices(batch, size, n, dtype, n) for n in (size, 2))
+        for function in (jnp.linalg.solve, lambda a, b: jnp.linalg.inv(a) @ b):
+            (mine,), (theirs,) = both(function, a, b, coverage=1 if batch else 0.9)
+            scale = norm(a) * norm(theirs) if function is jnp.linalg.solve \
+                else norm(a) ** 2 * norm(np.linalg.inv(widened(a))) * norm(theirs)
+            assert_stable(a @ mine - b, a @ theirs - b, scale, size, dtype)
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 2),
+                                               (2, 3), (9, 9)])
+def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
+    with jax.enable_x64(dtype == "complex128"):
+        a = complex_matrices(batch_for(rows), rows, columns, dtype)
+        covered = max(rows, columns) <= LARGEST_COMPLEX_LU
+        mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
+        residuals = []
+        for lu, _, permutation in (mine, theirs):
+            steps = min(rows, columns)
+            lower = np.tril(lu[..., :steps], -1) + np.eye(rows, steps)
+            order = permutation.astype(int)[..., None]
+            residuals.append(lower @ np.triu(lu[..., :steps, :]) - np.take_along_axis(a, order, -2))
+        for k in (1, 2):
+            np.testing.assert_array_equal(mine[k], theirs[k])
+        assert_stable(*residuals, norm(a), max(rows, columns), dtype)
+
+
+def test_complex_matrices_without_an_answer() -> None:
+    a = np.eye(3, dtype=np.complex64) * (1 + 2j) + np.zeros((5, 3, 3), np.complex64)
+    a[1, 2, 2], a[2], a[3, 0, 1], a[4, 1, 1] = 0, 0, np.nan, 1j * np.inf
+    b = np.ones((5, 3, 1), np.complex64)
+    (mine,), (theirs,) = both(jnp.linalg.solve, a, b)
+    np.testing.assert_allclose(mine[0], theirs[0], rtol=1e-6)
+    assert not np.isfinite(mine[1:4]).all((-2, -1)).any()
+    assert not np.isfinite(theirs[1:4]).all((-2, -1)).any()
+    (mine, size), (_, theirs) = both(lambda a: tuple(jnp.linalg.slogdet(a)), a[:3])
+    np.testing.assert_allclose(size, theirs, rtol=1e-6)
+    assert np.isneginf(size[1:]).all()
+    assert abs(mine[0] - (1 + 2j) ** 3 / abs((1 + 2j) ** 3)) < 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_complex_divisions_do_not_overflow(scale: float) -> None:
+    a = (complex_matrices((7,), 3, 3, "complex128") * 0 + np.array(
+        [[3 + 4j, 1, 2j], [1j, 5 - 1j, 1], [2, 1j, -4 + 2j]]) * scale).astype(np.complex64)
+    (mine,), (theirs,) = both(jnp.linalg.inv, a)
+    np.testing.assert_allclose(mine * scale, theirs * scale, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "slogdet"])
+def test_gradients_of_complex_functions(name: str) -> None:
+    def function(a: jax.Array) -> jax.Array:
+        if name == "slogdet":
+            return jnp.linalg.slogdet(a)[1].sum()
+        found = jnp.linalg.solve(a, jnp.ones((5, 3, 2), a.dtype)) if name == "solve" \
+            else getattr(jnp.linalg, name)(a)
+        return jnp.sum(jnp.abs(found) ** 2 * jnp.arange(found.size).reshape(found.shape))
+
+    with jax.enable_x64(True):
+        a = complex_matrices((5,), 3, 3, "complex128")
+        a = a @ adjoint(a) / norm(a)[..., None, None] ** 2 + np.eye(3)
+        (mine,), (theirs,) = both(jax.grad(function), a, coverage=0.9)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-8, atol=1e-9 * np.abs(theirs).max())
+
+
+def test_a_mapped_complex_solve() -> None:
+    a, b = (complex_matrices((17,), 3, n, "complex64", n) for n in (3, 1))
+    (mine,), (theirs,) = both(jax.vmap(jnp.linalg.solve), a, b[..., 0])
+    assert_stable(a @ mine[..., None] - b, a @ theirs[..., None] - b,
+                  norm(a) * norm(theirs[..., None]), 3, "complex64")
 
 
 def test_norms_do_not_overflow() -> None:
@@ -270,7 +442,7 @@ def test_larger_ones_stay_with_lapack() -> None:
     assert any("17" in reason or "larger than" in reason for reason in map(str, report.left))
 
 
-def test_complex_ones_stay_with_lapack() -> None:
-    a = special(4, 3, 3).astype(np.complex64)
-    report = mlc_jit(jnp.linalg.inv, choose="ours").report(a)
-    assert report.coverage < 1
+def test_complex_ones_that_are_larger_stay_with_lapack() -> None:
+    report = mlc_jit(jnp.linalg.inv, choose="ours").report(
+        special(4, 9, 9).astype(np.complex64))
+    assert any("larger than" in reason for reason in map(str, report.left))

@@ -14,6 +14,7 @@ from jax.interpreters import mlir
 from jaxlib.mlir import passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType
 from hlo_mlc.expr.evaluate import evaluate
@@ -27,6 +28,7 @@ from hlo_mlc.ops.definition import (
     Indices,
     Pointwise,
     Read,
+    Repeated,
     Sorted,
     Staged,
     Unrolled,
@@ -120,7 +122,9 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
         case Update():
             return (_run_update(lowered, arrays, Memory(memory)),)
         case Unrolled():
-            return _run_unrolled(node, lowered, Memory(memory))
+            return _run_unrolled(node, lowered.extents, lowered.elements, {}, Memory(memory))
+        case Repeated():
+            return _run_repeated(node, lowered, Memory(memory))
         case Staged():
             first = [e.dtype for e in lowered.first.finish(lowered.first.initial)]
             between, = _run_fold([TensorType(lowered.shape, t) for t in first], lowered.first,
@@ -192,11 +196,26 @@ def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray
                  for v in values[:len(terms)])
 
 
-def _run_unrolled(node: Node, lowered: Unrolled, memory: Memory) -> tuple[np.ndarray, ...]:
-    point, env = axes_of(lowered.extents, "i")
-    extents = tuple(lowered.extents)
+def _run_repeated(node: Node, lowered: Repeated, memory: Memory) -> tuple[np.ndarray, ...]:
+    step, extents = lowered.step, tuple(lowered.extents)
+    kinds = [TensorType(extents, v.dtype) for v in step.lhs]
+    point, env = axes_of(extents, "i")
+    state = _values(lowered.initial(point), env, memory, kinds)
+    for trip in range(lowered.trips):
+        told = _values(lowered.told(index.constant(trip)), {}, memory, kinds)
+        bound = dict(zip((*step.lhs, *step.rhs), (*state, *told), strict=True))
+        state = _values(step.results, bound, memory, kinds)
+    assert step.in_order
+    return _run_unrolled(node, extents, lambda point: lowered.elements(point, step.lhs),
+                         dict(zip(step.lhs, state, strict=True)), memory)
+
+
+def _run_unrolled(node: Node, extents: Sequence[int], written_out: Callable, known: dict,
+                  memory: Memory) -> tuple[np.ndarray, ...]:
+    point, env = axes_of(extents, "i")
+    env, extents = {**env, **known}, tuple(extents)
     results = []
-    for value, elements in zip(node.results, lowered.elements(point), strict=True):
+    for value, elements in zip(node.results, written_out(point), strict=True):
         kind = value.type.stored
         result, written = np.zeros(kind.shape, kind.dtype.numpy), np.zeros(kind.shape, int)
         for place, element in elements:

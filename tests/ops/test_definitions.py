@@ -49,9 +49,12 @@ def _tame_matrix(array: np.ndarray, operand: int) -> np.ndarray:
     """A matrix far from singular, whose pivots do not hang on the last place."""
     rng = np.random.default_rng(array.size + operand)
     values = rng.uniform(-1, 1, array.shape)
+    if array.dtype.kind == "c":
+        values = values + 1j * rng.uniform(-1, 1, array.shape)
     if operand == 0:
         eye = np.eye(*array.shape[-2:])
-        values = (values + values.swapaxes(-1, -2) if eye.shape[0] == eye.shape[1] else values) / 4
+        is_square = eye.shape[0] == eye.shape[1]
+        values = (values + values.conj().swapaxes(-1, -2) if is_square else values) / 4
         values = values + 2 * eye
     return values.astype(array.dtype)
 

@@ -23,6 +23,7 @@ def unary(op: str, operand: str, result: str = "") -> str:
     (unary("stablehlo.sine", "3xf8E8M0FNU"), "not modelled"),
     (unary("stablehlo.cholesky", "3x3xbf16"), "factorizations and solves of bf16"),
     (unary("stablehlo.cholesky", "17x17xf32"), "larger than 16 x 16"),
+    (unary("stablehlo.cholesky", "9x9xcomplex<f32>"), "larger than 8 x 8"),
     (unary("stablehlo.custom_call", "3xf32").replace(
         "(%a) :", "(%a) {call_target_name = \"f\"} :"), "custom call to f"),
 ])

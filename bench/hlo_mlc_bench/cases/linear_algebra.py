@@ -25,6 +25,11 @@ def of_matrices(function: Callable) -> Callable[..., Workload]:
     return build
 
 
+def eigenvalues_and_rebuilt(values: jax.Array, vectors: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What there is one right answer to: eigenvectors may point either way."""
+    return values, (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
+
+
 def solve(inputs: Inputs, *, matrices: int, size: int) -> Workload:
     def function(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.linalg.solve(a, b[..., None])[..., 0]
@@ -53,6 +58,15 @@ def short_filter(inputs: Inputs, *, rows: int, length: int) -> Workload:
     return function, (inputs.normal(rows, length), inputs.uniform(length // 2 + 1))
 
 
+def solve_complex(inputs: Inputs, *, matrices: int, size: int) -> Workload:
+    def function(a: jax.Array, turn: jax.Array, b: jax.Array) -> jax.Array:
+        x = jnp.linalg.solve(a + 1j * turn, (b - 1j)[..., None])[..., 0]
+        return jnp.stack((x.real, x.imag), -1)
+
+    return function, (_well_conditioned(inputs, matrices, size),
+                      inputs.normal(matrices, size, size, scale=0.1), inputs.normal(matrices, size))
+
+
 def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
           matrices: int = 10_000) -> Case:
     case = Case(f"{name}_{size}x{size}", build, {"matrices": matrices, "size": size},
@@ -65,11 +79,13 @@ def _case(name: str, build: Callable[..., Workload], size: int, figure: float,
 CASES = (
     _case("solve", solve, 3, 8.0, 86_000),
     _case("solve", solve, 8, 5.0),
+    _case("solve_complex", solve_complex, 3, 8.0, 86_000),
     _case("cholesky", of_matrices(jnp.linalg.cholesky), 4, 5.0),
     _case("cholesky", of_matrices(jnp.linalg.cholesky), 8, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 4, 5.0),
     _case("qr", of_matrices(lambda a: tuple(jnp.linalg.qr(a))), 8, 5.0),
     _case("eigvalsh", of_matrices(jnp.linalg.eigvalsh), 4, 5.0),
+    _case("eigh", of_matrices(lambda a: eigenvalues_and_rebuilt(*jnp.linalg.eigh(a))), 8, 5.0),
     _case("inverse", of_matrices(jnp.linalg.inv), 4, 5.0),
     _case("slogdet", of_matrices(lambda a: tuple(jnp.linalg.slogdet(a))), 4, 5.0),
     _case("solve_triangular", triangular, 8, 3.0),

@@ -27,6 +27,7 @@ from hlo_mlc.tensor.classify import (
     cost,
     cost_of_node,
     divides_integers,
+    is_in_order,
     is_injective,
     is_map,
     is_part,
@@ -136,12 +137,15 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
-        operations = cost(*stage.expressions)
+        operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
         if _is_polynomial(stage):
             each = figure("transform_ns") + figure("transform_operation_ns") * operations
-            return "transforms", max(points(stage) * each / 1e3, memory)
+            return "transforms", max(matrices * each / 1e3, memory)
         each = figure("matrix_ns") + figure("matrix_operation_ns") * operations
-        return "small matrices", max(points(stage) * each / 1e3, memory)
+        if is_in_order(stage):
+            steps = stage.reduce_axes[0].extent * cost(*stage.combiner.results)
+            each += figure("matrix_step_ns") * steps
+        return "small matrices", max(matrices * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)
         each = figure("scan_narrow_ns") if narrow else figure("scan_ns")

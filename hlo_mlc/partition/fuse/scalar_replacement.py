@@ -25,6 +25,8 @@ from hlo_mlc.tensor.rewrite import map_expressions, rename_axes
 # Points that one point of the batch becomes, places that an element is selected from, and simple
 # operations in all: an inversion of 8 x 8 takes 2,500, and half a second to compile.
 _MOST_POINTS, _MOST_PLACES, _MOST_OPERATIONS = 64, 16, 2600
+# Operations of both, at all of these points, before what is known of them is: it saves no more.
+_MOST_ALONE = 3900
 
 
 def with_written_out(first: Stage, stage: Stage) -> Stage | None:
@@ -35,6 +37,9 @@ def with_written_out(first: Stage, stage: Stage) -> Stage | None:
             or not set(stage.inputs) & set(first.outputs):
         return None
     batch = min((s for s in (first, stage) if is_written_out(s, 3)), key=lambda s: len(s.axes)).axes
+    if sum(stage_cost(s) * math.prod(v.extent for v in s.axes[len(batch):])
+           for s in (first, stage)) > _MOST_ALONE:
+        return None
     found = [_over(s, batch) for s in (first, stage)]
     if None in found:
         return None

@@ -20,6 +20,7 @@ from hlo_mlc.ops.definition import (
     Lowered,
     Pointwise,
     Read,
+    Repeated,
     Scan,
     Sorted,
     Staged,
@@ -183,6 +184,8 @@ class StageLowering:
             self._staged(node, lowered)
         elif isinstance(lowered, Unrolled):
             self.unrolled(node, lowered, node.results)
+        elif isinstance(lowered, Repeated):
+            self._repeated(node, lowered)
         else:
             self._update(node, lowered)
 
@@ -280,12 +283,26 @@ class StageLowering:
     def unrolled(self, node: Node, unrolled: Unrolled, results: Sequence[Value]) -> None:
         """One stage that stores every element of `results`, which are written out."""
         axes, point = self._axes(unrolled.extents)
-        found = unrolled.elements(point)
-        buffers = [self.define(value) for value in results]
-        assigns = tuple(Assign(buffer, place, element)
-                        for buffer, elements in zip(buffers, found, strict=True)
-                        for place, element in elements)
+        assigns = self._written_out(unrolled.elements(point), results)
         self._emit(node, Stage(self.fresh("s"), axes, assigns))
+
+    def _repeated(self, node: Node, repeated: Repeated) -> None:
+        """One stage that folds the trips of a loop, in order."""
+        axes, point = self._axes(repeated.extents)
+        (trip,), _ = self._axes((repeated.trips,))
+        values = tuple(Var(self.fresh("acc"), v.dtype) for v in repeated.step.lhs)
+        assigns = self._written_out(repeated.elements(point, values), node.results)
+        self._emit(node, Stage(
+            self.fresh("s"), axes, assigns, (trip,), repeated.step, repeated.told(trip),
+            repeated.initial(point), values))
+
+    def _written_out(self, found: Sequence[Sequence[tuple[Indices, Expr]]],
+                     results: Sequence[Value]) -> tuple[Assign, ...]:
+        """Stores of elements of `results`, each with its place."""
+        buffers = [self.define(value) for value in results]
+        return tuple(Assign(buffer, place, element)
+                     for buffer, elements in zip(buffers, found, strict=True)
+                     for place, element in elements)
 
     def _scan(self, node: Node, scan: Scan) -> None:
         axes, indices = self._axes(node.results[0].type.shape)

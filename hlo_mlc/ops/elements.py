@@ -1,0 +1,98 @@
+"""Arithmetic on elements of matrices: an expression for a real one, two for a complex one.
+
+Nothing here looks at the values: products overflow where their parts do, as LAPACK's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+
+
+class Complex(NamedTuple):
+    """A complex number by its parts."""
+
+    real: Expr
+    imaginary: Expr
+
+
+Element = Expr | Complex
+
+
+def real_part(x: Element) -> Expr:
+    return x.real if isinstance(x, Complex) else x
+
+
+def like(x: Element, number: float) -> Element:
+    """A real number as an element of the same type."""
+    value = const(number, real_part(x).dtype)
+    return Complex(value, const(0, value.dtype)) if isinstance(x, Complex) else value
+
+
+def conjugate(x: Element) -> Element:
+    return Complex(x.real, apply("neg", x.imaginary)) if isinstance(x, Complex) else x
+
+
+def size(x: Element) -> Expr:
+    """The absolute value; of a complex number the sum of those of its parts, by which LAPACK
+    chooses pivots."""
+    if isinstance(x, Complex):
+        return apply("add", apply("abs", x.real), apply("abs", x.imaginary))
+    return apply("abs", x)
+
+
+def is_zero(x: Element) -> Expr:
+    zero = const(0, real_part(x).dtype)
+    if isinstance(x, Complex):
+        return apply("and", apply("eq", x.real, zero), apply("eq", x.imaginary, zero))
+    return apply("eq", x, zero)
+
+
+def chosen(condition: Expr, x: Element, y: Element) -> Element:
+    """`x` where the condition holds, else `y`."""
+    if isinstance(x, Complex):
+        return Complex(*(apply("select", condition, a, b) for a, b in zip(x, y, strict=True)))
+    return apply("select", condition, x, y)
+
+
+def minus(x: Element, y: Element) -> Element:
+    if isinstance(x, Complex):
+        return Complex(*(apply("sub", a, b) for a, b in zip(x, y, strict=True)))
+    return apply("sub", x, y)
+
+
+def times(x: Element, y: Element) -> Element:
+    if not isinstance(x, Complex):
+        return apply("mul", x, y)
+    (a, b), (c, d) = x, y
+    return Complex(apply("sub", apply("mul", a, c), apply("mul", b, d)),
+                   apply("add", apply("mul", a, d), apply("mul", b, c)))
+
+
+def scaled(x: Element, divisor: Expr) -> Element:
+    """`x` divided by a real number."""
+    if isinstance(x, Complex):
+        return Complex(apply("div", x.real, divisor), apply("div", x.imaginary, divisor))
+    return apply("div", x, divisor)
+
+
+def over(x: Element, y: Element) -> Element:
+    """x / y, for complex numbers the product with 1 / y, which others share."""
+    return times(x, _inverse(y)) if isinstance(x, Complex) else apply("div", x, y)
+
+
+def _inverse(x: Complex) -> Complex:
+    """1 / x by the ratio of its parts, so that no square overflows.
+
+    Source: R. L. Smith, Algorithm 116: Complex division, Commun. ACM 5 (1962).
+    """
+    one = const(1, x.real.dtype)
+    is_wide = apply("ge", apply("abs", x.real), apply("abs", x.imaginary))
+    large, small = chosen(is_wide, x, Complex(x.imaginary, x.real))
+    ratio = apply("div", small, large)
+    below = apply("div", one, apply("add", large, apply("mul", small, ratio)))
+    part = apply("mul", ratio, below)
+    return Complex(apply("select", is_wide, below, part),
+                   apply("neg", apply("select", is_wide, part, below)))
