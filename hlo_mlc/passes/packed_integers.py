@@ -71,7 +71,7 @@ def _byte_of(dtype: DType) -> DType:
 
 class _Unpacking:
     """One walk over a graph and its regions.  `bytes`: what packed integers have become; `packed`:
-    those that exist as they were; `renamed`: what other values have become."""
+    those that exist as they were."""
 
     def __init__(self) -> None:
         self.bytes: dict[Value, Value] = {}
@@ -192,8 +192,7 @@ class _Unpacking:
         dtype = result.type.dtype
         scalar = TensorType((), operand.type.dtype)
         least = -(1 << (dtype.bits - 1)) if dtype.is_signed else 0
-        limits = (self.constant(n, scalar) for n in (least, least + (1 << dtype.bits) - 1))
-        low, high = limits
+        low, high = (self.constant(n, scalar) for n in (least, least + (1 << dtype.bits) - 1))
         within = self.add("stablehlo.clamp", (low, operand, high), operand.type)
         self.bytes[result] = self.add(_CONVERT, (within,),
                                       TensorType(result.type.shape, _byte_of(dtype)))
