@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hlo_mlc.expr.build import apply, const
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.core import Const, Expr
 
 
 class Complex(NamedTuple):
@@ -55,6 +55,23 @@ def chosen(condition: Expr, x: Element, y: Element) -> Element:
     if isinstance(x, Complex):
         return Complex(*(apply("select", condition, a, b) for a, b in zip(x, y, strict=True)))
     return apply("select", condition, x, y)
+
+
+def is_nothing(x: Element) -> bool:
+    """Whether it is the constant 0."""
+    return all(isinstance(part, Const) and part.value == 0
+               for part in (x if isinstance(x, Complex) else (x,)))
+
+
+def negated(x: Element) -> Element:
+    return Complex(*(apply("neg", part) for part in x)) if isinstance(x, Complex) \
+        else apply("neg", x)
+
+
+def plus(x: Element, y: Element) -> Element:
+    if isinstance(x, Complex):
+        return Complex(*(apply("add", a, b) for a, b in zip(x, y, strict=True)))
+    return apply("add", x, y)
 
 
 def minus(x: Element, y: Element) -> Element:
