@@ -5,6 +5,7 @@ Nothing here looks at the values: products overflow where their parts do, as LAP
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from hlo_mlc.expr.build import apply, const
@@ -96,8 +97,13 @@ def scaled(x: Element, divisor: Expr) -> Element:
 
 
 def over(x: Element, y: Element) -> Element:
-    """x / y, for complex numbers the product with 1 / y, which others share."""
-    return times(x, _inverse(y)) if isinstance(x, Complex) else apply("div", x, y)
+    """x / y, for complex numbers the product with 1 / y, which others share; by zero each part, as
+    NumPy has it."""
+    if not isinstance(x, Complex):
+        return apply("div", x, y)
+    infinite = const(math.inf, x.real.dtype)
+    by_zero = Complex(*(apply("mul", part, infinite) for part in x))
+    return chosen(is_zero(y), by_zero, times(x, _inverse(y)))
 
 
 def _inverse(x: Complex) -> Complex:
