@@ -5,10 +5,11 @@ Nothing here looks at the values: products overflow where their parts do, as LAP
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from hlo_mlc.expr.build import apply, const
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.core import Const, Expr
 
 
 class Complex(NamedTuple):
@@ -57,6 +58,23 @@ def chosen(condition: Expr, x: Element, y: Element) -> Element:
     return apply("select", condition, x, y)
 
 
+def is_nothing(x: Element) -> bool:
+    """Whether it is the constant 0."""
+    return all(isinstance(part, Const) and part.value == 0
+               for part in (x if isinstance(x, Complex) else (x,)))
+
+
+def negated(x: Element) -> Element:
+    return Complex(*(apply("neg", part) for part in x)) if isinstance(x, Complex) \
+        else apply("neg", x)
+
+
+def plus(x: Element, y: Element) -> Element:
+    if isinstance(x, Complex):
+        return Complex(*(apply("add", a, b) for a, b in zip(x, y, strict=True)))
+    return apply("add", x, y)
+
+
 def minus(x: Element, y: Element) -> Element:
     if isinstance(x, Complex):
         return Complex(*(apply("sub", a, b) for a, b in zip(x, y, strict=True)))
@@ -79,8 +97,13 @@ def scaled(x: Element, divisor: Expr) -> Element:
 
 
 def over(x: Element, y: Element) -> Element:
-    """x / y, for complex numbers the product with 1 / y, which others share."""
-    return times(x, _inverse(y)) if isinstance(x, Complex) else apply("div", x, y)
+    """x / y, for complex numbers the product with 1 / y, which others share; by zero each part, as
+    NumPy has it."""
+    if not isinstance(x, Complex):
+        return apply("div", x, y)
+    infinite = const(math.inf, x.real.dtype)
+    by_zero = Complex(*(apply("mul", part, infinite) for part in x))
+    return chosen(is_zero(y), by_zero, times(x, _inverse(y)))
 
 
 def _inverse(x: Complex) -> Complex:

@@ -59,24 +59,24 @@ def getrf(node: Node, a: np.ndarray) -> Results:
 
 @_widely
 def geqrf(node: Node, a: np.ndarray) -> Results:
-    factors, raw = np.zeros(min(a.shape)), a
+    factors, raw = np.zeros(min(a.shape), a.dtype), a
     for k in range(len(factors)):
         column = raw[k:, k].copy()
-        if np.any(column[1:] != 0):
-            beta = -np.copysign(np.linalg.norm(column), column[0])
+        if np.any(column[1:] != 0) or column[0].imag != 0:
+            beta = -np.copysign(np.linalg.norm(column), column[0].real)
             factors[k] = (beta - column[0]) / beta
             vector = np.append(1, column[1:] / (column[0] - beta))
-            raw[k:, k:] -= factors[k] * np.outer(vector, vector @ raw[k:, k:])
+            raw[k:, k:] -= factors[k].conj() * np.outer(vector, vector.conj() @ raw[k:, k:])
             raw[k + 1:, k] = vector[1:]
     return raw, factors
 
 
 @_widely
 def orgqr(node: Node, a: np.ndarray, factors: np.ndarray) -> Results:
-    q = np.eye(*a.shape)
+    q = np.eye(*a.shape, dtype=a.dtype)
     for k in reversed(range(len(factors))):
         vector = np.append(np.append(np.zeros(k), 1), a[k + 1:, k])
-        q -= factors[k] * np.outer(vector, vector @ q)
+        q -= factors[k] * np.outer(vector, vector.conj() @ q)
     return (q,)
 
 

@@ -14,12 +14,14 @@ from collections.abc import Mapping
 from hlo_mlc.graph.core import Attribute, Node
 
 # Of f32 and f64, and of complex numbers of these.
-_FUNCTIONS = ("potrf", "trsm", "getrf")
-_REAL_FUNCTIONS = ("geqrf", "orgqr", "ormqr", "syevd")
+_FUNCTIONS = ("potrf", "trsm", "getrf", "geqrf")
+_REAL_FUNCTIONS = ("orgqr", "ormqr", "syevd")
 _TARGETS: Mapping[str, str] = {
-    f"lapack_{letter}{function}_ffi": f"lapack.{function}"
-    for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
-    for letter in letters for function in functions}
+    **{f"lapack_{letter}{function}_ffi": f"lapack.{function}"
+       for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
+       for letter in letters for function in functions},
+    **{f"lapack_{letter}ungqr_ffi": "lapack.orgqr" for letter in "cz"},
+}
 # What a call may say of itself besides its options, which JAX keeps where the version of the
 # interface is not asked for.
 _KNOWN = frozenset(("call_target_name", "api_version", "backend_config", "called_computations",

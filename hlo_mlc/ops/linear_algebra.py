@@ -36,7 +36,7 @@ _LARGEST_COMPLEX: Mapping[str, int] = {
 # And of those whose eigenvectors are, not found by a loop.
 _LARGEST_WRITTEN_OUT = 4
 # Columns of those whose columns are reflected, and their elements: they may be tall.
-_MOST_REFLECTIONS, _MOST_REFLECTED = 8, 160
+_MOST_REFLECTED, _MOST_REFLECTED_COMPLEX = (8, 160), (4, 40)
 # Right-hand sides that are written out with the matrix where there are several matrices, and the
 # steps of all; more are points of their own: 8 of 8 x 8 took half of the time so, 16 of 16 x 16 as
 # well, in f64 a third, and their first call a fifth.
@@ -49,16 +49,18 @@ def _supports(node: Node) -> str:
     if matrix.dtype not in (F32, F64, C64, C128):
         return f"factorizations and solves of {matrix.dtype.name} stay with XLA"
     largest = _LARGEST_COMPLEX if matrix.dtype.kind is Kind.COMPLEX else _LARGEST
-    if matrix.dtype.kind is Kind.COMPLEX and name not in largest:
-        return f"{name} of complex matrices stays with XLA"
+    if matrix.dtype.kind is Kind.COMPLEX and name in ("ormqr", "syevd"):
+        return f"{name} of complex matrices stays with LAPACK"
     if any(value.type.shape[:-2] != matrix.shape[:-2] for value in _matrices(node)):
         return "its operands have different batches"
     rows, columns = matrix.shape[-2:]
     if name not in largest:
-        if min(rows, columns) > _MOST_REFLECTIONS or any(
-                math.prod(value.type.shape[-2:]) > _MOST_REFLECTED for value in _matrices(node)):
-            return f"matrices of more than {_MOST_REFLECTIONS} columns, or of more than " \
-                f"{_MOST_REFLECTED} elements, stay with LAPACK"
+        columns_most, most = _MOST_REFLECTED_COMPLEX if matrix.dtype.kind is Kind.COMPLEX \
+            else _MOST_REFLECTED
+        if min(rows, columns) > columns_most or any(
+                math.prod(value.type.shape[-2:]) > most for value in _matrices(node)):
+            return f"matrices of more than {columns_most} columns, or of more than {most} " \
+                "elements, stay with LAPACK"
     elif max(rows, columns) > largest[name]:
         return f"matrices larger than {largest[name]} x {largest[name]} stay with LAPACK"
     if not min(rows, columns):
@@ -144,15 +146,17 @@ def _getrf(node: Node, reads: Sequence[Read]) -> Unrolled:
 
 def _geqrf(node: Node, reads: Sequence[Read]) -> Unrolled:
     shape = node.operands[0].type.shape
-    return _each_matrix(node, lambda point: small_matrices.qr(_matrix(reads[0], point, shape)))
+    (read,) = _elements(node, reads)
+    return _each_matrix(node, lambda point: small_matrices.qr(_matrix(read, point, shape)))
 
 
 def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled:
     shape, count = (v.type.shape for v in node.operands)
+    matrix, vector = _elements(node, reads)
 
     def compute(point: Indices) -> tuple[Matrix]:
-        factors = _vector(reads[1], point, count[-1])
-        return (small_matrices.q_of(_matrix(reads[0], point, shape), factors),)
+        factors = _vector(vector, point, count[-1])
+        return (small_matrices.q_of(_matrix(matrix, point, shape), factors),)
 
     return _each_matrix(node, compute)
 
@@ -321,12 +325,17 @@ DEFINITIONS: tuple[OpDef, ...] = (
           "trsm, BLAS"),
     OpDef("lapack.geqrf", OpKind.SOLVE, reference.geqrf, _geqrf, _supports, tuple(
         _call("geqrf", t, f"{t}, {_factors(t, steps)}")
-        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2"))),
+        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
+        + tuple(_call("geqrf", t, f"{t}, {factors}") for t, factors in (
+            ("3x4x2xcomplex<f32>", "3x2xcomplex<f32>"), ("2x3x3xcomplex<f64>", "2x3xcomplex<f64>"),
+            ("1x1xcomplex<f32>", "1xcomplex<f32>"))),
         "geqrf, LAPACK"),
     OpDef("lapack.orgqr", OpKind.SOLVE, reference.orgqr, _orgqr, _supports, (
         _call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
         _call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
         _call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
+        _call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
+        _call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
     ), "orgqr, LAPACK"),
     OpDef("lapack.ormqr", OpKind.SOLVE, reference.ormqr, _ormqr, _supports, (
         *(_call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",

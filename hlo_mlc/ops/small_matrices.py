@@ -23,11 +23,16 @@ from hlo_mlc.ops.elements import (
     Element,
     chosen,
     conjugate,
+    is_nothing,
     is_zero,
     like,
+    minus,
+    negated,
     over,
+    plus,
     real_part,
     scaled,
+    times,
 )
 from hlo_mlc.ops.elements import size as size_of
 
@@ -103,9 +108,9 @@ def lu(a: Matrix) -> tuple[Matrix, list[Expr], Expr]:
     return a, pivots, _first(failed)
 
 
-def qr(a: Matrix) -> tuple[Matrix, list[Expr]]:
+def qr(a: Matrix) -> tuple[Matrix, list[Element]]:
     """R on and above the diagonal, below it the vectors of the reflections, whose first element is
-    1 and left out, and their factors: Q is the product of 1 - tau v v^T."""
+    1 and left out, and their factors: Q is the product of 1 - tau v v^H."""
     rows, columns = len(a), len(a[0])
     a, factors = [list(row) for row in a], []
     for k in range(min(rows, columns)):
@@ -115,23 +120,23 @@ def qr(a: Matrix) -> tuple[Matrix, list[Expr]]:
         for i, element in enumerate(vector, k + 1):
             a[i][k] = element
         for j in range(k + 1, columns):
-            _reflect(a, k, j, vector, tau)
+            _reflect(a, k, j, vector, conjugate(tau))
     return a, factors
 
 
-def q_of(a: Matrix, factors: Sequence[Expr]) -> Matrix:
+def q_of(a: Matrix, factors: Sequence[Element]) -> Matrix:
     """The first columns of the product of reflections that `qr` leaves behind, as many as `a` has.
     """
-    rows, columns, dtype = len(a), len(a[0]), a[0][0].dtype
-    zero, one = const(0, dtype), const(1, dtype)
+    rows, columns = len(a), len(a[0])
+    zero, one = like(a[0][0], 0), like(a[0][0], 1)
     q = [[one if i == j else zero for j in range(columns)] for i in range(rows)]
     for k in reversed(range(len(factors))):
         vector, tau = [a[i][k] for i in range(k + 1, rows)], factors[k]
         for j in range(k + 1, columns):
             _reflect(q, k, j, vector, tau)
-        q[k][k] = apply("sub", one, tau)
+        q[k][k] = minus(one, tau)
         for i, element in enumerate(vector, k + 1):
-            q[i][k] = apply("neg", apply("mul", tau, element))
+            q[i][k] = negated(times(tau, element))
     return q
 
 
@@ -236,51 +241,48 @@ def _sum_of_products(pairs: Sequence[tuple[Expr, Expr]]) -> Expr:
     return total
 
 
-def _reflection(first: Expr, tail: Sequence[Expr]) -> tuple[Expr, list[Expr], Expr]:
-    """(beta, v, tau) such that (1 - tau (1, v) (1, v)^T) (first, tail) = (beta, 0).
+def _reflection(first: Element, tail: Sequence[Element]) -> tuple[Element, list[Element], Element]:
+    """(beta, v, tau) such that (1 - tau (1, v) (1, v)^H)^H (first, tail) = (beta, 0), where beta is
+    real.
 
     Norms are taken of what is scaled by the largest element, so that no square overflows.
     """
-    dtype = first.dtype
-    zero, one = const(0, dtype), const(1, dtype)
-    if not tail:
+    real, *imaginary = _parts(first)
+    zero, one = const(0, real.dtype), const(1, real.dtype)
+    others = [part for element in tail for part in _parts(element)]
+    if not others and not imaginary:
         return first, [], zero
-    largest = largest_of(tail)
+    largest = largest_of([*others, *imaginary])
     is_done = apply("eq", largest, zero)
-    scale = apply("max", largest, apply("abs", first))
-    divisor = apply("select", is_done, one, scale)
+    divisor = apply("select", is_done, one, apply("max", largest, apply("abs", real)))
     squares = zero
-    for element in (first, *tail):
-        scaled = apply("div", element, divisor)
-        squares = apply("add", apply("mul", scaled, scaled), squares)
+    for part in (real, *imaginary, *others):
+        fraction = apply("div", part, divisor)
+        squares = apply("add", apply("mul", fraction, fraction), squares)
     norm = apply("mul", divisor, apply("sqrt", squares))
-    beta = apply("select", apply("lt", first, zero), norm, apply("neg", norm))
-    tau = apply("div", apply("sub", beta, first), beta)
-    rest = apply("select", is_done, one, apply("sub", first, beta))
-    vector = [apply("div", element, rest) for element in tail]
-    return (apply("select", is_done, first, beta), vector,
-            apply("select", is_done, zero, tau))
+    beta = apply("select", apply("lt", real, zero), norm, apply("neg", norm))
+    tau, rest = apply("div", apply("sub", beta, real), beta), apply("sub", real, beta)
+    beta = apply("select", is_done, real, beta)
+    if isinstance(first, Complex):
+        tau = Complex(tau, apply("neg", apply("div", first.imaginary, beta)))
+        rest, beta = Complex(rest, first.imaginary), Complex(beta, zero)
+    rest = chosen(is_done, like(first, 1), rest)
+    return beta, [over(element, rest) for element in tail], chosen(is_done, like(first, 0), tau)
 
 
-def _reflect(a: Matrix, k: int, j: int, vector: Sequence[Expr], tau: Expr) -> None:
-    """Column j from row k on becomes (1 - tau (1, v) (1, v)^T) times itself."""
-    zero = const(0, tau.dtype)
+def _reflect(a: Matrix, k: int, j: int, vector: Sequence[Element], tau: Element) -> None:
+    """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself; of it, elements may be
+    the constant 0."""
     total = a[k][j]
     for i, element in enumerate(vector, k + 1):
-        total = _plus(total, element, a[i][j], zero)
-    total = apply("mul", tau, total)
-    a[k][j] = apply("sub", a[k][j], total) if a[k][j] is not zero else apply("neg", total)
+        if not is_nothing(a[i][j]):
+            product = times(conjugate(element), a[i][j])
+            total = product if is_nothing(total) else plus(product, total)
+    total = times(tau, total)
+    a[k][j] = negated(total) if is_nothing(a[k][j]) else minus(a[k][j], total)
     for i, element in enumerate(vector, k + 1):
-        product = apply("mul", element, total)
-        a[i][j] = apply("sub", a[i][j], product) if a[i][j] is not zero else apply("neg", product)
-
-
-def _plus(total: Expr, x: Expr, y: Expr, zero: Expr) -> Expr:
-    """total + x * y, where either may be the constant 0."""
-    if y is zero:
-        return total
-    product = apply("mul", x, y)
-    return product if total is zero else apply("add", product, total)
+        product = times(element, total)
+        a[i][j] = negated(product) if is_nothing(a[i][j]) else minus(a[i][j], product)
 
 
 def largest_of(elements: Sequence[Expr]) -> Expr:

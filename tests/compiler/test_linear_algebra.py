@@ -307,6 +307,25 @@ def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
         assert_stable(*residuals, norm(a), max(rows, columns), dtype)
 
 
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("mode", ["reduced", "complete"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (3, 5),
+                                               (8, 1), (1, 4), (6, 6)])
+def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
+    with jax.enable_x64(dtype == "complex128"):
+        a = complex_matrices(batch_for(rows), rows, columns, dtype)
+        covered = min(rows, columns) <= 4 and (mode == "reduced" or rows <= 4)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
+        wrong, skew = zip(*((q @ r - a, adjoint(q) @ q - np.eye(q.shape[-1]))
+                            for q, r in (mine, theirs)), strict=True)
+        assert_stable(*wrong, norm(a), max(rows, columns), dtype)
+        assert_stable(*skew, np.sqrt(max(rows, columns)) * np.ones(a.shape[:-2]),
+                      max(rows, columns), dtype)
+        assert np.all(np.tril(mine[1], -1) == 0)
+        np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-3, atol=1e-4 * np.abs(a).max(
+            initial=0))
+
+
 def test_complex_matrices_without_an_answer() -> None:
     a = np.eye(3, dtype=np.complex64) * (1 + 2j) + np.zeros((5, 3, 3), np.complex64)
     a[1, 2, 2], a[2], a[3, 0, 1], a[4, 1, 1] = 0, 0, np.nan, 1j * np.inf
