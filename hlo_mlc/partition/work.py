@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import F64, INDEX
 from hlo_mlc.expr.ops import OPS, Accuracy
+from hlo_mlc.target.cpu import WIDEST_STEP
 from hlo_mlc.templates.base import points
 from hlo_mlc.templates.window_roles import lane_of
 from hlo_mlc.tensor.classify import (
@@ -33,9 +34,9 @@ _DIVIDER = {"div": 8, "sqrt": 10, "rsqrt": 14}
 # Operations of a step of a scan for each of its combiner's: the next one waits for the result.
 # Sums and maxima of a million elements took 218 to 744 us on Zen 4 and Emerald Rapids.
 _WAITING = 20
-# Elements between neighbours that vectors still bring together: loads and a shuffle, where others
-# come one by one.  Every other element took 0 to 0.1 ns more, elements far apart a quarter.
-_STRIDE, _SHUFFLED = 4, 4
+# Quarters of what neighbours far apart take that come one by one: up to WIDEST_STEP elements apart
+# they come by loads and a shuffle, and take 0 to 0.1 ns more, far apart a quarter.
+_SHUFFLED = 4
 _LINE = 64  # bytes that come from memory together
 _LANES = 16  # of f32 in a wide vector: which axis suits vectors hardly depends on how wide they are
 
@@ -158,7 +159,7 @@ def _apart(stage: Stage) -> int:
     shared = 1  # terms that use what is loaded once: a window's, in a tile of neighbours
     if slides(stage) and contraction(stage) is None:
         read = [load for load in read if any(_mixes(i, stage) for i in load.indices)]
-        each = _each_apart(read, lane_of(stage, _LANES) or stage.axes[-1], _STRIDE)
+        each = _each_apart(read, lane_of(stage, _LANES) or stage.axes[-1], WIDEST_STEP)
         shared = max(v.extent for axis in stage.axes for v in sliding(stage, axis))
     else:
         lanes = _lanes(stage)
@@ -169,7 +170,7 @@ def _apart(stage: Stage) -> int:
 def _each_apart(read: Iterable[Load], lanes: Var, near: int) -> int:
     """What these add for each point, in quarters."""
     steps = (vector_stride(load, lanes) for load in read)
-    return sum(_SHUFFLED if step is None or abs(step) > _STRIDE else abs(step) > near
+    return sum(_SHUFFLED if step is None or abs(step) > WIDEST_STEP else abs(step) > near
                for step in steps)
 
 

@@ -19,6 +19,9 @@ HOST = "host"
 KIB = 1024
 MIB = 1024 * KIB
 CACHE_LINE_BYTES = 64  # of all processors that we know
+WIDEST_STEP = 4
+"""Elements between lanes of a vector up to which shuffles bring them together: those further apart
+are accessed one by one, since as many vectors would be loaded as lanes are apart."""
 
 
 @dataclass(frozen=True, slots=True)

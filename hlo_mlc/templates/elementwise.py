@@ -8,7 +8,7 @@ from hlo_mlc.expr.core import Load
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
     TASK_WORK,
@@ -31,11 +31,6 @@ from hlo_mlc.tensor.classify import (
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
-# Elements of the last axis up to which vectors along the one before are made by shuffles
-# (codegen/cpu/strides.py): points in two and three dimensions took 0.1 to 0.8 of the time, with
-# sums and products of their coordinates 0.1 to 0.3.  Four that lie side by side in everything are
-# a vector by themselves: shuffles took 1.1 to 1.5 times as long.
-WIDEST_STEP = 4
 # Vectors of a row up to which processors without AVX-512 do without masks: some take 10 to 20
 # cycles to store under one.
 SHORT_ROW = 4
@@ -127,7 +122,11 @@ def _own(access: Load, stage: Stage) -> bool:
 
 def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
     """Whether vectors along the last axis would be nearly empty, and those along the one before are
-    loaded and stored as shuffles of such that lie side by side."""
+    loaded and stored as shuffles of such that lie side by side (codegen/cpu/strides.py).
+
+    Points in two and three dimensions took 0.1 to 0.8 of the time, with sums and products of their
+    coordinates 0.1 to 0.3.  Four that lie side by side in everything are a vector by themselves:
+    shuffles took 1.1 to 1.5 times as long."""
     if len(stage.axes) < 2:
         return False
     width, (*_, down, last) = lanes((stage,), target), stage.axes

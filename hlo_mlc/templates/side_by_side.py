@@ -21,7 +21,7 @@ from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.loops.core import Allocate
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.schedule.core import Schedule
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target.cpu import WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import (
     SERIAL_WORK,
     Parameters,
@@ -30,7 +30,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.templates.elementwise import WIDEST_STEP, share_out
+from hlo_mlc.templates.elementwise import share_out
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, picks_along, reads, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage

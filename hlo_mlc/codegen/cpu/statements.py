@@ -14,7 +14,6 @@ from hlo_mlc.codegen.cpu.function import Lane, Value
 from hlo_mlc.codegen.cpu.interleave import interleave
 from hlo_mlc.codegen.cpu.places import displaced, pointer, resolve
 from hlo_mlc.codegen.cpu.program import Module, Storage, element_strides, has_loops, is_unrolled
-from hlo_mlc.codegen.cpu.strides import WIDEST_STEP
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Buffer, Expr, loads
 from hlo_mlc.expr.dtypes import BOOL
@@ -32,7 +31,7 @@ from hlo_mlc.loops.core import (
     While,
 )
 from hlo_mlc.support.errors import CodegenError, CodeLimitError
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP
 
 # Iterations from which on pointers that move along with a loop pay.
 _LONG = 16

@@ -22,9 +22,8 @@ from hlo_mlc.codegen.cpu.checking import check_lanes, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Function, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.target.cpu import WIDEST_STEP
 
-WIDEST_STEP = 4
-"""Lanes further apart are accessed one by one: as many vectors would be as lanes are apart."""
 # Bytes of the smallest elements that instructions gather and scatter.
 _SMALLEST_GATHERED = 4
 
