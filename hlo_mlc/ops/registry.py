@@ -125,7 +125,7 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
             results = instead[node.op](node, operands)
         elif node.op in _CONTROL and not node.opaque:
             results = _run(node, operands, known, instead)
-        elif reason := supports(node):
+        elif node.literal is None and (reason := supports(node)):
             raise UnsupportedOpError(node.op, reason, location=node.location or None)
         else:
             results = DEFINITIONS[node.op].reference(node, operands)

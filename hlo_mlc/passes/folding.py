@@ -35,7 +35,8 @@ def constant_folding(references: Mapping[str, Reference]) -> Rule:
 
     def fold(node: Node, context: Rewriter) -> Value | None:
         """`op(constants)` -> `constant`"""
-        if node.op not in foldable or _is_modulus(node) or DEFINITIONS[node.op].supports(node):
+        if node.op not in foldable or _is_modulus(node) or DEFINITIONS[node.op].supports(node) \
+                or node.results[0].type.dtype.is_packed:
             return None
         reference = references[node.op]
         shape = node.results[0].type.shape

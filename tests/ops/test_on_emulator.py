@@ -23,8 +23,8 @@ PARTS = 4
 # Roundings that nothing prescribes: of functions, of sums in another order.
 ULPS = 64
 # Examples without anything to compute: constants, empty tensors, other views of the same elements;
-# and what GPUs leave to XLA.
-WITHOUT_KERNELS = 30
+# besides those of ops that GPUs leave to XLA.
+WITHOUT_KERNELS = 20
 LIMITS = limits_of(cuda.named("sm_90"))
 
 
@@ -58,7 +58,8 @@ def test_examples(part: int, take_module_apart, examples, emulator, cuda_source)
         arrays = examples.inputs(graph, text, tamed=True)
         parts = take_module_apart(parse_module(text), LIMITS)
         prepared[name] = parts, {p: cuda_source(p) for p in parts.programs}, arrays, graph
-    without = [name for name, (parts, *_) in prepared.items() if not parts.programs]
+    without = [name for name, (parts, *_) in prepared.items()
+               if not parts.programs and name.rpartition("-")[0] not in LIMITS.left]
     assert len(without) <= WITHOUT_KERNELS // PARTS + 3, without
     emulator.prepare([s for _, sources, *_ in prepared.values() for s in sources.values()],
                      run_once=True)

@@ -65,8 +65,10 @@ def test_names(body: str, name: str, examples) -> None:
                "%m = stablehlo.reshape %l : (tensor<1xf32>) -> tensor<f32>\n"
                "%z = stablehlo.add %x, %m : tensor<f32>"),
      "the body holds stablehlo.constant on something other than scalars"),
-    (reduction("%z = chlo.polygamma %x, %y : tensor<f32>, tensor<f32> -> tensor<f32>"),
-     "the body holds chlo.polygamma, which is no scalar operation known here"),
+    (reduction("%p = stablehlo.partition_id : tensor<ui32>\n"
+               "%q = stablehlo.convert %p : (tensor<ui32>) -> tensor<f32>\n"
+               "%z = stablehlo.add %x, %q : tensor<f32>"),
+     "the body holds stablehlo.partition_id, which is no scalar operation known here"),
     (reduction("%z = stablehlo.add %x, %y : tensor<complex<f32>>", "complex<f32>"),
      "complex arithmetic of this kind stays with XLA"),
 ])
