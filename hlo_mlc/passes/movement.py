@@ -23,7 +23,7 @@ def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if (
         node.literal is not None
         or not node.results
-        or any(result.type.size or result.type.dtype.is_packed for result in node.results)
+        or any(result.type.size for result in node.results)
         or not is_removable(node)
     ):
         return None
