@@ -20,7 +20,7 @@ from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F32, F64, DType
-from hlo_mlc.ops.small_matrices import Matrix, largest_of, tangent_between, turned
+from hlo_mlc.ops.small_matrices import Matrix, largest_of, rotation, turned
 from hlo_mlc.tensor.combine import combiner_variables
 
 # Even numbers of them: the last one leaves eigenvalues in ascending order.  Of 5 to 8 square, what
@@ -99,13 +99,8 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, ascends: Expr) -> None:
     """A rotation of the axes p and p + 1 after which the element between them is 0, and the
     elements on the diagonal are in order."""
     q, between = p + 1, a[p][p + 1]
-    dtype = between.dtype
-    zero, one = const(0, dtype), const(1, dtype)
-    apart = apply("sub", a[q][q], a[p][p])
-    tangent = tangent_between(apart, between)
-    cosine = apply("div", one, apply("sqrt", apply("add", apply("mul", tangent, tangent), one)))
-    sine = apply("mul", tangent, cosine)
-    moved = apply("mul", tangent, between)
+    zero, apart = const(0, between.dtype), apply("sub", a[q][q], a[p][p])
+    cosine, sine, moved = rotation(apart, between)
     low, high = apply("sub", a[p][p], moved), apply("add", a[q][q], moved)
     # Which of both is larger stays as it is, unless the rotation is by a right angle more.
     is_more = apply("xor", apply("ge", apart, zero), ascends)

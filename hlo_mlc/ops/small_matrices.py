@@ -175,20 +175,22 @@ def eigh(a: Matrix) -> tuple[Matrix, list[Expr]]:
     return vectors, [apply("mul", value, scale) for value in values]
 
 
+def rotation(apart: Expr, between: Expr) -> tuple[Expr, Expr, Expr]:
+    """Cosine and sine of the smaller angle by which two axes are turned so that the element between
+    them becomes 0, and what the elements on the diagonal, so far apart, move."""
+    one, tangent = const(1, between.dtype), _tangent_between(apart, between)
+    cosine = apply("div", one, apply("sqrt", apply("add", apply("mul", tangent, tangent), one)))
+    return cosine, apply("mul", tangent, cosine), apply("mul", tangent, between)
+
+
 def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
     """A rotation of the axes p and q after which the element between them is 0.
 
     Source: Golub and Van Loan, Matrix Computations, 8.5; the smaller of both angles.
     """
-    dtype, between = a[p][q].dtype, a[p][q]
-    zero, one = const(0, dtype), const(1, dtype)
-    apart = apply("sub", a[q][q], a[p][p])
-    tangent = tangent_between(apart, between)
-    cosine = apply("div", one, apply("sqrt", apply("add", apply("mul", tangent, tangent), one)))
-    sine = apply("mul", tangent, cosine)
-    moved = apply("mul", tangent, between)
+    cosine, sine, moved = rotation(apply("sub", a[q][q], a[p][p]), a[p][q])
     a[p][p], a[q][q] = apply("sub", a[p][p], moved), apply("add", a[q][q], moved)
-    a[p][q] = a[q][p] = zero
+    a[p][q] = a[q][p] = const(0, moved.dtype)
     for k in range(len(a)):
         if k not in (p, q):
             a[k][p], a[k][q] = turned(a[k][p], a[k][q], cosine, sine)
@@ -196,7 +198,7 @@ def _rotate(a: Matrix, vectors: Matrix, p: int, q: int) -> None:
         vectors[k][p], vectors[k][q] = turned(vectors[k][p], vectors[k][q], cosine, sine)
 
 
-def tangent_between(apart: Expr, between: Expr) -> Expr:
+def _tangent_between(apart: Expr, between: Expr) -> Expr:
     """The tangent of the smaller angle that makes `between` 0, where elements on the diagonal are
     so far `apart`."""
     zero, one = const(0, apart.dtype), const(1, apart.dtype)

@@ -24,7 +24,7 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import reading, with_parts
+from hlo_mlc.graph.rewrite import with_other_values, with_parts
 from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
@@ -224,12 +224,7 @@ class _Splitter:
 
     def _as_it_is(self, node: Node) -> None:
         """Complex numbers go in and come out as a whole, also what regions take from around."""
-        captured = {v for region in node.regions for v in region.captures}
-        renamed = {v: self._as_before(v) for v in captured}
-        regions = tuple([reading(region, renamed) for region in node.regions]) \
-            if any(old is not new for old, new in renamed.items()) else node.regions
-        operands = tuple([self._as_before(v) for v in node.operands])
-        self.nodes.append(with_parts(node, operands, regions))
+        self.nodes.append(with_other_values(node, self._as_before))
         for value in node.results:
             self._arrived(value)
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import I8, PACKED, U8, U16, U32, U64, DType, Kind, TensorType
 from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import reading, with_parts
+from hlo_mlc.graph.rewrite import with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
 
@@ -153,11 +153,7 @@ class _Unpacking:
             self._in_bytes(node)
 
     def _as_it_is(self, node: Node) -> None:
-        captured = {v for region in node.regions for v in region.captures}
-        renamed = {v: self._as_before(v) for v in captured}
-        regions = tuple([reading(region, renamed) for region in node.regions]) \
-            if any(old is not new for old, new in renamed.items()) else node.regions
-        self.nodes.append(with_parts(node, tuple(map(self._as_before, node.operands)), regions))
+        self.nodes.append(with_other_values(node, self._as_before))
         self._arrived(node.results)
 
     def _in_bytes(self, node: Node) -> None:
