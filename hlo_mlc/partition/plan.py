@@ -309,7 +309,7 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
-    steps: list[Step] = [s for unit in run for s in finished(unit, read_by, needed)]
+    steps = without_dead([s for unit in run for s in finished(unit, read_by, needed)], needed)
     written = {b for s in steps for b in step_writes(s)}
     operands = tuple(dict.fromkeys(b for s in steps for stage in stages(s) for b in stage.inputs
                                    if b not in written))
