@@ -88,7 +88,7 @@ def _outcome(program: Program, kernel: Kernel, enter: Callable[[str], None]) -> 
             with _cuts(program):
                 results, fault = _run(load(text, kernel), program, args)
             if fault is None and program.mode in SAME_AS_PLAIN and oracle.has_no_order:
-                fault = _unlike_plain(results, program, kernel, args)
+                fault = _unlike_plain(results, program, kernel, args, oracle)
         except Exception as error:
             enter("xla")
             if _fails(plain, args):
@@ -131,12 +131,18 @@ def _cuts(program: Program) -> contextlib.AbstractContextManager:
 
 
 def _unlike_plain(results: Sequence[np.ndarray], program: Program, kernel: Kernel,
-                  args: list[np.ndarray]) -> Outcome | None:
-    """What differs from the plain program, compiled as well; nothing in it depends on an order."""
+                  args: list[np.ndarray], oracle: Oracle) -> Outcome | None:
+    """What differs from the plain program, compiled as well; nothing in it depends on an order.
+
+    XLA, which may compute either, tells subnormal numbers of bf16 from zeros in some programs only.
+    """
     plainly = program.replace(mode="plain")
     plain, _ = _run(load(source(plainly, text_of(plainly)), kernel), plainly, args)
-    for number, (one, other) in enumerate(zip(results, plain, strict=True)):
-        if not are_same(one, other):
+    pairs = list(zip(results, plain, strict=True))
+    if all(are_same(*pair) for pair in pairs):
+        return None
+    for number, (pair, disputed) in enumerate(zip(pairs, oracle.hang_on_flushing(), strict=True)):
+        if not are_same(*(result[~disputed] for result in pair)):
             return Outcome("torn", f"result {number} is not that of the plain program")
     return None
 

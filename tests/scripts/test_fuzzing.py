@@ -96,6 +96,15 @@ def test_planted_faults_are_found(name: str, kind: str) -> None:
     raise AssertionError(f"{name} is not found: {found}")
 
 
+def test_what_hangs_on_flushing_is_known() -> None:
+    """The count of what is not zero, where a subnormal number may be one; not the other results."""
+    x = np.array([[1, 0, 1e-39], [2, 3, 0]], jnp.bfloat16)
+    oracle = Oracle(lambda x: (jnp.count_nonzero(x, 1), x * 2, x), [x], False, False)
+    counts, *others = oracle.hang_on_flushing()
+    assert counts.tolist() == [True, False]
+    assert not any(v[np.abs(x) != x[0, 2]].any() for v in others)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "complex64"])
 def test_results_agree_to_the_sign_of_a_zero(dtype: str) -> None:
     def of(*values: float) -> np.ndarray:
