@@ -1,20 +1,26 @@
-// The one XLA custom call, "hlo_mlc_kernel": runs the kernel that its `id` attribute names.
+// The one XLA custom call, "hlo_mlc_kernel": runs the kernel that its `id` attribute names; or
+// several, where that is "first@64,second@1", in blocks of so many rows each. Of operands, `dims`
+// then has the numbers of those that have rows. All results have.
 //
-// At load time (instantiate) the id is looked up in the variant table; an execution then takes the
+// At load time (instantiate) ids are looked up in the variant table; an execution then takes the
 // current variant from its slot, without any search.
 
+#include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "buffer_list.h"
 #include "huge_pages.h"
 #include "mlc_abi.h"
+#include "row_blocks.h"
 #include "thread_team.h"
-#include "trace.h"
 #include "variant_table.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -23,11 +29,13 @@ namespace {
 
 namespace ffi = ::xla::ffi;
 
-// What a loaded executable holds for each of its custom calls.
+// What a loaded executable holds for each of its custom calls: a kernel and its `dims`, or kernels
+// for blocks and which operands have rows.
 struct KernelState {
   static ffi::TypeId id;
 
   std::shared_ptr<Slot> slot;
+  std::vector<BlockKernel> blocks;
   std::vector<int64_t> dims;
 };
 ffi::TypeId KernelState::id = {};
@@ -43,20 +51,40 @@ class XlaExecutor final : public Executor {
   ffi::ThreadPool& pool_;
 };
 
+ffi::Error NotLoaded(std::string_view id) {
+  return ffi::Error(
+      ffi::ErrorCode::kNotFound,
+      "hlo_mlc: this program calls kernel '" + std::string(id) +
+          "', which is not loaded in this process. Kernels are loaded when a program is compiled "
+          "by hlo_mlc; for a program that was exported or cached, load the kernel bundle saved "
+          "with it before running it, or compile it again here.");
+}
+
+constexpr char kRowsFollow = '@';
+constexpr char kBlockFollows = ',';
+
 ffi::ErrorOr<std::unique_ptr<KernelState>> Instantiate(std::string_view id,
                                                        ffi::Span<const int64_t> dims) {
-  std::shared_ptr<Slot> slot = VariantTable::Get().Find(id);
-  if (slot == nullptr) {
-    return ffi::Unexpected(ffi::Error(
-        ffi::ErrorCode::kNotFound,
-        "hlo_mlc: this program calls kernel '" + std::string(id) +
-            "', which is not loaded in this process. Kernels are loaded when a program is compiled "
-            "by hlo_mlc; for a program that was exported or cached, load the kernel bundle saved "
-            "with it before running it, or compile it again here."));
-  }
   auto state = std::make_unique<KernelState>();
-  state->slot = std::move(slot);
   state->dims.assign(dims.begin(), dims.end());
+  if (id.find(kRowsFollow) == std::string_view::npos) {
+    state->slot = VariantTable::Get().Find(id);
+    if (state->slot == nullptr) return ffi::Unexpected(NotLoaded(id));
+    return state;
+  }
+  while (!id.empty()) {
+    const std::string_view one = id.substr(0, id.find(kBlockFollows));
+    id.remove_prefix(std::min(one.size() + 1, id.size()));
+    const std::string_view name = one.substr(0, one.find(kRowsFollow));
+    const std::string rows(one.substr(std::min(name.size() + 1, one.size())));
+    state->blocks.push_back({VariantTable::Get().Find(name), std::atoll(rows.c_str())});
+    if (state->blocks.back().slot == nullptr) return ffi::Unexpected(NotLoaded(name));
+    if (state->blocks.back().rows < 1) {
+      return ffi::Unexpected(ffi::Error(
+          ffi::ErrorCode::kInvalidArgument,
+          "hlo_mlc: expected a block of 1 row or more, got '" + std::string(one) + "'"));
+    }
+  }
   return state;
 }
 
@@ -66,26 +94,6 @@ int64_t BytesOf(const XLA_FFI_Buffer& buffer) {
   return bytes;
 }
 
-// Operand and result addresses in one array, on the stack unless there are unusually many.
-class BufferList {
- public:
-  explicit BufferList(size_t count) {
-    if (count > kInline) {
-      heap_ = std::make_unique<void*[]>(count);
-      data_ = heap_.get();
-    }
-  }
-  void Add(void* buffer) { data_[size_++] = buffer; }
-  void** data() { return data_; }
-
- private:
-  static constexpr size_t kInline = 32;
-  void* inline_[kInline];
-  std::unique_ptr<void*[]> heap_;
-  void** data_ = inline_;
-  size_t size_ = 0;
-};
-
 XLA_FFI_DEFINE_HANDLER(
     kInstantiate, Instantiate,
     ffi::Ffi::BindInstantiate().Attr<std::string_view>("id").Attr<ffi::Span<const int64_t>>(
@@ -93,6 +101,42 @@ XLA_FFI_DEFINE_HANDLER(
 
 // Answers XLA's question about API version and traits, in the way of the headers we build with.
 XLA_FFI_DEFINE_HANDLER(kDescribe, [] { return ffi::Error::Success(); }, ffi::Ffi::Bind());
+
+const XLA_FFI_Buffer& Operand(const XLA_FFI_CallFrame& frame, int64_t number) {
+  return *static_cast<const XLA_FFI_Buffer*>(frame.args.args[number]);
+}
+
+// A result, in memory that is ready to be written.
+const XLA_FFI_Buffer& Result(const XLA_FFI_CallFrame& frame, int64_t number) {
+  const auto& result = *static_cast<const XLA_FFI_Buffer*>(frame.rets.rets[number]);
+  PreferHugePages(result.data, BytesOf(result));
+  return result;
+}
+
+std::optional<Failure> RunWhole(const KernelState& state, const XLA_FFI_CallFrame& frame,
+                                Executor& executor, int64_t threads) {
+  BufferList buffers(static_cast<size_t>(frame.args.size + frame.rets.size));
+  for (int64_t i = 0; i < frame.args.size; ++i) buffers.Add(Operand(frame, i).data);
+  for (int64_t i = 0; i < frame.rets.size; ++i) buffers.Add(Result(frame, i).data);
+  return RunKernel(*state.slot, executor, threads, buffers.data(), state.dims.data());
+}
+
+RowBuffer Cut(const XLA_FFI_Buffer& buffer) {
+  return {static_cast<char*>(buffer.data), BytesOf(buffer) / buffer.dims[0]};
+}
+
+// The last of several results is one of no bytes that nothing reads (frontend/emit.py).
+std::optional<Failure> RunRows(const KernelState& state, const XLA_FFI_CallFrame& frame,
+                               Executor& executor, int64_t threads) {
+  std::vector<RowBuffer> buffers;
+  for (int64_t i = 0; i < frame.args.size; ++i) {
+    buffers.push_back({static_cast<char*>(Operand(frame, i).data), 0});
+  }
+  for (const int64_t i : state.dims) buffers[static_cast<size_t>(i)] = Cut(Operand(frame, i));
+  const int64_t results = std::max<int64_t>(frame.rets.size - 1, 1);
+  for (int64_t i = 0; i < results; ++i) buffers.push_back(Cut(Result(frame, i)));
+  return RunInBlocks(state.blocks, buffers, Result(frame, 0).dims[0], executor, threads);
+}
 
 // Reads the call frame's buffers itself: the headers' decoder wraps and checks each one, which
 // takes 4 ns per buffer, a fifth of the time of a call with eight of them. Attributes are not
@@ -104,38 +148,18 @@ XLA_FFI_Error* Execute(XLA_FFI_CallFrame* frame) {
   if (!state) {
     return ffi::internal::CreateError(frame->api, ffi::Error::Internal(diagnostic.Result()));
   }
-  const int64_t operands = frame->args.size;
-  const int64_t results = frame->rets.size;
-  BufferList buffers(static_cast<size_t>(operands + results));
-  for (int64_t i = 0; i < operands; ++i) {
-    buffers.Add(static_cast<const XLA_FFI_Buffer*>(frame->args.args[i])->data);
-  }
-  for (int64_t i = 0; i < results; ++i) {
-    const auto* result = static_cast<const XLA_FFI_Buffer*>(frame->rets.rets[i]);
-    PreferHugePages(result->data, BytesOf(*result));
-    buffers.Add(result->data);
-  }
   ffi::ThreadPool pool =
       *ffi::CtxDecoding<ffi::ThreadPool>::Decode(frame->api, frame->ctx, diagnostic);
   XlaExecutor executor(pool);
-  Slot& slot = *(*state)->slot;
-  const Tracer tracer(slot.id());
-  ThreadTeam team(executor, pool.num_threads(), tracer);
-  bool ran = false;
-  tracer.Run(MLC_WHOLE_KERNEL,
-             [&] { ran = RunVariant(slot, team, buffers.data(), (*state)->dims.data()); });
-  if (!ran) {
-    return ffi::internal::CreateError(
-        frame->api,
-        ffi::Error(ffi::ErrorCode::kResourceExhausted,
-                   "hlo_mlc: no memory for a kernel's scratch of " +
-                       std::to_string(slot.current().scratch_bytes) + " bytes"));
-  }
-  if (!team.fault().text.empty()) {
-    return ffi::internal::CreateError(
-        frame->api, ffi::Error(ffi::ErrorCode::kInternal, slot.Located(team.fault())));
-  }
-  return nullptr;
+  const int64_t threads = pool.num_threads();
+  const std::optional<Failure> failure = (*state)->slot != nullptr
+                                             ? RunWhole(**state, *frame, executor, threads)
+                                             : RunRows(**state, *frame, executor, threads);
+  if (!failure) return nullptr;
+  return ffi::internal::CreateError(
+      frame->api, ffi::Error(failure->is_of_memory ? ffi::ErrorCode::kResourceExhausted
+                                                   : ffi::ErrorCode::kInternal,
+                             failure->text));
 }
 
 // No exception passes through XLA.

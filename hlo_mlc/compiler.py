@@ -26,6 +26,7 @@ from hlo_mlc.ops.registry import SUMMING, UPDATES, references
 from hlo_mlc.partition.choose.cost import by_gain
 from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.drawing import plan_json
+from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict, partition, without
 from hlo_mlc.passes.packed_integers import in_bytes
@@ -136,6 +137,7 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
         plan = without(drawn, graph, refused)
         if options.choose != "ours":
             plan = backend.weighed(plan, graph, refused)
+        plan = backend.divided(plan, graph, refused)
         record.attach(PLAN_FILE, functools.partial(plan_json, graph, plan))
         record.stage("partition", "30-plan.txt", functools.partial(_plan_text, plan))
         result = build_kernels(by_gain(plan), options, backend, record, most_lines)
@@ -144,8 +146,9 @@ def _plan_and_build(graph: Graph, donated: Sequence[tuple[int, int]], options: O
                 _describe([cluster for cluster, _ in plan.taken], backend.variant)
             return plan, result.built, failed
         for cluster, _ in plan.taken:
-            if fault := result.failed.get(cluster.kernel.fingerprint):
-                failed[cluster.kernel.fingerprint] = _located(fault, cluster)
+            for kernel, _, _ in cluster.kernels:
+                if fault := result.failed.get(kernel.fingerprint):
+                    failed[kernel.fingerprint] = _located(fault, cluster)
         refused.update((kernel, fault.reason) for kernel, fault in result.failed.items())
         refused.update(result.refused)
 
@@ -160,11 +163,11 @@ def _describe(clusters: Sequence[Cluster], variant: str) -> None:
     """Tell the runtime which lines of the user's program the faults of kernels belong to."""
     places: dict[str, dict[str, list[str]]] = {}  # a kernel may stand for several parts of it
     for cluster in clusters:
-        kernel_id = cluster.kernel.fingerprint + variant
-        named = places.setdefault(kernel_id, {})
-        for name, location in cluster.locations.items():
-            named.setdefault(name, []).append(location)
-        named.setdefault("", []).extend(node.location for node in cluster.nodes)
+        for kernel, _, _ in cluster.kernels:
+            named = places.setdefault(kernel.fingerprint + variant, {})
+            for name, location in cluster.locations.items():
+                named.setdefault(name, []).append(location)
+            named.setdefault("", []).extend(node.location for node in cluster.nodes)
     for kernel_id, named in places.items():
         variants.describe(kernel_id, {
             name: ", or ".join(list(dict.fromkeys(filter(None, locations)))[:_MOST_LOCATIONS])
@@ -204,13 +207,14 @@ def _report_on(graph: Graph, plan: Plan, built: Mapping[str, BuiltKernel], secon
     kernels: dict[str, KernelReport] = {}
     times = runs(graph)
     for cluster, verdict in plan.taken:
-        fingerprint = cluster.kernel.fingerprint
-        calls = times.get(cluster.nodes[0], 1)
-        if known := kernels.get(fingerprint):
-            kernels[fingerprint] = replace(known, uses=known.uses + 1, calls=known.calls + calls)
-            continue
-        kernels[fingerprint] = replace(_kernel_report(cluster, verdict, built[fingerprint]),
-                                       calls=calls)
+        for kernel, count, share in cluster.kernels:
+            fingerprint, calls = kernel.fingerprint, count * times.get(cluster.nodes[0], 1)
+            if known := kernels.get(fingerprint):
+                kernels[fingerprint] = replace(known, uses=known.uses + 1,
+                                               calls=known.calls + calls)
+                continue
+            made = _kernel_report(kernel, cluster, verdict, share, built[fingerprint])
+            kernels[fingerprint] = replace(made, calls=calls)
     left = [LeftReport(n.op, n.location, why,
                        named_at(n.op.partition(".")[2], short_line(n.location)),
                        times.get(n, 1) * least_us(n)) for n, why in plan.left.items()]
@@ -224,21 +228,23 @@ def _report_on(graph: Graph, plan: Plan, built: Mapping[str, BuiltKernel], secon
                   seconds=seconds, stage_seconds=record.seconds_by_stage())
 
 
-def _kernel_report(cluster: Cluster, verdict: Verdict, built: BuiltKernel) -> KernelReport:
-    program = cluster.kernel.program
+def _kernel_report(kernel: Kernel, cluster: Cluster, verdict: Verdict, share: float,
+                   built: BuiltKernel) -> KernelReport:
+    """What is known of a kernel that computes a share of a cluster."""
+    program = kernel.program
     predicted = verdict.estimate
     nodes = tuple(all_nodes(cluster.nodes))
     return KernelReport(
-        id=cluster.kernel.fingerprint, name=cluster.kernel.name,
+        id=kernel.fingerprint, name=kernel.name,
         ops=tuple(n.op for n in nodes),
         locations=tuple(dict.fromkeys(n.location for n in nodes if n.location)),
         nests=built.nests,
         operands=tuple(TensorType(b.shape, b.dtype) for b in program.operands),
         results=tuple(TensorType(b.shape, b.dtype) for b in program.results),
-        bytes=predicted.bytes, operations=predicted.operations,
-        contraction_flops=predicted.contraction_flops,
+        bytes=round(share * predicted.bytes), operations=round(share * predicted.operations),
+        contraction_flops=round(share * predicted.contraction_flops),
         data_dependent=any(map(is_data_dependent, program.steps)),
-        ours_us=verdict.ours_us, xla_us=verdict.xla_us, reason=verdict.reason,
+        ours_us=share * verdict.ours_us, xla_us=share * verdict.xla_us, reason=verdict.reason,
         proof=str(built.proof), resources=built.resources, kept=built)
 
 

@@ -195,6 +195,10 @@ class Backend(Protocol):
         """The plan that `choose="auto"` predicts to be best for the program as a whole, without the
         kernels that are `refused`."""
 
+    def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        """The plan with kernels that serve more than this program, without those `refused`, where
+        it is one of a kind."""
+
     def least_us(self, node: Node) -> float:
         """What an operation that is not modelled takes at least."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.backends.base import BuiltKernel, KernelObject, PromisedKernel, Source
 from hlo_mlc.backends.interpreted import interpreted
@@ -32,8 +32,10 @@ from hlo_mlc.partition.plan import (
     Cluster,
     Plan,
     Verdict,
+    in_row_blocks,
     with_taken,
 )
+from hlo_mlc.partition.row_blocks import MOST_ROWS
 from hlo_mlc.passes.complex_parts import (
     gains_in_parts,
     has_complex,
@@ -116,6 +118,8 @@ class CpuBackend:
 
     target: CpuTarget
     pin: str = ""  # of the records that kernels are built by, if they are pinned
+    # Programs are compiled for one number of rows after the other. Their kernels are as others are.
+    any_rows: bool = field(default=False, compare=False)
 
     machines = "CPUs"
     limits = LIMITS
@@ -154,7 +158,7 @@ class CpuBackend:
         return lambda cluster: rule(cluster, self.target)
 
     def is_small(self, unit: Unit) -> bool:
-        return is_small_unit(unit, self.target)
+        return is_small_unit(unit, self.target, MOST_ROWS if self.any_rows else None)
 
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         plan = worth_it(plan, self.target)
@@ -162,6 +166,11 @@ class CpuBackend:
             plan = with_taken(plan, graph, more, "but so little is left to XLA then that it "
                               "starts no thread for it")
         return plan
+
+    def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        if not self.any_rows:
+            return plan
+        return in_row_blocks(plan, graph, self.target.l2_bytes // 2, refused)
 
     def least_us(self, node: Node) -> float:
         return least_us(node, self.target)
@@ -246,6 +255,11 @@ def cpu_backend(options: Options) -> CpuBackend:
 def sharded_cpu_backend(options: Options) -> ShardedCpuBackend:
     """The same among several devices."""
     return ShardedCpuBackend(target_of(options), pin_of(options))
+
+
+def rows_cpu_backend(options: Options) -> CpuBackend:
+    """The same for any number of rows."""
+    return replace(cpu_backend(options), any_rows=True)
 
 
 def target_of(options: Options) -> CpuTarget:

@@ -230,6 +230,9 @@ class CudaBackend:
     def weighed(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
         return plan
 
+    def divided(self, plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
+        return plan
+
     def least_us(self, node: Node) -> float:
         return 0.0  # there is no model of what it takes there
 

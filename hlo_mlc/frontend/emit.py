@@ -19,7 +19,9 @@ from hlo_mlc.support.errors import FrontendError
 
 # A node of our own: a kernel that runs as one custom call.  Attributes: `id` (str, its logical
 # id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints), and
-# `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it.
+# `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it.  Or several
+# kernels that compute it in blocks of rows: `blocks` in the place of `id`, ids by the rows of each,
+# and `dims` are the numbers of the operands that have rows.
 #
 # XLA moves, copies and merges calls by what it is told of them and by where they stand.  What its
 # passes take for granted, and how a call of ours is written so that it holds (names are those of
@@ -162,7 +164,7 @@ class _Emitter:
 
     def _kernel(self, node: Node, end: ir.InsertionPoint) -> ir.Operation:
         config = {
-            "id": ir.StringAttr.get(node.attributes["id"] + self._variant),
+            "id": ir.StringAttr.get(self._called(node)),
             "dims": ir.DenseI64ArrayAttr.get(node.attributes["dims"]),
         }
         unread = _unread(node)
@@ -182,6 +184,13 @@ class _Emitter:
         }
         call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread))
         return self._create(call, attributes, end)
+
+    def _called(self, node: Node) -> str:
+        """The kernels of a call, as custom_calls/ffi_handler.cc reads them."""
+        blocks = node.attributes.get("blocks")
+        if blocks is None:
+            return node.attributes["id"] + self._variant
+        return ",".join(f"{name}{self._variant}@{rows}" for rows, name in blocks.items())
 
     def _create(
         self,

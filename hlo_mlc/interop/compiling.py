@@ -10,7 +10,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule, compile_module
 from hlo_mlc.interop.choices import Choice, remembered, settled_path
-from hlo_mlc.interop.devices import CPU, SHARDED
+from hlo_mlc.interop.devices import CPU, CUDA
 from hlo_mlc.interop.extraction import function_named
 from hlo_mlc.interop.faults import Faults, Subject
 from hlo_mlc.interop.measuring import choose_fastest, register_handler
@@ -84,7 +84,7 @@ def _compile_chosen(module: ir.Module, subject: Subject, faults: Faults, entry: 
 
 
 def _compile(module: ir.Module, options: Options, entry: str, platform: str) -> CompiledModule:
-    if options.choose == "measure" and platform != SHARDED:
+    if options.choose == "measure" and platform in (CPU, CUDA):
         return choose_fastest(module, options, entry, platform, _compile)
     compiled = compile_module(module, options, entry=entry, backend=BACKENDS[platform](options))
     return _checked(module, compiled, entry)

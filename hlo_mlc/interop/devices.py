@@ -16,6 +16,9 @@ CUDA = "cuda"
 SHARDED = "cpu, sharded"
 """CPUs over which JAX partitions what is compiled."""
 
+ANY_ROWS = "cpu, any rows"
+"""CPUs for a program that is compiled for one number of rows after the other."""
+
 
 def first_gpu() -> jax.Device | None:
     """The first of this machine's GPUs; None where JAX has none."""

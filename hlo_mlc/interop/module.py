@@ -6,9 +6,7 @@ import functools
 import importlib
 import inspect
 import os
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -23,6 +21,7 @@ from hlo_mlc.frontend.parse import BYTECODE_MAGIC, parse_module
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
 from hlo_mlc.interop.assertions import failed_assertion, without_assertions
+from hlo_mlc.interop.by_shapes import ByShapes, Compiled
 from hlo_mlc.interop.compiling import compile_extracted
 from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
@@ -65,14 +64,6 @@ def compile_stablehlo(
     return StablehloFunction(_extract_main(parsed, entry), entry, options)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """The function compiled for one set of shapes."""
-
-    execute: Callable[[list[Any]], tuple[jax.Array, ...]]
-    report: Report
-
-
 class StablehloFunction:
     """A compiled StableHLO function: takes NumPy or JAX arrays, or others that DLPack lends without
     a copy, and returns a tuple of JAX arrays."""
@@ -82,9 +73,7 @@ class StablehloFunction:
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
-        self._programs: dict[Shapes, _Compiled] = {}
-        self._latest: _Compiled | None = None
-        self._lock = threading.Lock()
+        self._programs = ByShapes(self._compile, may_share=not options.deterministic)
         self._faults = Faults()
         self._traced = self._traceable()
         taken, returned = (", ".join(map(str, types)) for types in
@@ -95,7 +84,7 @@ class StablehloFunction:
             inspect.Parameter(f"arg{n}", inspect.Parameter.POSITIONAL_ONLY, annotation=str(one))
             for n, one in enumerate(self._arguments)])
         if not self._is_dynamic:
-            self._program(tuple(argument.shape for argument in self._arguments))
+            self._programs.of(tuple(argument.shape for argument in self._arguments))
 
     def __call__(self, *arrays: Any) -> tuple[jax.Array, ...]:
         """Runs the function, or makes it a part of one that JAX traces.
@@ -140,8 +129,7 @@ class StablehloFunction:
 
     def clear_cache(self) -> None:
         """Forgets all that was compiled of the function."""
-        with self._lock:
-            self._programs.clear()
+        self._programs.clear()
         self._traced.clear_cache()
 
     def report(self, *args: Any) -> Report:
@@ -152,28 +140,28 @@ class StablehloFunction:
         """
         if args:
             self._check(args, allowed=jax.ShapeDtypeStruct)
-            return self._program(tuple(tuple(array.shape) for array in args)).report
-        if self._latest is None:
+            return self._programs.of(tuple(tuple(array.shape) for array in args)).report
+        if self._programs.latest is None:
             raise UsageError(
                 f"@{self._name} has dynamic shapes and is compiled when it is called: "
                 "call it before you ask for a report"
             )
-        return self._latest.report
+        return self._programs.latest.report
 
     def explain(self, *args: Any, verbose: bool = False) -> Explanation:
         """Where the time of a call goes, to be printed: in 30 lines at most, or with all that is
         known if `verbose`; its `as_dict()` is for machines, `html(path)` writes a page for a
         browser. Each kernel is timed."""
         report = self.report(*args)
-        known = list(self._programs.items())  # without the latest, if it was cleared
-        shapes = next((shapes for shapes, one in known if one.report is report), None)
+        known = self._programs.reported(report)
 
         def compile_again(options: Options) -> Report:
+            shapes, platform = known
             return compile_extracted(self._module_for(shapes), options, entry=MAIN,
-                                     faults=self._faults)[1]
+                                     platform=platform, faults=self._faults)[1]
 
         return explain(report, self._options, f"@{self._name}", verbose,
-                       compile_again if shapes is not None else None)
+                       compile_again if known is not None else None)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
              storage: str | None = None) -> Any:
@@ -199,9 +187,8 @@ class StablehloFunction:
         report = tuning.tune_module(self._module_for(shapes), self._options, trials=trials,
                                     minutes=minutes, storage=storage,
                                     given=None if types_only else list(map(np.asarray, args)))
-        with self._lock:
-            self._programs.clear()
-        self._program(shapes)
+        self._programs.clear()
+        self._programs.of(shapes)
         return report
 
     def __repr__(self) -> str:
@@ -218,7 +205,8 @@ class StablehloFunction:
         return jitted(call, self._options, {})
 
     def _run(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        return self._program(tuple(tuple(array.shape) for array in arrays)).execute(arrays)
+        shapes = tuple(tuple(array.shape) for array in arrays)
+        return self._programs.called(shapes).execute(arrays)
 
     def _module_for(self, shapes: Shapes) -> ir.Module:
         """A copy of the module for arguments of these shapes."""
@@ -253,21 +241,14 @@ class StablehloFunction:
                     f"Argument {index} of @{self._name}: expected {expected}, got {got}{hint}"
                 )
 
-    def _program(self, shapes: Shapes) -> _Compiled:
-        program = self._programs.get(shapes)
-        if program is None:
-            with self._lock:
-                program = self._programs.get(shapes) or self._compile(shapes)
-                self._programs[shapes] = self._latest = program
-        return program
-
-    def _compile(self, shapes: Shapes) -> _Compiled:
+    def _compile(self, shapes: Shapes, platform: str) -> Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
         compiled, report = compile_extracted(
-            _extract_main(module, MAIN), self._options, entry=MAIN, faults=self._faults
+            _extract_main(module, MAIN), self._options, entry=MAIN, platform=platform,
+            faults=self._faults
         )
         try:
-            return _Compiled(compat.compile_for_cpu(compiled or module), report)
+            return Compiled(compat.compile_for_cpu(compiled or module), report, platform)
         except jax.errors.JaxRuntimeError as error:
             raise UnsupportedOpError(
                 f"@{self._name}", f"XLA cannot compile it ({error}); custom calls are registered "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from hlo_mlc.backends.base import Backend
-from hlo_mlc.backends.cpu import cpu_backend, sharded_cpu_backend
+from hlo_mlc.backends.cpu import cpu_backend, rows_cpu_backend, sharded_cpu_backend
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
-from hlo_mlc.interop.devices import CPU, CUDA, SHARDED, target_here
+from hlo_mlc.interop.devices import ANY_ROWS, CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
 from hlo_mlc.runtime.records import pin_of, require_target, target_key
 from hlo_mlc.support.options import Options
@@ -29,7 +29,8 @@ def gpu_backend(options: Options) -> CudaBackend:
 
 
 BACKENDS: Mapping[str, Callable[[Options], Backend]] = {
-    CPU: cpu_backend, SHARDED: sharded_cpu_backend, CUDA: gpu_backend}
+    CPU: cpu_backend, SHARDED: sharded_cpu_backend, ANY_ROWS: rows_cpu_backend,
+    CUDA: gpu_backend}
 
 
 def gpu_kernels(report: Report) -> tuple[GpuKernel, ...]:

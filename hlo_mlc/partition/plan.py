@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
@@ -19,6 +19,7 @@ from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.lower.stages import StageLowering
 from hlo_mlc.partition.naming import kernel_name, told_apart
+from hlo_mlc.partition.row_blocks import RowBlocks, row_blocks
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.liveness import step_writes, without_dead
@@ -39,7 +40,8 @@ class Cluster:
     `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
     body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
     graph in another layout.  `locations` are the lines of the user's program that compute what the
-    kernel's buffers hold, by the names that they have in the kernel.
+    kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
+    compute so many rows of it each, in its stead.
     """
 
     kernel: Kernel
@@ -53,6 +55,15 @@ class Cluster:
     in_loop: bool = False
     constants: tuple[Node, ...] = ()
     locations: Mapping[str, str] = field(default_factory=dict)
+    blocks: RowBlocks | None = None
+
+    @property
+    def kernels(self) -> list[tuple[Kernel, int, float]]:
+        """What is called, how often, and which share of the whole one call computes."""
+        if self.blocks is None:
+            return [(self.kernel, 1, 1.0)]
+        return [(kernel, count, size / self.blocks.rows)
+                for size, (count, kernel) in self.blocks.kernels.items()]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +167,18 @@ def without(plan: Plan, graph: Graph, refused: Mapping[str, str]) -> Plan:
             verdict = replace(verdict, take=False, reason=reason)
         (taken if verdict.take else rejected).append((cluster, verdict))
     return _rewritten(replace(plan, taken=taken, rejected=rejected), graph)
+
+
+def in_row_blocks(plan: Plan, graph: Graph, block_bytes: int, refused: Container[str]) -> Plan:
+    """The plan for `graph` with kernels that serve any number of rows where that can be, and that
+    are none of those `refused`, by their fingerprints."""
+    def divided(cluster: Cluster) -> Cluster:
+        blocks = row_blocks(cluster.kernel, block_bytes)
+        if blocks is None or any(k.fingerprint in refused for _, k in blocks.kernels.values()):
+            return cluster
+        return replace(cluster, blocks=blocks)
+
+    return _rewritten(replace(plan, taken=[(divided(c), v) for c, v in plan.taken]), graph)
 
 
 def _rewritten(plan: Plan, graph: Graph) -> Plan:
@@ -390,8 +413,7 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     for cluster in dict.fromkeys(produced[value] for value in tuple(maker) if value in produced):
         maker.update((n.results[0], n) for n in cluster.constants)
         call_of[cluster] = Node(
-            "hlo_mlc.kernel", cluster.operands, cluster.results,
-            {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
+            "hlo_mlc.kernel", cluster.operands, cluster.results, _attributes(cluster),
             location=cluster.kernel.name)  # what XLA, and so JAX's profiler, calls it by
 
     def producer(value: Value) -> Node | None:
@@ -401,6 +423,15 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     wanted = [*(node for node in nodes if node.opaque), *map(producer, graph.results)]
     ordered = operands_first(filter(None, wanted), producer)
     return Graph(graph.parameters, ordered, graph.results)
+
+
+def _attributes(cluster: Cluster) -> dict[str, object]:
+    """Those of the call of a cluster's kernels (frontend/emit.py)."""
+    blocks = cluster.blocks
+    if blocks is None:
+        return {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()}
+    return {"blocks": {size: kernel.fingerprint for size, (_, kernel) in blocks.kernels.items()},
+            "aliases": cluster.aliases, "dims": blocks.operands}
 
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:

@@ -109,7 +109,7 @@ def _tie(stage: Stage, classes: _Classes) -> None:
                 classes.join((buffer, d), i)
             else:
                 classes.join((buffer, d), None)
-                fix(i.free)
+                fix(axes.intersection((i,)))
 
     def fix(variables: Iterable[Var]) -> None:
         for variable in variables:
@@ -322,12 +322,17 @@ def _stages(program: TensorProgram) -> Iterator[Stage]:
 
 def part_of(program: TensorProgram, parts: Mapping[Factor, int]) -> TensorProgram:
     """What one device computes if factors are cut into so many parts; each divides its extent."""
+    return resized(program, {factor: factor.extent // count for factor, count in parts.items()})
+
+
+def resized(program: TensorProgram, extents: Mapping[Factor, int]) -> TensorProgram:
+    """The program in which factors have other extents."""
     folded = {v for step in program.steps for s in stages(step) for v in s.reduce_axes}
-    axes = {axis: index.constant(0) if count == factor.extent and axis not in folded
-            else Var(axis.name, axis.dtype, factor.extent // count)
-            for factor, count in parts.items() for axis in factor.axes}
-    cut = {dimension: factor.extent // count
-           for factor, count in parts.items() for dimension in factor.dimensions}
+    axes = {axis: index.constant(0) if extent == 1 and axis not in folded
+            else Var(axis.name, axis.dtype, extent)
+            for factor, extent in extents.items() for axis in factor.axes}
+    cut = {dimension: extent for factor, extent in extents.items()
+           for dimension in factor.dimensions}
 
     def local(buffer: Buffer) -> Buffer:
         return replace(buffer, shape=tuple(cut.get((buffer, d), extent)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +198,82 @@ def test_what_jax_exports_for_symbolic_sizes() -> None:
             compiled(np.ones((1, 4), np.float32), np.ones(2, np.float32))
         with pytest.raises(UsageError, match=r"args\[1\].shape\[0\] \(= 3\)"):
             compiled(np.ones((3, 4), np.float32), np.ones(3, np.float32))
+
+
+def exported_layers() -> Any:
+    """Two layers and a softmax, for any number of rows."""
+    (b,) = export.symbolic_shape("b")
+    w, v = (np.random.default_rng(0).standard_normal(s).astype(np.float32) / 8
+            for s in ((64, 96), (96, 10)))
+
+    def layers(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y = jax.nn.gelu(x @ w) @ v
+        return jax.nn.softmax(y), jnp.argmax(y, 1)
+
+    return export.export(jax.jit(layers))(jax.ShapeDtypeStruct((b, 64), jnp.float32))
+
+
+def rows_of_numbers(count: int) -> np.ndarray:
+    return np.random.default_rng(count).standard_normal((count, 64)).astype(np.float32)
+
+
+def test_many_numbers_of_rows_have_a_few_kernels() -> None:
+    exported = exported_layers()
+    compiled = compile_stablehlo(exported, choose="ours")
+    sizes = [55, 85, *range(1, 50), 1000]
+    kernels = []
+    for rows in sizes:
+        x = rows_of_numbers(rows)
+        ours, expected = compiled(x), exported.call(x)
+        np.testing.assert_allclose(ours[0], expected[0], rtol=2e-5, atol=1e-6)
+        np.testing.assert_array_equal(ours[1], expected[1])
+        report = compiled.report(x)
+        assert report.coverage == 1
+        kernels.append({kernel.id for kernel in report.kernels})
+    own, shared, *others = kernels
+    assert not own & shared
+    alone = kernels[sizes.index(1)]  # one row is no block of several
+    assert set().union(*others) - alone <= shared
+
+
+def test_rows_that_recur_get_kernels_of_their_own() -> None:
+    compiled = compile_stablehlo(exported_layers(), choose="ours")
+    x, others = rows_of_numbers(70), rows_of_numbers(71)
+    compiled(others)
+    first = compiled(x)
+    assert any(" row" in kernel.name for kernel in compiled.report(x).kernels)
+    give_up = time.monotonic() + 120
+    while any(" row" in kernel.name for kernel in compiled.report(x).kernels):
+        assert time.monotonic() < give_up
+        for one, other in zip(compiled(x), first, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(compiled(x)[0], first[0], rtol=2e-5, atol=1e-6)
+    assert not any(" row" in kernel.name for kernel in compiled.report(others).kernels)
+
+
+def test_kernels_are_not_shared_where_every_run_has_the_same_bits(monkeypatch) -> None:
+    monkeypatch.setenv("HLO_MLC_DETERMINISTIC", "1")
+    exported = exported_layers()
+    alone = {rows: compile_stablehlo(exported, choose="ours")(rows_of_numbers(rows))
+             for rows in (5, 66, 130)}
+    compiled = compile_stablehlo(exported, choose="ours")
+    for rows, results in alone.items():
+        for one, other in zip(compiled(rows_of_numbers(rows)), results, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_many_threads_call_for_rows_of_their_own() -> None:
+    exported = exported_layers()
+    compiled = compile_stablehlo(exported, choose="ours")
+
+    def calls(rows: int) -> None:
+        x = rows_of_numbers(rows)
+        expected = exported.call(x)
+        for _ in range(40):  # until they recur
+            np.testing.assert_allclose(compiled(x)[0], expected[0], rtol=2e-5, atol=1e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(calls, (3, 64, 65, 150, 3, 64, 65, 150, 7, 31)))
 
 
 def test_exported_functions_are_called_in_others() -> None:

@@ -72,6 +72,61 @@ done:
     assert program(*operands) == sum(range(200))
 
 
+ROWS_IR = """
+define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+entry:
+  %operand = call ptr @buffer(ptr %buffers, i64 0)
+  %step = call ptr @buffer(ptr %buffers, i64 1)
+  %result = call ptr @buffer(ptr %buffers, i64 2)
+  %added = load float, ptr %step
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %from = getelementptr float, ptr %operand, i64 %i
+  %to = getelementptr float, ptr %result, i64 %i
+  %value = load float, ptr %from
+  %sum = fadd float %value, %added
+  %whole = fadd float %sum, {tag}
+  store float %whole, ptr %to
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, {count}
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+"""result[i] = operand[i] + step[0] + tag, for so many elements."""
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 16, 23, 1000])
+def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
+    """Of rows of 3 elements; the last operand has none. Blocks of 16, of 4 and of 1, in order."""
+    sizes = (16, 4, 1)
+    ids = [new_id() for _ in sizes]
+    for kernel_id, size in zip(ids, sizes, strict=True):
+        variants.publish(kernel_id, compile_kernel(
+            ROWS_IR.format(tag=f"{size * 1000}.0", count=3 * size)))
+    named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
+    x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+    program = jax.jit(lambda x: call_kernel(named, f32(rows, 3), x, np.float32([0.5]), dims=(0,)))
+    computed_by = [16] * (rows // 16) * 16 + [4] * (rows % 16 // 4) * 4 + [1] * (rows % 4)
+    expected = x + 0.5 + 1000 * np.array(computed_by, np.float32)[:, None]
+    for _ in range(5):
+        np.testing.assert_array_equal(program(x), expected)
+
+
+@pytest.mark.parametrize(("named", "said"), [
+    ("{known}@4,nobody-made-this@1", r"NOT_FOUND.*kernel 'nobody-made-this'.*load the"),
+    ("{known}@0", r"INVALID_ARGUMENT.*a block of 1 row or more, got '.*@0'"),
+    ("{known}@,{known}@1", r"INVALID_ARGUMENT.*got '.*@'")])
+def test_blocks_that_cannot_be_called_are_named(call_kernel, scale_kernel, new_id, named, said):
+    known = new_id()
+    variants.publish(known, scale_kernel(2.0))
+    program = jax.jit(lambda x: call_kernel(named.format(known=known), f32(8, 2), x, dims=(0,)))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=said):
+        program(jnp.ones((8, 2)))
+
+
 def test_missing_kernel_is_named_with_what_to_do(call_kernel):
     program = jax.jit(lambda x: call_kernel("nobody-made-this", f32(2), x))
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"NOT_FOUND.*nobody-made-this.*load the"):

@@ -24,6 +24,7 @@ X = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(12, 6)).astype(np.float32)
 V = np.arange(12, dtype=np.float32)
 SQUARE = X[:, :8]
+PLACES = np.int32([3, 0, 7, 7, 1, 5, 2, 6])
 
 
 def program_of(function: Callable, *arrays: np.ndarray) -> TensorProgram:
@@ -57,6 +58,9 @@ RULES = {
     "counted": (lambda x: x * jnp.arange(8.0)[:, None], (X,), ".a -> .a"),
     "merged dimensions": (lambda x: x.reshape(96) * 2, (X,), ".. -> ."),
     "diagonal": (lambda x: x * x.T, (SQUARE,), ".. -> .."),
+    "looked up": (lambda x, k: jnp.tanh(x)[k], (X, PLACES), ".a, b -> ba"),
+    "places of itself": (lambda x: jnp.take(x[:, 0], x[:, 1].astype(int), mode="clip"), (X,),
+                         ".. -> ."),
     "place of the largest": (lambda x: jnp.argmax(x, 0), (X,), ".a -> a"),
     "a row overwritten": (lambda x, v: x.at[1].set(v), (X, V), ".a, a -> .a"),
     "attention": (lambda q: jax.nn.softmax(jnp.einsum("bqd,bkd->bqk", q, q)) @ q,

@@ -338,24 +338,32 @@ def by_gain(plan: Plan) -> list[Kernel]:
     saved: dict[str, float] = {}
     kernels: dict[str, Kernel] = {}
     for cluster, verdict in plan.taken:
-        fingerprint = cluster.kernel.fingerprint
-        kernels.setdefault(fingerprint, cluster.kernel)
-        saved[fingerprint] = saved.get(fingerprint, 0.0) - _lost_us(cluster, verdict)
+        for kernel, count, share in cluster.kernels:
+            fingerprint = kernel.fingerprint
+            kernels.setdefault(fingerprint, kernel)
+            saved[fingerprint] = saved.get(fingerprint, 0.0) \
+                - count * share * _lost_us(cluster, verdict)
     return sorted(kernels.values(),  # by powers of two
                   key=lambda kernel: -math.frexp(max(saved[kernel.fingerprint], 0.0))[1])
 
 
-def is_small_unit(unit: Unit, target: CpuTarget) -> bool:
-    """Whether a unit is too small to deserve a kernel of its own."""
+def is_small_unit(unit: Unit, target: CpuTarget, rows: int | None = None) -> bool:
+    """Whether a unit is too small to deserve a kernel of its own; of so many `rows` of it, if that
+    is given, however many it has."""
     nests = (Nest(joined.stages, joined.shared) for joined in unit.nests)
-    return all(is_small(step, target) for step in (*unit.steps, *nests))
+    return all(is_small(step, target, rows) for step in (*unit.steps, *nests))
 
 
-def is_small(step: Step, target: CpuTarget) -> bool:
+def is_small(step: Step, target: CpuTarget, rows: int | None = None) -> bool:
     """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
     if not isinstance(step, Nest):
         return False
-    return sum(_short_us(stage, target) for stage in step.stages) < SMALL_US
+    return sum(_short_us(stage, target) * _share(stage, rows) for stage in step.stages) < SMALL_US
+
+
+def _share(stage: Stage, rows: int | None) -> float:
+    """Of a stage's work, what so many of its rows need."""
+    return 1.0 if rows is None or not stage.axes else rows / max(1, stage.axes[0].extent)
 
 
 def _short_us(stage: Stage, target: CpuTarget) -> float:

@@ -1,0 +1,201 @@
+"""Kernels that serve any number of rows compute what kernels of their own do."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from hlo_mlc.frontend.parse import parse_module
+from hlo_mlc.interop import compat
+from hlo_mlc.interop.compiling import compile_extracted
+from hlo_mlc.interop.devices import ANY_ROWS, CPU
+from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.ops.registry import DEFINITIONS
+from hlo_mlc.partition.row_blocks import RowBlocks, row_blocks
+from hlo_mlc.report import Report
+from hlo_mlc.runtime.measure import made_up
+from hlo_mlc.support.options import Options
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.tensor.core import TensorProgram
+
+W = np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32)
+IMAGES = np.random.default_rng(1).standard_normal((3, 3, 2, 5)).astype(np.float32)
+
+
+def layer(x):
+    return jax.nn.gelu(x @ W)
+
+
+def factor_as_argument(x, w):
+    return jnp.tanh(x @ w) + w[0]
+
+
+def normalized(x):
+    centered = x - x.mean(-1, keepdims=True)
+    return centered / jnp.sqrt((centered**2).mean(-1, keepdims=True) + 1e-5)
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("bid,bjd->bij", q, k)
+    return jax.nn.softmax(scores, -1) @ v
+
+
+def convolved(x):
+    return jax.nn.relu(lax.conv_general_dilated(
+        x, IMAGES, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+
+
+def several(x, y):
+    return x > y, (x + y).astype(jnp.bfloat16), jnp.argmax(x, 1), jnp.cumsum(y, 1)
+
+
+def recurrent(x):
+    return lax.fori_loop(0, 5, lambda i, c: jnp.tanh(c + x[:, :1] * i), x)
+
+
+def looked_up(x, table):
+    return table[jnp.clip(x.astype(jnp.int32), 0, 9)]
+
+
+def sorted_rows(x):
+    return jnp.sort(x, -1)
+
+
+ROWS: dict[Callable, Sequence[tuple[int, ...]]] = {
+    layer: [(-1, 24)], factor_as_argument: [(-1, 24), (24, 40)], normalized: [(-1, 50)],
+    attention: [(-1, 6, 8), (-1, 7, 8), (-1, 7, 8)], convolved: [(-1, 9, 7, 2)],
+    several: [(-1, 33), (-1, 33)], recurrent: [(-1, 16)], looked_up: [(-1, 3), (10, 4)],
+    sorted_rows: [(-1, 21)], jnp.sin: [(-1,)]}
+"""Functions of independent rows, and the shapes of their arguments; -1 is the number of rows."""
+
+OTHERS: dict[str, Callable] = {
+    "summed": lambda x: x.sum(0), "largest": lambda x: (x * 2).max(0),
+    "running": lambda x: jnp.cumsum(x, 0), "reversed": lambda x: x[::-1] + 1,
+    "numbered": lambda x: x * jnp.arange(x.shape[0], dtype=x.dtype)[:, None],
+    "turned": lambda x: x.T * 2, "windows": lambda x: x[1:] - x[:-1],
+    "second": lambda x: jnp.sin(x)[None], "sorted": lambda x: jnp.sort(x, 0),
+    "some": lambda x: (x + 1, x.sum(0))}
+
+
+def compiled(function: Callable, args: Sequence[np.ndarray], platform: str
+             ) -> tuple[list[np.ndarray], Report]:
+    """The results by kernels for a platform, all ops being in them, and the report."""
+    module = parse_module(jax.jit(function).lower(*args).as_text())
+    return run(module, args, platform)
+
+
+def run(module, args: Sequence[np.ndarray], platform: str) -> tuple[list[np.ndarray], Report]:
+    made, report = compile_extracted(module, Options(choose="ours"), entry="main",
+                                     platform=platform)
+    assert made is not None, str(report)
+    return [np.asarray(r) for r in compat.compile_for_cpu(made)(args)], report
+
+
+def arguments(shapes: Sequence[tuple[int, ...]], rows: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(rows)
+    return [rng.standard_normal([rows if d == -1 else d for d in shape]).astype(np.float32)
+            for shape in shapes]
+
+
+def rows_of(report: Report) -> int:
+    """How many rows the blocks of one call have."""
+    return sum(int(re.search(r", (\d+) row", kernel.name)[1]) * kernel.calls
+               for kernel in report.kernels)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 17, 64, 67, 150, 1000])
+@pytest.mark.parametrize("function", ROWS, ids=lambda f: f.__name__)
+def test_rows_are_computed_once_each(function: Callable, rows: int) -> None:
+    args = arguments(ROWS[function], rows)
+    results, report = compiled(function, args, ANY_ROWS)
+    assert report.coverage == 1
+    kernels = len({kernel.name.partition(",")[0] for kernel in report.kernels})
+    assert rows_of(report) == kernels * rows
+    for one, other in zip(results, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64),
+                                   rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", ROWS, ids=lambda f: f.__name__)
+def test_kernels_are_the_same_for_any_number_of_rows(function: Callable) -> None:
+    found = [{k.id for k in compiled(function, arguments(ROWS[function], rows), ANY_ROWS
+                                     )[1].kernels} for rows in (85, 2, 17, 100, 230, 4000)]
+    assert set().union(*found) == found[0]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_rows_that_need_each_other_stay_in_one_kernel(name: str) -> None:
+    args = arguments([(-1, 12)], 37)
+    results, report = compiled(OTHERS[name], args, ANY_ROWS)
+    assert not any(", " in kernel.name for kernel in report.kernels)
+    for one, other in zip(results, compiled(OTHERS[name], args, CPU)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_all_rows_need_is_computed_once() -> None:
+    def function(x, w):
+        return x @ jnp.linalg.matrix_power(w, 4)
+
+    args = arguments([(-1, 24), (24, 24)], 90)
+    results, report = compiled(function, args, ANY_ROWS)
+    powers = [k for k in report.kernels if ", " not in k.name]
+    assert powers and all(k.calls <= 2 for k in powers)
+    np.testing.assert_allclose(results[0], jax.jit(function)(*args), rtol=2e-4, atol=1e-2)
+
+
+def test_blocks_fit_into_a_cache(take_apart) -> None:
+    parts = take_apart(lambda x: jnp.tanh(x) + 1, np.ones((100, 256), np.float32))
+    (kernel,) = parts.kernels.values()
+    row = 2 * 256 * 4
+    for room, sizes in ((1 << 20, [64, 16, 4]), (row * 16, [16, 4]), (row * 15, [4]), (8, [1])):
+        blocks = row_blocks(kernel, room)
+        assert list(blocks.kernels) == sizes
+        assert sum(rows * count for rows, (count, _) in blocks.kernels.items()) == 100
+
+
+EXAMPLES = [pytest.param(text, id=f"{definition.name}-{k}")
+            for definition in DEFINITIONS.values() if "lapack" not in definition.name
+            for k, text in enumerate(definition.examples)]
+
+
+def interpreted(program: TensorProgram, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    loops, _ = schedule_program(program, named("x86-64-v4"))
+    return interpret(loops, operands)
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_examples_of_all_ops(text: str, take_module_apart) -> None:
+    """Kernel by kernel, as long as rows are; each in blocks of two rows and of one."""
+    for kernel in take_module_apart(parse_module(text)).kernels.values():
+        rng = np.random.default_rng(len(text))
+        operands = [made_up(b.shape, b.dtype.numpy, rng) for b in kernel.program.operands]
+        found = [row_blocks(kernel, room) for room in (1, 1 << 20)]
+        if None in found:
+            continue
+        whole = interpreted(kernel.program, operands)
+        for blocks in found:
+            for one, other in zip(in_blocks(blocks, operands), whole, strict=True):
+                assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+def in_blocks(blocks: RowBlocks, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """The results of all blocks, one after the other."""
+    places = iter(range(blocks.rows))
+    results = []
+    for rows, (count, kernel) in blocks.kernels.items():
+        for _ in range(count):
+            block = list(itertools.islice(places, rows))
+            given = [operand[block] if n in blocks.operands else operand
+                     for n, operand in enumerate(operands)]
+            results.append(interpreted(kernel.program, given))
+    assert not list(places)
+    return [np.concatenate(parts) for parts in zip(*results, strict=True)]
