@@ -137,9 +137,10 @@ _LOOPS = """\
 branches are cheap.  Functions that a program calls are written out, `stablehlo.composite` as its
 decomposition, and a call of `ApproxTopK` as the sort that XLA makes of it on CPUs and GPUs.  What
 picks a few places out of sorted rows (medians, the last few) is found without sorting them.  Ops on
-symbolic dimensions are compiled for the sizes that a program is called with; those whose operands
-say a shape are what they are with an attribute, where the operands are constants.  Bitcasts between
-types of different widths are shifts.
+symbolic dimensions are compiled for the sizes that a program is called with, by kernels that serve
+any number of rows where each row is computed by itself; those whose operands say a shape are what
+they are with an attribute, where the operands are constants.  Bitcasts between types of different
+widths are shifts.
 
 ## What is left to XLA, and why
 """

@@ -23,7 +23,7 @@ from hlo_mlc.support.turns import short_turns
 
 _RECURRING = 32
 """Calls after which a program is worth compiling once more: kernels for any number of rows take
-1.0 to 1.5 times as long (bench/rows.py)."""
+1.0 to 1.5 times as long (scripts/rows.py)."""
 _NICENESS = 10
 _TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
