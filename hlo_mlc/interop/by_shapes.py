@@ -10,14 +10,11 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import jax
 
 from hlo_mlc.interop.devices import ANY_ROWS, CPU
-from hlo_mlc.interop.program import Shapes
+from hlo_mlc.interop.program import Execute, Shapes
 from hlo_mlc.report import Report
 from hlo_mlc.support.turns import short_turns
 
@@ -32,7 +29,7 @@ _TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 class Compiled:
     """The function for one set of shapes, with kernels for a platform (interop/platforms.py)."""
 
-    execute: Callable[[Sequence[Any]], tuple[jax.Array, ...]]
+    execute: Execute
     report: Report
     platform: str
     calls: int = 0

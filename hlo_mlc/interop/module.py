@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -27,7 +28,13 @@ from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
-from hlo_mlc.interop.program import Program, Shapes, program_call_p
+from hlo_mlc.interop.program import (
+    Execute,
+    Program,
+    Shapes,
+    compile_as_jit,
+    program_call_p,
+)
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
@@ -248,12 +255,19 @@ class StablehloFunction:
             faults=self._faults
         )
         try:
-            return Compiled(compat.compile_for_cpu(compiled or module), report, platform)
+            execute = self._by_jit(compiled or module, shapes) or \
+                compat.compile_for_cpu(compiled or module)
+            return Compiled(execute, report, platform)
         except jax.errors.JaxRuntimeError as error:
             raise UnsupportedOpError(
                 f"@{self._name}", f"XLA cannot compile it ({error}); custom calls are registered "
                 "with jax.ffi.register_ffi_target beforehand"
             ) from error
+
+    def _by_jit(self, module: ir.Module, shapes: Shapes) -> Execute | None:
+        arguments = [replace(one, shape=shape)
+                     for one, shape in zip(self._arguments, shapes, strict=True)]
+        return compile_as_jit(self._name, module, arguments, result_types(module, MAIN, self._name))
 
     def _refine(self, shapes: Shapes) -> ir.Module:
         """The module with all its shapes static, for arguments of these shapes.
