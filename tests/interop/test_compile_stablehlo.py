@@ -200,6 +200,17 @@ def test_what_jax_exports_for_symbolic_sizes() -> None:
             compiled(np.ones((3, 4), np.float32), np.ones(3, np.float32))
 
 
+def test_modes_of_jax_change_nothing() -> None:
+    function = compile_stablehlo(TEXT, choose="ours")
+    expected = function(A, B)
+    for mode in (jax.disable_jit(), jax.enable_x64(True), jax.default_device(jax.devices()[0])):
+        with mode:
+            for given in ((A, B), (jnp.array(A), jnp.array(B)), (A, np.asfortranarray(B))):
+                for one, other in zip(function(*given), expected, strict=True):
+                    assert one.dtype == other.dtype
+                    np.testing.assert_array_equal(one, other)
+
+
 def exported_layers() -> Any:
     """Two layers and a softmax, for any number of rows."""
     (b,) = export.symbolic_shape("b")
