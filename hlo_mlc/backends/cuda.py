@@ -6,6 +6,7 @@ What `choose="auto"` takes of these kernels follows from a model (partition/choo
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -28,12 +29,7 @@ from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan, partition
-from hlo_mlc.passes.complex_parts import (
-    has_complex,
-    is_large_product,
-    is_transform,
-    split_complex,
-)
+from hlo_mlc.passes.complex_parts import has_complex, is_transform, split_complex
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import cuda
@@ -66,7 +62,17 @@ def limits_of(target: CudaTarget) -> FusionLimits:
 def stays_complex(node: Node) -> bool:
     """What XLA's libraries do with whole complex numbers: ours would be four products of real
     numbers, and a sort by two keys that CUB does not know."""
-    return node.op in LEFT or is_transform(node) or is_large_product(node, LARGE_PRODUCT)
+    return node.op in LEFT or is_transform(node) or _is_large_product(node)
+
+
+def _is_large_product(node: Node) -> bool:
+    """Whether it is a product of matrices that is left to cuBLAS: two complex numbers that are
+    multiplied and added to a sum are eight floating-point operations."""
+    if node.op != "stablehlo.dot_general":
+        return False
+    shape = node.operands[0].type.shape
+    summed = math.prod(shape[d] for d in node.attributes["lhs_contracting_dimensions"])
+    return 8 * summed * node.results[0].type.size > LARGE_PRODUCT
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ three and what is not known here.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -88,16 +87,6 @@ def nothing(node: Node) -> bool:
 def is_transform(node: Node) -> bool:
     """Whether it is a Fourier transform."""
     return node.op == _FOURIER
-
-
-def is_large_product(node: Node, most_flops: int) -> bool:
-    """Whether it is a matrix product of more floating-point operations, of which two complex
-    numbers that are multiplied and added to a sum have eight."""
-    if node.op != "stablehlo.dot_general":
-        return False
-    shape = node.operands[0].type.shape
-    summed = math.prod(shape[d] for d in node.attributes["lhs_contracting_dimensions"])
-    return 8 * summed * node.results[0].type.size > most_flops
 
 
 def split_complex(graph: Graph, stays: Callable[[Node], bool] = nothing) -> Graph:

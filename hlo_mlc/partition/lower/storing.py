@@ -142,13 +142,10 @@ class Storing:
         """Parts of a joined array that one loop would compute for each element, to pick one."""
         if node.op != "stablehlo.concatenate":
             return False
-        whole, dimension = node.results[0].type, node.attributes["dimension"]
+        whole = node.results[0].type
         costs = [(self.costs.get(part, 0), part.type.size) for part in node.operands]
         wasted = sum(cost * (whole.size - size) for cost, size in costs)
-        lengths = [math.prod(part.type.shape[dimension:]) for part in node.operands]
-        short = math.prod(whole.shape[:dimension]) * sum(n < SHORTEST_PART for n in lengths)
-        return wasted >= max(WASTED * whole.size,
-                             WASTED_FOR_PART * len(costs) + WASTED_FOR_ROW * short)
+        return wasted >= max(WASTED * whole.size, _cost_of_parts(node))
 
     def _is_multiplied(self, value: Value, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """True where a product, looking through data movement, reads each element several times,
@@ -242,10 +239,15 @@ def _is_searched_in_short_rows(node: Node) -> bool:
     whole, dimension = node.results[0].type, node.attributes["dimension"]
     if math.prod(whole.shape[dimension + 1:]) >= SHORTEST_PART:
         return False
+    return FINDING * (len(node.operands) - 1) * whole.size >= _cost_of_parts(node)
+
+
+def _cost_of_parts(node: Node) -> int:
+    """What it takes to begin each part that is joined, and each short row of one."""
+    whole, dimension = node.results[0].type, node.attributes["dimension"]
     lengths = [math.prod(part.type.shape[dimension:]) for part in node.operands]
     short = math.prod(whole.shape[:dimension]) * sum(n < SHORTEST_PART for n in lengths)
-    return FINDING * (len(lengths) - 1) * whole.size \
-        >= WASTED_FOR_PART * len(lengths) + WASTED_FOR_ROW * short
+    return WASTED_FOR_PART * len(lengths) + WASTED_FOR_ROW * short
 
 
 def _has_many_parts(node: Node) -> bool:
