@@ -2,7 +2,8 @@
 
 The first have kernels of their own.  Those that come after are compiled with kernels that serve any
 number of rows (partition/row_blocks.py), so that nothing is generated for them; where a program
-recurs, it gets kernels of its own as well, while calls go on.
+recurs, it gets kernels of its own as well, while calls go on.  What is faster, they or XLA, is
+looked at then.
 """
 
 from __future__ import annotations
@@ -10,17 +11,23 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+
+from hlo_mlc.interop.call_arguments import at_hand
 from hlo_mlc.interop.devices import ANY_ROWS, CPU
 from hlo_mlc.interop.program import Execute, Shapes
+from hlo_mlc.interop.settling import is_open
 from hlo_mlc.report import Report
+from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
 
 _RECURRING = 32
 """Calls after which a program is worth compiling once more: kernels for any number of rows take
-1.0 to 1.5 times as long (scripts/rows.py)."""
+1.0 to 1.5 times as long (scripts/rows.py), and predictions may be wrong."""
 _NICENESS = 10
 _TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
@@ -37,11 +44,11 @@ class Compiled:
 
 class ByShapes:
     """What a function was compiled to; `make` compiles it for shapes and a platform. Kernels are
-    shared only where they `may_share`: results depend on what was called before, then."""
+    not shared where results are not to depend on what was called before."""
 
-    def __init__(self, make: Callable[[Shapes, str], Compiled], may_share: bool) -> None:
+    def __init__(self, make: Callable[[Shapes, str, Options], Compiled], options: Options) -> None:
         self._make = make
-        self._may_share = may_share
+        self._options = options
         self._known: dict[Shapes, Compiled] = {}
         self._lock = threading.Lock()
         self.latest: Compiled | None = None
@@ -55,11 +62,12 @@ class ByShapes:
                 self._known[shapes] = self.latest = program
         return program
 
-    def called(self, shapes: Shapes) -> Compiled:
-        """The function for a call with arguments of these shapes."""
+    def called(self, arrays: Sequence[Any]) -> Compiled:
+        """The function for a call with these arguments."""
+        shapes = tuple(tuple(array.shape) for array in arrays)
         program = self.of(shapes)
-        if program.platform == ANY_ROWS and program.calls < _RECURRING:
-            self._count(shapes, program)
+        if program.calls < _RECURRING:
+            self._count(shapes, program, arrays)
         return program
 
     def reported(self, report: Report) -> tuple[Shapes, str] | None:
@@ -73,22 +81,29 @@ class ByShapes:
             self._known.clear()
 
     def _compiled(self, shapes: Shapes) -> Compiled:
-        return self._make(shapes, ANY_ROWS if self._may_share and self._known else CPU)
+        shares = self._known and not self._options.deterministic
+        return self._make(shapes, ANY_ROWS if shares else CPU, self._options)
 
-    def _count(self, shapes: Shapes, program: Compiled) -> None:
+    def _count(self, shapes: Shapes, program: Compiled, arrays: Sequence[Any]) -> None:
         with self._lock:
             program.calls += 1
             recurs = program.calls == _RECURRING
-        if recurs:
-            threading.Thread(target=self._specialize, args=(shapes, program),
+        measures = self._options.settles and is_open(program.report)
+        if recurs and (measures or program.platform == ANY_ROWS):
+            options = self._options.replace(choose="measure") if measures else self._options
+            given = [np.array(array) for array in arrays]  # who calls may write to theirs
+            threading.Thread(target=self._specialize, args=(shapes, program, options, given),
                              name="hlo_mlc specializes").start()
 
-    def _specialize(self, shapes: Shapes, program: Compiled) -> None:
-        """Has calls run kernels for these shapes alone; runs in a thread of its own."""
+    def _specialize(self, shapes: Shapes, program: Compiled, options: Options,
+                    given: Sequence[np.ndarray]) -> None:
+        """Has calls run what is best for these shapes alone; runs in a thread of its own."""
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        with contextlib.suppress(Exception), short_turns(_TURN_S):  # it is right as it is
-            own = self._make(shapes, CPU)
+        # What fails changes nothing: the program is right as it is.
+        with contextlib.suppress(Exception), short_turns(_TURN_S), at_hand(given):
+            own = self._make(shapes, CPU, options)
+            own.calls = _RECURRING
             with self._lock:
                 if self._known.get(shapes) is program:
                     self._known[shapes] = own

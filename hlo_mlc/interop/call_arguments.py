@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -34,6 +35,16 @@ class Handing:
             return self._jit(*args, **kwargs)
         finally:
             _at_hand.reset(token)
+
+
+@contextlib.contextmanager
+def at_hand(arrays: Sequence[Any]) -> Iterator[None]:
+    """What is compiled in here finds these arguments."""
+    token = _at_hand.set((tuple(arrays), {}))
+    try:
+        yield
+    finally:
+        _at_hand.reset(token)
 
 
 def arguments_at_hand(types: Sequence[ArgumentType]) -> list[jax.Array] | None:

@@ -80,7 +80,7 @@ class StablehloFunction:
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
-        self._programs = ByShapes(self._compile, may_share=not options.deterministic)
+        self._programs = ByShapes(self._compile, options)
         self._faults = Faults()
         self._traced = self._traceable()
         taken, returned = (", ".join(map(str, types)) for types in
@@ -212,8 +212,7 @@ class StablehloFunction:
         return jitted(call, self._options, {})
 
     def _run(self, arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
-        shapes = tuple(tuple(array.shape) for array in arrays)
-        return self._programs.called(shapes).execute(arrays)
+        return self._programs.called(arrays).execute(arrays)
 
     def _module_for(self, shapes: Shapes) -> ir.Module:
         """A copy of the module for arguments of these shapes."""
@@ -248,10 +247,10 @@ class StablehloFunction:
                     f"Argument {index} of @{self._name}: expected {expected}, got {got}{hint}"
                 )
 
-    def _compile(self, shapes: Shapes, platform: str) -> Compiled:
+    def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
         compiled, report = compile_extracted(
-            _extract_main(module, MAIN), self._options, entry=MAIN, platform=platform,
+            _extract_main(module, MAIN), options, entry=MAIN, platform=platform,
             faults=self._faults
         )
         try:

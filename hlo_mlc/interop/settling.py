@@ -145,16 +145,10 @@ class Settling:
     def _is_open(self) -> bool:
         """Whether there are two sides to one program, of which either may be the faster."""
         report = self._report
-        if report is None or report.settled_at is None or report.comparisons:
+        if report is None or report.settled_at is None or not is_open(report):
             return False
-        predicted = report.predicted
         if not report.kernels:
-            self._asked, predicted = "ours", report.rejected
-            if predicted is None or predicted.xla_us < _WORTH_COMPILING_US:
-                return False
-        if predicted is not None and not \
-                1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR:
-            return False
+            self._asked = "ours"
         return len(self._present.function.ledger) == 1 and jax.device_count() == 1
 
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -276,6 +270,19 @@ class Settling:
     def _say(self, line: str) -> None:
         function = self._present.function
         say(Level.FUNCTIONS, function.options.debug, [f"{function.name}: {line}"])
+
+
+def is_open(report: Report) -> bool:
+    """Whether what was predicted of a program leaves it open which side is faster, and nobody has
+    looked."""
+    predicted = report.predicted
+    if not report.kernels:
+        predicted = report.rejected
+        if predicted is None or predicted.xla_us < _WORTH_COMPILING_US:
+            return False
+    return not report.comparisons and (
+        predicted is None
+        or 1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR)
 
 
 def _is_gone(leaf: Any) -> bool:

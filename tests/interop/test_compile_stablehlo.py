@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -260,6 +261,33 @@ def test_rows_that_recur_get_kernels_of_their_own() -> None:
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
     np.testing.assert_allclose(compiled(x)[0], first[0], rtol=2e-5, atol=1e-6)
     assert not any(" row" in kernel.name for kernel in compiled.report(others).kernels)
+
+
+def test_what_recurs_is_looked_at_where_predictions_may_be_wrong(monkeypatch) -> None:
+    """On the arguments of a call, which may be others when that is done."""
+    monkeypatch.setenv("HLO_MLC_SETTLE", "1")
+    def function(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda v: v[0, 0] < 9, lambda v: v + jnp.tanh(x @ x) ** 2 + 1, x)
+
+    x = np.random.default_rng(0).standard_normal((200, 200)).astype(np.float32)
+    compiled = compile_stablehlo(jax.jit(function).lower(x).as_text())
+    (first,) = compiled(x)
+    give_up = time.monotonic() + 120
+    while not compiled.report().comparisons:
+        assert time.monotonic() < give_up, str(compiled.explain())
+        np.testing.assert_allclose(compiled(x.copy())[0], first, rtol=1e-4)
+    comparison, *_ = compiled.report().comparisons
+    assert comparison.speedup > 0 and not compiled.report().reasons
+    np.testing.assert_allclose(compiled(x)[0], first, rtol=1e-4)
+
+
+def test_nothing_is_looked_at_where_that_is_off(monkeypatch) -> None:
+    monkeypatch.setenv("HLO_MLC_SETTLE", "0")
+    compiled = compile_stablehlo(TEXT)
+    before = threading.active_count()
+    for _ in range(40):
+        compiled(A, B)
+    assert threading.active_count() == before and not compiled.report().comparisons
 
 
 def test_kernels_are_not_shared_where_every_run_has_the_same_bits(monkeypatch) -> None:
