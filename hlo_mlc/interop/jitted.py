@@ -87,7 +87,12 @@ class MlcFunction(JitObject[P, R_co]):
 
     def report(self, *args: Any, **kwargs: Any) -> Report:
         """What of the function is compiled for such arguments, and why the rest is not; without
-        any, of the most recent compilation."""
+        any, of the most recent compilation. Its `html(path)` writes a page for a browser."""
+        found = self._report(args, kwargs)
+        return found if not args and not kwargs else replace(
+            found, page=lambda path: self.explain(*args, **kwargs).html(path))
+
+    def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         function = self._origin.function
         if not args and not kwargs:
             if function.ledger.latest is None:
@@ -109,7 +114,7 @@ class MlcFunction(JitObject[P, R_co]):
         def compile_again(options: Options) -> Report:
             return self._with(options).report(*args, **kwargs)
 
-        return explain_report(self.report(*args, **kwargs), origin.options, origin.function.name,
+        return explain_report(self._report(args, kwargs), origin.options, origin.function.name,
                               verbose, compile_again if args or kwargs else None)
 
     if TYPE_CHECKING:
