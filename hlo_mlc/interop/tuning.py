@@ -111,7 +111,8 @@ class TunedKernel:
         what = f"{self.name}{uses}: {op_counts(self.ops)}"
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
-        lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed"]
+        lines = [what, f"  {counted(self.tried, 'configuration')} known, {self.failed} of them "
+                 "failed"]
         if self.interrupted:
             lines.append("  interrupted: this is the winner so far")
         if self.noise > _BUSY:
@@ -182,9 +183,10 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
     A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
     them is `mlc_jit(jax.grad(f))`.
 
-    Raises: UsageError for a call that leaves nothing to compile, and where it runs on other devices
-    than CPUs and NVIDIA GPUs.
+    Raises: UsageError for a budget that is none, for a call that leaves nothing to compile, and
+    where it runs on other devices than CPUs and NVIDIA GPUs.
     """
+    _require_budget(trials, minutes)
     platform = _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
     parts = parts_of_call(jitted, args, kwargs, platform)
     if not parts:
@@ -214,8 +216,7 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used;
     TuningInterrupted with the report on what was done by then.
     """
-    if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
-        raise UsageError("Tuning takes at least one trial, and some time")
+    _require_budget(trials, minutes)
     require_say(options, "tune")
     register_handler(platform)
     session = Session(module, entry, options, trials, minutes, given, storage=storage,
@@ -267,10 +268,12 @@ class Session:
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
         least_us: dict[str, float] = {}
+        xla_us: dict[str, float] = {}
         for cluster, verdict in (*plan.taken, *plan.rejected):
             fingerprint = cluster.kernel.fingerprint
             found.setdefault(fingerprint, []).append(cluster)
             least_us[fingerprint] = self._least_us(verdict.estimate)
+            xla_us[fingerprint] = verdict.estimate.xla_us
             weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
         if spent is not None:
             weights = {kernel: time for kernel, time in spent.items() if kernel in found}
@@ -281,9 +284,9 @@ class Session:
         for number, fingerprint in enumerate(costliest, 1):
             budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
             remaining -= weights[fingerprint]
-            label = f"{number} of {len(costliest)}: {found[fingerprint][0].kernel.name}"
+            label = f"{number}/{len(costliest)} {found[fingerprint][0].kernel.name}"
             tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
-                                 least_us[fingerprint])
+                                 least_us[fingerprint], xla_us[fingerprint])
             del self._waiting[0]
             if tuned.record is not None:
                 spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
@@ -336,7 +339,8 @@ class Session:
         return Budget(self._trials, now + share * max(left, 0.0))
 
     def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
-                progress: TuningProgress, label: str, least_us: float) -> TunedKernel:
+                progress: TuningProgress, label: str, least_us: float, xla_us: float
+                ) -> TunedKernel:
         cluster = clusters[0]
         kernel = cluster.kernel
         tuned = _untuned(clusters)
@@ -364,7 +368,7 @@ class Session:
             "default": schedules_text(space.schedules(space.default)),
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         self._studies[kernel.fingerprint] = study
-        progress.begin(label, study, space, budget, least_us)
+        progress.begin(label, study, space, budget, least_us, xla_us)
         task = Task(kernel.program, self._target, self._generator, tuple(map(stored, operands)),
                     tuple(map(stored, expected)))
         try:
@@ -373,8 +377,8 @@ class Session:
                                  forest=self._forest)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
-        progress.end()
         record = self._keep(cluster, winner, known, original, operands)
+        progress.end(record.measured)
         of_limit = least_us / record.measured.ours_us
         study.describe({
             "best": schedules_text(record.schedules), "us": record.measured.ours_us,
@@ -437,6 +441,20 @@ class Session:
             return run
 
         return time_in_turns(queued(original), queued(ours), _COMPARISON_S).per_call(calls)
+
+
+def _require_budget(trials: object, minutes: object) -> None:
+    """Raises: UsageError for a budget that is none."""
+    if not (_is_at_least(trials, int, 1) and _is_at_least(minutes, (int, float), math.ulp(0.0))):
+        raise UsageError("Tuning takes at least one trial, and some time, or neither: expected "
+                         "trials of 1, 2, … and finite minutes above 0, got "
+                         f"trials={trials!r}, minutes={minutes!r}")
+
+
+def _is_at_least(given: object, kind: type | tuple[type, ...], least: float) -> bool:
+    """Whether a budget is one, if there is any."""
+    return given is None or (isinstance(given, kind) and not isinstance(given, bool)
+                             and least <= given < math.inf)
 
 
 def _tunable(platform: str) -> str:

@@ -260,6 +260,9 @@ def require_say(options: Options, what: str) -> None:
     if options.records:
         raise UsageError(f"With records={options.records} (HLO_MLC_RECORDS) kernels are built by "
                          f"this file alone: {what} the function without it, and export that")
+    if options.choose == "xla":
+        raise UsageError('With choose="xla" (HLO_MLC_CHOOSE) no kernel of ours is run: '
+                         f"{what} the function without it")
 
 
 def find_record(kernel: str, target: str, options: Options) -> Record | None:

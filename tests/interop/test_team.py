@@ -185,6 +185,7 @@ def test_modules_of_any_size_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 def test_a_database_that_is_none(url: str) -> None:
     ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
     assert ran.exit_code == 2 and f"The studies in {url} cannot be opened" in ran.output
+    assert "as postgresql://USER@HOST/NAME" in ran.output and "Background" not in ran.output
 
 
 def test_passwords_are_not_shown() -> None:
