@@ -386,7 +386,8 @@ class Session:
         study.describe({
             "name": kernel.name, "kernel": program_text(kernel.program),
             "ops": op_counts(tuned.ops),
-            "target": _machine(self._target),
+            "target": f"{self._target.name}, by a model" if self._modelled
+            else _machine(self._target),
             "default": schedules_text(space.schedules(space.default)),
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         self._studies[kernel.fingerprint] = study
@@ -407,7 +408,8 @@ class Session:
         study.describe({
             "best": schedules_text(record.schedules), "us": record.measured.ours_us,
             "speedup over the default": record.measured.speedup,
-            "speedup over XLA": record.measured.xla_ratio, "choice": record.choice,
+            "speedup over XLA": record.measured.xla_ratio,
+            "choice": "modelled" if record.measured.modelled else record.choice,
             OF_LIMIT: of_limit})
         return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
                                    noise=winner.noise, given=program is not None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import jax
@@ -23,6 +24,8 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
 from hlo_mlc.tuning.generator import CudaGenerator, ModelledGenerator
 from hlo_mlc.tuning.gpu_model import BlockWork, bank_cycles, predicted_us, sectors, works_of
+from hlo_mlc.tuning.overview import overview_json
+from hlo_mlc.tuning.storage import journal_path, open_studies
 
 TARGET = cuda.named("sm_90")
 LANES = np.arange(32, dtype=np.int64)
@@ -161,6 +164,8 @@ def test_kernels_are_built_as_the_model_says(options) -> None:
         assert measured.speedup >= 1.2
     found, = open_records(options).all()
     assert found == kernel.record
+    row, = json.loads(overview_json(open_studies(journal_path(options))))
+    assert (row["choice"], row["target"]) == ("modelled", "sm_90, by a model")
     # Arrays are as good as types.
     again = mlc_jit(sum_of_rows).tune(jnp.zeros(shape.shape), trials=25, target="sm_90")
     assert again.kernels[0].tried == 25
