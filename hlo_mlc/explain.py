@@ -6,6 +6,7 @@ Every kernel is run alone to see how near it comes to the machine's limits.
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import textwrap
 from collections.abc import Callable, Mapping
@@ -44,9 +45,11 @@ _NEAR_LIMIT = 0.9  # from this share of it on, no schedule is much faster
 _OUTDATED_SHARE = 1.25  # of limits that were measured while something else ran
 _MOST_LINES = 30  # that a terminal shows at once, with the prompt
 _MOST_KERNELS = 10
+_ENOUGH = 6  # lines for the kernels: an empty one, the head, three, and what is not shown
 # What of the rest is shown, so that there is room for kernels: parts that are left to XLA, of two
-# lines at most, and lines of reasons and of advice.
+# lines at most but the first, and lines of reasons and of advice.
 _MOST_LEFT, _MOST_REASON, _MOST_ADVICE = 3, 3, 5
+_LONGEST_NAME = 32  # of a function, where what is said of it has to fit a line
 _EVEN = 0.02  # of a ratio: less is the same time
 
 
@@ -92,7 +95,8 @@ class Explanation:
         """What may be done next, the most promising first."""
         found = advice_on(self.report, self.times, self.options)
         if self.report.kernels and not self.report.comparisons and self.name.isidentifier():
-            found.append(f"hlo_mlc.compare({self.name}, ...) times both sides on your arguments")
+            name = self.name if len(self.name) <= _LONGEST_NAME else "function"
+            found.append(f"hlo_mlc.compare({name}, ...) times both sides on your arguments")
         return found
 
     def as_dict(self) -> dict[str, object]:
@@ -133,19 +137,21 @@ class Explanation:
 
     def _short(self) -> list[str]:
         """At most `_MOST_LINES`: the head and what follows are never cut, kernels are."""
-        head = self._head()
-        left, advice = self._left_lines(), self._advice_lines()
-        room = _MOST_LINES - len(head) - len(left) - len(advice)
-        return [*head, *self._kernel_lines(room), *left, *advice]
+        head, advice = self._head(), self._advice_lines()
+        most = _MOST_LINES - len(head) - len(advice)
+        left = self._left_lines(whole=True)
+        if most - len(left) < _ENOUGH:
+            left = self._left_lines(whole=False)
+        return [*head, *self._kernel_lines(most - len(left)), *left, *advice]
 
     def _long(self) -> list[str]:
         lines = [*self._head(), "", self.report.explain(self.times)]
         return [*lines, *self._advice_lines()]
 
     def _head(self) -> list[str]:
-        report = self.report
+        report, name = self.report, shortened(self.name, _LONGEST_NAME)
         if not report.kernels:
-            lines = [f"{self.name}: XLA runs all of it"]
+            lines = [f"{name}: XLA runs all of it"]
             if not report.reasons and not report.left:
                 lines += wrapped("there is nothing in it that a kernel could do")
         else:
@@ -156,7 +162,7 @@ class Explanation:
                 if not known else f"{known} of {len(report.kernels)} measured"
             rest = f"{duration(report.left_us)} or more" if report.left_us else "nothing"
             level = f", compiled for {report.level}" if report.level else ""
-            lines = [f"{self.name}: {self._gain()}{level}",
+            lines = [f"{name}: {self._gain()}{level}",
                      f"coverage: {share:.0%} of the time and {report.coverage:.0%} of the "
                      f"operations, in {kernels} of ours",
                      f"time of a call: {duration(self.ours_us)} in our kernels ({how}), {rest} in "
@@ -211,25 +217,30 @@ class Explanation:
         return _cut(f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} "
                     f"{limit:>9}  {kernel.name}{calls}")
 
-    def _left_lines(self) -> list[str]:
-        """What stays with XLA, the costliest of it, and why."""
+    def _left_lines(self, whole: bool) -> list[str]:
+        """What stays with XLA, the costliest of it, and why, in two lines of the first if there is
+        room for its `whole` reason; parts that differ in nothing but their numbers are one."""
         parts: dict[tuple[str, str], list[LeftReport]] = {}
         for left in self.report.left:
-            parts.setdefault((left.part, left.reason), []).append(left)
+            parts.setdefault((_unnumbered(left.part), left.reason), []).append(left)
         groups = sorted(parts.items(), key=lambda part: -sum(one.us for one in part[1]))
         if not groups:
             return []
         lines = ["", "left to XLA, the costliest first:"]
         for (name, reason), group in groups[:_MOST_LEFT]:
-            us = sum(one.us for one in group)
+            us, count = sum(one.us for one in group), len({one.part for one in group})
             what = name or op_counts(one.op for one in group)
+            what += f" x{count}" if count > 1 else ""
             about = f"{duration(us):>9}" if us else f"{'':9}"
             line = f"{about}  {what}: {reason}"
-            lines += [line] if len(line) <= WIDTH else [_cut(f"{about}  {what}:"),
-                                                        _cut(f"{'':13}{reason}")]
+            lines += [line] if len(line) <= WIDTH else [
+                _cut(f"{about}  {what}:"),
+                *(_two_lines(reason) if whole else [_cut(f"{'':13}{reason}")])]
+            whole = False
         if more := groups[_MOST_LEFT:]:
             us = sum(one.us for _, group in more for one in group)
-            lines.append(f"{duration(us):>9}  {len(more)} more (verbose=True)")
+            count = sum(len({one.part for one in group}) for _, group in more)
+            lines.append(f"{duration(us):>9}  {count} more (verbose=True)")
         return lines
 
     def _advice_lines(self) -> list[str]:
@@ -270,13 +281,13 @@ def _contents(kernel: KernelReport) -> str:
     where = lines_of(kernel.locations)
     named = kernel.name.partition("@")[2]
     where = "" if where == named else f" at {where}"
-    where += f"; {kernel.by_hand}" if kernel.by_hand else ""
+    by_hand = f"{kernel.by_hand}; " if kernel.by_hand else ""
     ops = op_counts(sorted((op for op in kernel.ops if op not in MOVEMENT), key=_renown)
                     or kernel.ops)
-    room = max(WIDTH - 8 - len(where), _LEAST_OPS)
+    room = max(WIDTH - 8 - len(where), _LEAST_OPS) - len(by_hand)
     if len(ops) > room:
         ops = f"{ops[:room - 3].rpartition(',')[0]}, …"
-    return f"{ops}{where}"
+    return f"{by_hand}{ops}{where}"
 
 
 _LEAST_OPS = 40  # columns: the lines are cut before the ops have less
@@ -291,9 +302,28 @@ def _renown(op: str) -> int:
         2 if DEFINITIONS[op].cost > 1 else 3
 
 
+def _unnumbered(name: str) -> str:
+    """A kernel's name without what tells it from others of the same name."""
+    return _NUMBER.sub("", name)
+
+
+_NUMBER = re.compile(r"#\d+(?=@|$)")
+
+
+def _two_lines(reason: str) -> list[str]:
+    """A reason, indented, of which a second line may be cut."""
+    first, *more = wrapped(reason, " " * 13)
+    return [first, _cut(f"{'':13}{' '.join(map(str.strip, more))}")] if more else [first]
+
+
 def _cut(line: str) -> str:
     """A line that a terminal does not fold."""
-    return line if len(line) <= WIDTH else f"{line[:WIDTH - 1]}…"
+    return shortened(line, WIDTH)
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters, and a dot in place of the rest."""
+    return text if len(text) <= most else f"{text[:most - 1]}…"
 
 
 def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options) -> list[str]:

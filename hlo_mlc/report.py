@@ -7,7 +7,7 @@ import os
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.partition.estimate import Prediction
 from hlo_mlc.partition.naming import short_line
 from hlo_mlc.runtime.records import Measured
+from hlo_mlc.support.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,10 @@ class KernelTime:
     share: float
 
 
+Page = Callable[[str | os.PathLike[str]], Path]
+"""Writes a page for a browser at a path."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """What was compiled and what stays with XLA, and why.
@@ -145,6 +150,7 @@ class Report:
     advice: str = ""  # what its author may do about the reasons
     seconds: float = 0.0  # spent in our compiler
     stage_seconds: dict[str, float] = field(default_factory=dict)
+    page: Page | None = field(default=None, repr=False, compare=False)  # what writes one on it
 
     @classmethod
     def untouched(cls, reason: str, advice: str = "") -> Report:
@@ -251,6 +257,17 @@ class Report:
             "compile_seconds": self.seconds,
             "stage_seconds": dict(self.stage_seconds),
         }
+
+    def html(self, path: str | os.PathLike[str]) -> Path:
+        """Measures the kernels and writes all of it as a page for a browser, as
+        `explain(...).html` does.
+
+        Raises: UsageError where the page cannot be written, or it is not known of what.
+        """
+        if self.page is None:
+            raise UsageError("A page shows how the function is compiled: give report(...) the "
+                             "arguments that it is called with")
+        return self.page(path)
 
     def left_lines(self) -> list[str]:
         """Why ops stay with XLA, a line for each reason."""

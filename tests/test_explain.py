@@ -98,6 +98,28 @@ def test_the_costliest_come_first() -> None:
     assert "convert@left.py:" in str(shown)
 
 
+def test_parts_that_stay_for_the_same_reason_are_one() -> None:
+    report = mlc_jit(layers, choose="ours").report(X)
+    reason = "it would have more lines than " * 4 + "fit"
+    alike = [LeftReport("stablehlo.sort", "/m.py:3 sort", reason, f"sort{number}@m.py:3", 50.0)
+             for number in ("", "#2", "#3")]
+    other = LeftReport("stablehlo.fft", "/m.py:4 fft", reason, "fft@m.py:4", 90.0)
+    full = dataclasses.replace(report, left=(other, *alike))
+    shown = explain.Explanation("f", full, {}, Options.from_environment())
+    lines = str(shown).splitlines()
+    at = lines.index("left to XLA, the costliest first:")
+    assert [line.split("  ")[-1] for line in (lines[at + 1], lines[at + 4])] == [
+        "sort@m.py:3 x3:", "fft@m.py:4:"]
+    assert "".join(lines[at + 2:at + 4]).replace(" ", "") == reason.replace(" ", "")
+    assert lines[at + 5].endswith("…") and "150 us" in lines[at + 1]
+
+
+def test_names_of_functions_leave_room_for_what_is_said_of_them() -> None:
+    shown = explain.Explanation("f" * 90, mlc_jit(layers, choose="ours").report(X), {},
+                                Options.from_environment())
+    assert re.match(r"f{31}…: .* as by XLA alone \(predicted\)$", str(shown).splitlines()[0])
+
+
 def test_coverage_is_a_share_of_the_time() -> None:
     def mostly_xla(x: jax.Array) -> jax.Array:
         return jnp.linalg.qr(x.T + 1)[0] + jnp.tanh(x.T * 2)

@@ -106,6 +106,17 @@ def test_of_what_stays_with_xla(choose: str, tmp_path: Path) -> None:
     assert (unpacked(text, "module") == {}) == (choose == "xla")
 
 
+def test_a_report_writes_it_too(tmp_path: Path) -> None:
+    function = mlc_jit(softmax_of_products, choose="ours")
+    assert function.report(X).html(tmp_path / "r.html") == tmp_path / "r.html"
+    data = unpacked((tmp_path / "r.html").read_text(), "data")
+    assert data["plan"] and all(kernel["measured"] for kernel in data["kernels"])
+    with pytest.raises(UsageError, match=r"give report\(\.\.\.\) the arguments"):
+        function.report().html(tmp_path / "none.html")
+    module = jax.jit(softmax_of_products).lower(X).as_text()
+    assert compile_stablehlo(module, choose="ours").report().html(tmp_path / "m.html").exists()
+
+
 def test_of_what_calls_have_shown_to_be_slower(tmp_path: Path) -> None:
     """What was planned is not what runs."""
     function = mlc_jit(softmax_of_products, choose="ours")

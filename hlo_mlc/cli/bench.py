@@ -17,7 +17,7 @@ from hlo_mlc.cli.function import by_us, given_function, is_function
 from hlo_mlc.cli.peers import compare
 from hlo_mlc.interop.comparing import FunctionComparison
 from hlo_mlc.interop.comparing import compare as compare_function
-from hlo_mlc.runtime.files import PUBLIC, write_whole
+from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.support.errors import UsageError, did_you_mean
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES, GROUPS
@@ -80,11 +80,14 @@ def bench(
         if len(names) > 1 or groups or neighbours or list_only or peers or resume:
             raise UsageError(f"{functions[0]} is a function, which is measured by itself: it takes "
                              "--arg, --arg-file, --choose, --rounds, --x64 and --json")
+        if json_path is not None:
+            writable(json_path, "the results")  # before anything is measured
         chosen = ctx.get_parameter_source("rounds") is not ParameterSource.DEFAULT
         found = _compared(functions[0], choose, given, files, x64, rounds if chosen else None)
         click.echo(str(found))
         if json_path is not None:
-            _write(json_path, found)
+            write_for_others(json_path, json.dumps(found.as_dict(), indent=1).encode(),
+                             "the results")
         return
     if given or files or x64:
         raise UsageError("--arg, --arg-file and --x64 are for MODULE:FUNCTION: a case of the "
@@ -134,13 +137,6 @@ def _compared(program: str, choose: str, given: Sequence[str], files: Sequence[P
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         function, args = given_function(program, given, files)
         return compare_function(by_us(function, choose), *args, rounds=rounds)
-
-
-def _write(path: Path, found: FunctionComparison) -> None:
-    try:
-        write_whole(path, [json.dumps(found.as_dict(), indent=1).encode()], PUBLIC)
-    except OSError as error:
-        raise UsageError(f"Cannot write {path}: {error.strerror or error}") from error
 
 
 def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> list[Case]:

@@ -22,6 +22,7 @@ from hlo_mlc.cli.function import (
 from hlo_mlc.interop.devices import CPU, platform_of
 from hlo_mlc.interop.tuning import TuningInterrupted
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.target import cuda
 from hlo_mlc.target.levels import runnable
 
 _INTERRUPTED = 130  # as shells have it
@@ -59,7 +60,8 @@ def tune(
     arrays that there are. Where there are types only, values are made up: normally distributed
     floats, booleans of both kinds, indices within the bounds of what they index, and small
     non-negative integers else. Where JAX runs on an NVIDIA GPU, the kernels of a function for it
-    are tuned there.
+    are tuned there; where there is no GPU, --target sm_90 tunes them by a model, without running
+    any, and the records say so.
 
     Without --trials and --minutes, each kernel is tuned until next to nothing is expected of
     another trial. Ctrl-C ends the search and records the best so far. The same command goes on
@@ -68,10 +70,15 @@ def tune(
     With --storage the kernels lie in a database with their studies, and every `hlo-mlc worker` on a
     machine of the same kind takes trials of them.
     """
-    if target not in runnable():
+    modelled = target if target in cuda.names() else None
+    if modelled is not None and is_file(program):
+        raise UsageError(f"--target {target}: StableHLO modules are compiled for CPUs; give a "
+                         "MODULE:FUNCTION")
+    if modelled is None and target not in runnable():
         raise UsageError(f"--target {target}: kernels are tuned by running them, and those that "
                          f"run on this machine's CPU are for {', '.join(runnable())}; for its GPU "
-                         "they are tuned where JAX runs on it, without --target")
+                         "they are tuned where JAX runs on it, without --target; for GPUs that are "
+                         f"not here by a model, for {' or '.join(cuda.names())}")
     is_named = ctx.get_parameter_source("target") is not ParameterSource.DEFAULT
     if is_file(program) and not is_named and platform_of(()) != CPU:
         raise UsageError(f"JAX runs on {platform_of(())} here, and StableHLO modules are compiled "
@@ -88,8 +95,8 @@ def tune(
                 report = function.tune(*args, trials=trials, minutes=minutes, storage=storage)
             else:
                 function, args = given_function(program, given, files)
-                report = by_us(function, target=target).tune(
-                    *args, trials=trials, minutes=minutes, storage=storage)
+                report = by_us(function, target=None if modelled else target).tune(
+                    *args, trials=trials, minutes=minutes, storage=storage, target=modelled)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, TuningInterrupted) and interrupt.report.kernels:
             click.echo(str(interrupt.report))

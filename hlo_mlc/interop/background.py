@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 
@@ -87,6 +87,7 @@ class Background:
         self._followed: weakref.WeakKeyDictionary[Ledger, list[_Program]] = (
             weakref.WeakKeyDictionary())
         self._outcomes: dict[str, str] = {}  # by the ids that programs call kernels by
+        self._at_work: frozenset[str] = frozenset()  # the ids of kernels that a process tunes
         self._news = threading.Event()  # there is a program more
         self._thread: threading.Thread | None = None
         os.register_at_fork(after_in_child=self._forget)
@@ -160,6 +161,9 @@ class Background:
     def _tune(self, program: _Program, spent: Mapping[str, float]) -> None:
         """Has a process tune kernels of a program, and takes over what it finds."""
         waiting, reason = dict(spent), "it was not reached"
+        self._at_work = frozenset(kernel.lease.kernel_id for fingerprint in spent
+                                  if (kernel := program.kernels.get(fingerprint)) is not None)
+        self._revise(self._described)
         try:
             ours, theirs = Pipe()
             with theirs:
@@ -178,6 +182,7 @@ class Background:
                 reason = f"the process that tunes has crashed ({end})"
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+        self._at_work = frozenset()
         for fingerprint in waiting:
             self._take(program, Tuned(fingerprint, reason))
 
@@ -201,14 +206,24 @@ class Background:
                 else:
                     record, outcome = None, "tuned for later processes"
         self._outcomes[kernel.lease.kernel_id] = outcome
+        self._revise(lambda report: self._described(_with_tuned(report, fresh, record)))
+
+    def _revise(self, change: Callable[[Report], Report]) -> None:
+        """Changes what is reported of all programs."""
         with self._lock:
             ledgers = list(self._followed)
         for ledger in ledgers:
-            ledger.revise(lambda report: self._described(_with_tuned(report, fresh, record)))
+            ledger.revise(change)
+
+    def _outcome(self, kernel_id: str) -> str:
+        """What has come of a kernel."""
+        waits = ": a process measures whenever nobody else uses the machine" \
+            if kernel_id in self._at_work else ""
+        return self._outcomes.get(kernel_id, f"not tuned yet{waits}")
 
     def _described(self, report: Report) -> Report:
         """The report with what has come of its kernels."""
-        outcomes = Counter(self._outcomes.get(kernel.kept.lease.kernel_id, "not tuned yet")
+        outcomes = Counter(self._outcome(kernel.kept.lease.kernel_id)
                            for kernel in report.kernels if isinstance(kernel.kept, CpuKernel))
         return dataclasses.replace(report, background="; ".join(
             f"{counted(count, 'kernel')} {outcome}" for outcome, count in outcomes.items()))

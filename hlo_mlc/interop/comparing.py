@@ -30,6 +30,7 @@ from hlo_mlc.support.options import Options
 
 _BUDGET_S = 2.0  # for timing both sides, unless somebody says how many rounds
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 51
+_PRINTING = "print"  # the stage in which kernels become code, where none is in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,9 @@ def compare(fun: Callable[..., Any], /, *args: Any, rounds: int | None = None, *
     count = rounds or _rounds(run(ours), run(by_jax))
     times = time_rounds(run(by_jax), run(ours), count)
     report = ours.report(*args, **kwargs)
+    if report.kernels and _PRINTING not in report.stage_seconds:
+        notes.append("first call: its kernels were known from before; one that compiles them takes "
+                     "longer")
     scratch = max((_scratch_bytes(kernel.kept) for kernel in report.kernels), default=0)
     return FunctionComparison(
         sides.name,

@@ -104,7 +104,7 @@ def resolve_options(choose: str | None, target: str | None, deterministic: bool 
     """
     options = Options.from_environment(
         choose=choose, target=target, deterministic=deterministic, tune=tune,
-        records=None if records is None else Path(records))
+        records=os.fspath(records) if isinstance(records, os.PathLike) else records)
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:
         require_target(options.records, target_key(target_of(options)))

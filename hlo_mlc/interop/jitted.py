@@ -87,7 +87,12 @@ class MlcFunction(JitObject[P, R_co]):
 
     def report(self, *args: Any, **kwargs: Any) -> Report:
         """What of the function is compiled for such arguments, and why the rest is not; without
-        any, of the most recent compilation."""
+        any, of the most recent compilation. Its `html(path)` writes a page for a browser."""
+        found = self._report(args, kwargs)
+        return found if not args and not kwargs else replace(
+            found, page=lambda path: self.explain(*args, **kwargs).html(path))
+
+    def _report(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report:
         function = self._origin.function
         if not args and not kwargs:
             if function.ledger.latest is None:
@@ -109,7 +114,7 @@ class MlcFunction(JitObject[P, R_co]):
         def compile_again(options: Options) -> Report:
             return self._with(options).report(*args, **kwargs)
 
-        return explain_report(self.report(*args, **kwargs), origin.options, origin.function.name,
+        return explain_report(self._report(args, kwargs), origin.options, origin.function.name,
                               verbose, compile_again if args or kwargs else None)
 
     if TYPE_CHECKING:
@@ -134,15 +139,18 @@ class MlcFunction(JitObject[P, R_co]):
                                self._with_bound(args, kwargs), kwargs, path, calls, origin.donates)
 
     def tune(self, *args: Any, trials: int | None = None, minutes: float | None = None,
-             storage: str | None = None, **kwargs: Any) -> TuningReport:
+             storage: str | None = None, target: str | None = None, **kwargs: Any
+             ) -> TuningReport:
         """Looks for faster schedules of each kernel on these arguments, until each had so many
         trials, for so many minutes, or else until next to nothing is expected of another trial, and
         remembers them; says what came of it. `storage`, the URL of a database, has others take
-        trials as well (`hlo-mlc worker`)."""
+        trials as well (`hlo-mlc worker`). `target`, a GPU architecture ("sm_90"), has kernels for
+        it tuned where there is no such GPU: nothing runs, times are those of a model, and records
+        say so."""
         # At first use: Optuna takes half a second to import, and few programs tune.
         tuning = importlib.import_module("hlo_mlc.interop.tuning")
         return tuning.tune_call(self, self._origin.options, args, kwargs, trials=trials,
-                                minutes=minutes, storage=storage)
+                                minutes=minutes, storage=storage, target=target)
 
     def verify(self, *args: Any, runs: int = 3, **kwargs: Any) -> Verification:
         """Holds each kernel of such a call against the same operations in f64, and XLA's code for

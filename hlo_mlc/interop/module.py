@@ -141,10 +141,14 @@ class StablehloFunction:
 
     def report(self, *args: Any) -> Report:
         """What was compiled and what stays with XLA: for such arguments, arrays or their types;
-        without any, of the latest shapes if they are dynamic.
+        without any, of the latest shapes if they are dynamic. Its `html(path)` writes a page for a
+        browser.
 
         Raises: UsageError for a function with dynamic shapes that was not called yet.
         """
+        return replace(self._report(args), page=lambda path: self.explain(*args).html(path))
+
+    def _report(self, args: Sequence[Any]) -> Report:
         if args:
             self._check(args, allowed=jax.ShapeDtypeStruct)
             return self._programs.of(tuple(tuple(array.shape) for array in args)).report
@@ -159,7 +163,7 @@ class StablehloFunction:
         """Where the time of a call goes, to be printed: in 30 lines at most, or with all that is
         known if `verbose`; its `as_dict()` is for machines, `html(path)` writes a page for a
         browser. Each kernel is timed."""
-        report = self.report(*args)
+        report = self._report(args)
         known = self._programs.reported(report)
 
         def compile_again(options: Options) -> Report:

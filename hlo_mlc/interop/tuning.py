@@ -53,6 +53,7 @@ from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
 from hlo_mlc.runtime.records import (
     OURS,
     XLA,
+    Measured,
     Record,
     open_records,
     require_say,
@@ -65,7 +66,9 @@ from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target.cuda import names as gpu_names
 from hlo_mlc.tensor.text import program_text
+from hlo_mlc.tuning.generator import ModelledGenerator
 from hlo_mlc.tuning.messages import Task
 from hlo_mlc.tuning.model import Forest, model_path
 from hlo_mlc.tuning.progress import TuningProgress
@@ -81,6 +84,9 @@ from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
 _LEAST_GAIN, _MOST_TRIALS = 0.005, 64
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
+# The same by a model of a GPU: what it is wrong about in one kernel is much the same for all of its
+# schedules, but not quite.  Not measured.
+_SURELY_FASTER = 1.2
 _COMPARISON_S = 0.5
 _QUEUED = 16  # calls that a GPU is given at a time: how long it takes to start one is no matter
 _FINISH_S = 3.0  # a worker's start, the final, and the comparison with XLA: 2 to 4 s here
@@ -111,12 +117,15 @@ class TunedKernel:
         what = f"{self.name}{uses}: {op_counts(self.ops)}"
         if self.record is None:
             return f"{what}\n  not tuned: {self.reason}"
-        lines = [what, f"  {self.tried} configurations known, {self.failed} of them failed"]
+        lines = [what, f"  {counted(self.tried, 'configuration')} known, {self.failed} of them "
+                 "failed"]
         if self.interrupted:
             lines.append("  interrupted: this is the winner so far")
         if self.noise > _BUSY:
             lines.append(f"  the machine was busy: the same code took {self.noise:.1f} times its "
                          "shortest time; tune again when it is not")
+        if self.record.measured.modelled:
+            lines.append(f"  by a model of {self.record.target}: nothing was run")
         lines += [f"  nest {position}: {schedule_text(way)}"
                   for position, way in sorted(self.record.schedules.items())]
         if not self.record.schedules:
@@ -151,7 +160,12 @@ class TuningReport:
             lines.append(f"the whole function, {self.whole}")
             if self.whole.speedup < 1:
                 lines.append('XLA is faster on the whole: choose="measure" keeps the faster one')
-        invented = sum(not k.given for k in self.kernels if k.record is not None)
+        recorded = [k for k in self.kernels if k.record is not None]
+        modelled = sum(k.record.measured.modelled for k in recorded)
+        if modelled:
+            lines.append(f"{counted(modelled, 'kernel')} by a model: nothing was run, tune where "
+                         "there is such a GPU to measure")
+        invented = sum(not (k.given or k.record.measured.modelled) for k in recorded)
         if invented:
             lines.append(f"{counted(invented, 'kernel')} measured on made-up operands: without "
                          "arrays in the call, and in loops of XLA's, there are no others")
@@ -175,23 +189,31 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[str, Any], *,
-              trials: int | None, minutes: float | None, storage: str | None = None
-              ) -> TuningReport:
-    """Tunes what `mlc_jit` made of a function, for arguments of these types.
+              trials: int | None, minutes: float | None, storage: str | None = None,
+              target: str | None = None) -> TuningReport:
+    """Tunes what `mlc_jit` made of a function, for arguments of these types; for a GPU
+    architecture (`target`) by a model, here where there need be none.
 
     A derivative that is taken of it afterwards has kernels of its own: what is to be tuned with
     them is `mlc_jit(jax.grad(f))`.
 
-    Raises: UsageError for a call that leaves nothing to compile, and where it runs on other devices
-    than CPUs and NVIDIA GPUs.
+    Raises: UsageError for a budget that is none, for a call that leaves nothing to compile, and
+    where it runs on other devices than CPUs and NVIDIA GPUs, or `target` names no GPU.
     """
-    platform = _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
-    parts = parts_of_call(jitted, args, kwargs, platform)
+    _require_budget(trials, minutes)
+    modelled = target is not None
+    if modelled:
+        _require_modelled(target, storage)
+        options = options.replace(target=target)
+    platform = CUDA if modelled else \
+        _tunable(platform_of(jax.tree.leaves((jitted.args, args, kwargs))))
+    types = jax.tree.map(_type_of, (args, kwargs)) if modelled else (args, kwargs)
+    parts = parts_of_call(jitted, *types, platform)
     if not parts:
         raise UsageError("There is nothing to tune: the function computes nothing")
     reports = [tune_module(part.module, options, entry=part.entry, trials=trials,
                            minutes=minutes and minutes / len(parts), given=part.given,
-                           storage=storage, platform=platform)
+                           storage=storage, platform=platform, modelled=modelled)
                for part in parts]
     jitted.clear_cache()  # what is compiled from now on follows the records
     return reports[0] if len(reports) == 1 else TuningReport(
@@ -201,12 +223,13 @@ def tune_call(jitted: Any, options: Options, args: Sequence[Any], kwargs: dict[s
 def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
                 trials: int | None = None, minutes: float | None = None,
                 given: Sequence[np.ndarray] | None = None, storage: str | None = None,
-                platform: str = CPU) -> TuningReport:
+                platform: str = CPU, modelled: bool = False) -> TuningReport:
     """Tunes the kernels of a module's function @entry: until each study has so many trials, or
     for so many minutes altogether; if neither is given, each kernel until next to nothing is
     expected of another trial. `given` are arguments to measure with; made-up ones if they are None.
     `storage` is the URL of a database that a team shares, where the kernels are put for others to
-    take trials of; else studies lie in the cache. The kernels are those for the `platform`.
+    take trials of; else studies lie in the cache. The kernels are those for the `platform`; if they
+    are to be `modelled`, for a GPU that the options name, and nothing runs.
 
     An interrupt (Ctrl-C) ends the search in a kernel, whose winner so far is then recorded, and all
     that would come after; a second one ends it at once. The next time it goes on.
@@ -214,12 +237,12 @@ def tune_module(module: ir.Module, options: Options, *, entry: str = MAIN,
     Raises: UsageError for a budget that is none; CacheError when the cache folder cannot be used;
     TuningInterrupted with the report on what was done by then.
     """
-    if (trials is not None and trials < 1) or (minutes is not None and not 0 < minutes < math.inf):
-        raise UsageError("Tuning takes at least one trial, and some time")
+    _require_budget(trials, minutes)
     require_say(options, "tune")
-    register_handler(platform)
+    if not modelled:
+        register_handler(platform)
     session = Session(module, entry, options, trials, minutes, given, storage=storage,
-                      platform=platform)
+                      platform=platform, modelled=modelled)
     kernels: list[TunedKernel] = []
     with TuningProgress() as progress, jax.ensure_compile_time_eval(), keeping():
         try:
@@ -240,8 +263,9 @@ class Session:
 
     def __init__(self, module: ir.Module, entry: str, options: Options, trials: int | None,
                  minutes: float | None, given: Sequence[np.ndarray] | None,
-                 moment: Moment = at_once, storage: str | None = None, platform: str = CPU
-                 ) -> None:
+                 moment: Moment = at_once, storage: str | None = None, platform: str = CPU,
+                 modelled: bool = False) -> None:
+        """`modelled`: nothing runs, since the GPU that the options name need not be here."""
         self._given, self._moment = given, moment
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
@@ -251,7 +275,8 @@ class Session:
         self._records = open_records(options)
         self._is_shared = storage is not None
         self._storage = open_studies(storage or journal_path(options))
-        self._generator = generator_for(self._target)
+        self._modelled = modelled
+        self._generator = ModelledGenerator() if modelled else generator_for(self._target)
         self._forest = Forest.load(model_path(options.cache_dir, self._target)) \
             if isinstance(self._target, CpuTarget) else None
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
@@ -267,10 +292,12 @@ class Session:
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
         least_us: dict[str, float] = {}
+        xla_us: dict[str, float] = {}
         for cluster, verdict in (*plan.taken, *plan.rejected):
             fingerprint = cluster.kernel.fingerprint
             found.setdefault(fingerprint, []).append(cluster)
             least_us[fingerprint] = self._least_us(verdict.estimate)
+            xla_us[fingerprint] = verdict.estimate.xla_us
             weights[fingerprint] = weights.get(fingerprint, 0.0) + verdict.estimate.ours_us
         if spent is not None:
             weights = {kernel: time for kernel, time in spent.items() if kernel in found}
@@ -281,9 +308,9 @@ class Session:
         for number, fingerprint in enumerate(costliest, 1):
             budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
             remaining -= weights[fingerprint]
-            label = f"{number} of {len(costliest)}: {found[fingerprint][0].kernel.name}"
+            label = f"{number}/{len(costliest)} {found[fingerprint][0].kernel.name}"
             tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
-                                 least_us[fingerprint])
+                                 least_us[fingerprint], xla_us[fingerprint])
             del self._waiting[0]
             if tuned.record is not None:
                 spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
@@ -300,7 +327,7 @@ class Session:
     def whole(self) -> Comparison | None:
         """The function as it is compiled now in turns with XLA's; None where it cannot be run by
         itself, or on made-up arguments."""
-        if calls_back(self._module, self._entry):
+        if self._modelled or calls_back(self._module, self._entry):
             return None
         original = standalone(self._module, self._entry)
         remembered = choice_path(str(original), self._options, self._platform)
@@ -336,12 +363,13 @@ class Session:
         return Budget(self._trials, now + share * max(left, 0.0))
 
     def _kernel(self, graph: Graph, clusters: Sequence[Cluster], budget: Budget,
-                progress: TuningProgress, label: str, least_us: float) -> TunedKernel:
+                progress: TuningProgress, label: str, least_us: float, xla_us: float
+                ) -> TunedKernel:
         cluster = clusters[0]
         kernel = cluster.kernel
         tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
-        reason = _why_not(cluster, given=program is not None)
+        reason = "" if self._modelled else _why_not(cluster, given=program is not None)
         known = self._records.get(kernel.fingerprint, target_key(self._target))
         if known is not None and known.by_hand:
             reason = "it is scheduled by hand: schedule(...).unpin() has it tuned again"
@@ -349,10 +377,8 @@ class Session:
             reason = "the time was up before its turn"
         if reason:
             return dataclasses.replace(tuned, reason=reason)
-        operands = cluster_operands(graph, cluster, program, self._given or (),
-                                    self._platform)
-        original = original_program(graph, self._module, cluster)
-        expected = tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
+        operands, expected = ([], ()) if self._modelled else \
+            self._operands_and_results(graph, cluster, program)
         space = self._generator.space(kernel.program, self._target)
         standing = known and space.configuration(known.schedules)
         study = KernelStudy(self._storage, self._study_name(cluster), space,
@@ -360,11 +386,12 @@ class Session:
         study.describe({
             "name": kernel.name, "kernel": program_text(kernel.program),
             "ops": op_counts(tuned.ops),
-            "target": _machine(self._target),
+            "target": f"{self._target.name}, by a model" if self._modelled
+            else _machine(self._target),
             "default": schedules_text(space.schedules(space.default)),
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         self._studies[kernel.fingerprint] = study
-        progress.begin(label, study, space, budget, least_us)
+        progress.begin(label, study, space, budget, least_us, xla_us)
         task = Task(kernel.program, self._target, self._generator, tuple(map(stored, operands)),
                     tuple(map(stored, expected)))
         try:
@@ -373,17 +400,40 @@ class Session:
                                  forest=self._forest)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
-        progress.end()
-        record = self._keep(cluster, winner, known, original, operands)
+        record = self._keep_modelled(cluster, winner, known) if self._modelled else \
+            self._keep(cluster, winner, known, original_program(graph, self._module, cluster),
+                       operands)
+        progress.end(record.measured)
         of_limit = least_us / record.measured.ours_us
         study.describe({
             "best": schedules_text(record.schedules), "us": record.measured.ours_us,
             "speedup over the default": record.measured.speedup,
-            "speedup over XLA": record.measured.xla_ratio, "choice": record.choice,
+            "speedup over XLA": record.measured.xla_ratio,
+            "choice": "modelled" if record.measured.modelled else record.choice,
             OF_LIMIT: of_limit})
         return dataclasses.replace(tuned, record=record, tried=winner.tried, failed=winner.failed,
                                    noise=winner.noise, given=program is not None,
                                    interrupted=winner.interrupted, of_limit=of_limit)
+
+    def _operands_and_results(self, graph: Graph, cluster: Cluster, program: ir.Module | None
+                              ) -> tuple[list[np.ndarray], tuple[np.ndarray, ...]]:
+        """What a kernel is given, and what XLA computes of that."""
+        operands = cluster_operands(graph, cluster, program, self._given or (), self._platform)
+        original = original_program(graph, self._module, cluster)
+        return operands, tuple(np.asarray(r) for r in compat.compile_for_cpu(original)(operands))
+
+    def _keep_modelled(self, cluster: Cluster, winner: Winner, known: Record | None) -> Record:
+        """Records a winner that was not run, unless one is known that was: the default schedule
+        where the model does not tell much between them."""
+        measured, schedules = winner.measured, winner.schedules
+        if measured.speedup < _SURELY_FASTER:
+            us = measured.default_us
+            measured, schedules = Measured(us, us, 1.0), {}
+        record = Record(cluster.kernel.fingerprint, target_key(self._target), schedules,
+                        dataclasses.replace(measured, modelled=True), made=today(),
+                        name=cluster.kernel.name)
+        return self._records.put(record, replaces=known if known and known.measured.modelled
+                                 else None)
 
     def _shared(self, fingerprint: str) -> dict[str, str]:
         """What others need to take trials of a kernel.
@@ -402,7 +452,8 @@ class Session:
         shape = cluster.kernel.program.results[0]
         return " ".join((role(cluster.kernel.program),
                          f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
-                         f"{cluster.kernel.fingerprint}-{target_key(self._target)}"))
+                         f"{cluster.kernel.fingerprint}-{target_key(self._target)}"
+                         f"{'-modelled' * self._modelled}"))
 
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
@@ -437,6 +488,37 @@ class Session:
             return run
 
         return time_in_turns(queued(original), queued(ours), _COMPARISON_S).per_call(calls)
+
+
+def _require_budget(trials: object, minutes: object) -> None:
+    """Raises: UsageError for a budget that is none."""
+    if not (_is_at_least(trials, int, 1) and _is_at_least(minutes, (int, float), math.ulp(0.0))):
+        raise UsageError("Tuning takes at least one trial, and some time, or neither: expected "
+                         "trials of 1, 2, … and finite minutes above 0, got "
+                         f"trials={trials!r}, minutes={minutes!r}")
+
+
+def _require_modelled(target: str, storage: str | None) -> None:
+    """Raises: UsageError where no model tunes for a target, or not for a team."""
+    if target not in gpu_names():
+        raise UsageError(f"target={target!r}: a model tunes kernels for GPUs that are not here, "
+                         f"for {' or '.join(gpu_names())}; all others are tuned by running them, "
+                         "where they run")
+    if storage is not None:
+        raise UsageError("A team measures, and by a model there is nothing to share: leave out "
+                         "storage, or target")
+
+
+def _type_of(leaf: Any) -> Any:
+    """The type of an argument, which is all that a model takes of it."""
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if is_array else leaf
+
+
+def _is_at_least(given: object, kind: type | tuple[type, ...], least: float) -> bool:
+    """Whether a budget is one, if there is any."""
+    return given is None or (isinstance(given, kind) and not isinstance(given, bool)
+                             and least <= given < math.inf)
 
 
 def _tunable(platform: str) -> str:

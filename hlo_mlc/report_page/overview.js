@@ -7,7 +7,7 @@ const times = ratio => `${ratio.toFixed(2)}×`;
 const speed = ratio => !ratio ? "–" : Math.abs(ratio - 1) < 0.005 ? "as fast" : ratio > 1 ? `${times(ratio)} faster` : `${times(1 / ratio)} slower`;
 const duration = us => us < 999.5 ? [us.toPrecision(3), "µs"] : us < 999500 ? [(us / 1e3).toPrecision(3), "ms"] : [(us / 1e6).toPrecision(3), "s"];
 const share = of => `${Math.round(100 * Math.min(1, of))} %`;
-const taken = {ours: "our kernel", xla: "XLA's code", "": "too near to tell"};
+const taken = {ours: "our kernel", xla: "XLA's code", modelled: "nothing yet", "": "too near to tell"};
 
 // The best of the trials so far, over their numbers; grey is the default's speed.
 function curve(trials) {
@@ -30,8 +30,9 @@ function winner(row) {
   const best = Math.max(0, ...row.trials.map(t => t[1]));
   const schedule = row.best.map(nest => `<code>${escaped(nest)}</code>`).join("<br>");
   if (!row.recorded) return `<span class="quiet">no winner yet</span>`;
+  const why = row.choice === "modelled" ? "a model tells no less apart" : "the winner is found by measuring the best again";
   const apart = best && Math.abs(Math.log(best / row.over_default)) > 0.02
-    ? `<div class="ops">the fastest trial had shown ${times(best)}; the winner is found by measuring the best again</div>` : "";
+    ? `<div class="ops">the fastest trial had shown ${times(best)}; ${why}</div>` : "";
   return `${row.is_default ? `<span class="quiet">the default: </span>` : ""}${schedule}${apart}`;
 }
 
@@ -43,17 +44,17 @@ function draw(rows) {
   $("figures").innerHTML = figure(rows.length.toLocaleString("en"), rows.length === 1 ? "kernel" : "kernels")
     + figure(trials.toLocaleString("en"), "trials") + figure(mean ? times(mean) : "–", "as fast as the default schedules, geometric mean")
     + figure(running, running === 1 ? "is being tuned now" : "are being tuned now");
-  const columns = [["kernel", ""], ["a call", "n"], ["than the default", "n"], ["than XLA", "n"], ["of the limit", "n"], ["share of the time", ""], ["what runs", ""], ["trials", "n"], ["best so far", ""], ["recorded winner", ""], ["last trial", "n"]];
+  const columns = [["kernel", "name"], ["a call", "n"], ["than the default", "n"], ["than XLA", "n"], ["of the limit", "n"], ["share", ""], ["what runs", ""], ["trials", "n"], ["best so far", ""], ["recorded winner", "winner"], ["last trial", "n"]];
   $("table").innerHTML = `<thead><tr>${columns.map(([title, kind]) => `<th class="${kind}">${title}</th>`).join("")}</tr></thead><tbody>${rows.map(row => {
     const failed = row.trials.filter(t => !t[1]).length, [us, unit] = duration(row.us);
     return `<tr><td><a href="${escaped(row.study)}"><code>${escaped(row.name)}</code></a><div class="ops">${escaped(row.ops)}${row.target ? ` · ${escaped(row.target)}` : ""}</div></td>
       <td class="n">${row.recorded ? `${us}<span class="u">${unit}</span>` : "–"}</td>
       <td class="n">${speed(row.over_default)}</td><td class="n">${speed(row.over_xla)}</td>
       <td class="n">${row.of_limit ? share(row.of_limit) : "–"}</td>
-      <td>${Object.entries(row.shares).map(([name, of]) => `${share(of)} of <code>${escaped(name)}</code>`).join("<br>")}</td>
+      <td>${Object.entries(row.shares).map(([name, of]) => `<span class="whole">${share(of)} of</span> <code>${escaped(name)}</code>`).join("<br>")}</td>
       <td class="whole">${row.recorded ? taken[row.choice] ?? "" : ""}</td>
       <td class="n">${row.trials.length}${failed ? `<div class="ops">${failed} failed</div>` : ""}${row.running ? `<div class="ops">${row.running} running</div>` : ""}</td>
-      <td>${curve(row.trials)}</td><td>${winner(row)}</td><td class="n quiet">${row.last}</td></tr>`;
+      <td>${curve(row.trials)}</td><td>${winner(row)}</td><td class="n quiet">${row.last.replace(" ", "<br>")}</td></tr>`;
   }).join("")}</tbody>` || "";
   if (!rows.length) $("table").innerHTML = `<tbody><tr><td class="quiet">Nothing was tuned with this cache yet: function.tune(…) or hlo-mlc tune does.</td></tr></tbody>`;
 }

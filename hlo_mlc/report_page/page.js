@@ -101,7 +101,8 @@ function drawOverview() {
   $("figures").innerHTML = data.kernels.length ? [
     figure(time.speedup.toFixed(2), "×", `as fast as by XLA alone, ${time.speedup_is_measured ? "measured" : "predicted"}`),
     figure(...duration(time.ours_us), `of a call in ${counted(data.kernels.length, "kernel")} of ours, ${how}`),
-    figure(...(time.left_us ? duration(time.left_us) : ["0", "µs"]), "or more of a call in XLA's"),
+    time.left_us ? figure(...duration(time.left_us), "or more of a call in XLA's")
+      : figure("nothing", "", "of a call in XLA's"),
     figure(Math.round(100 * time.ours_share), "%", `of the time and ${Math.round(100 * coverage.operations)} % of the operations are ours`),
   ].join("") : figure("XLA", "", "runs all of it");
   const target = data.target === "host" ? "this machine" : data.target;

@@ -57,10 +57,12 @@ class Measured:
     speedup: float
     xla_us: float = 0.0
     xla_ratio: float = 0.0
+    modelled: bool = False  # nothing was run: a model of a GPU that was not there says so
 
     def __str__(self) -> str:
+        how = ", by a model" if self.modelled else ""
         return (f"{self.speedup:.2f} times as fast as the default schedule "
-                f"({self.default_us:.1f} us, this one {self.ours_us:.1f} us)")
+                f"({self.default_us:.1f} us, this one {self.ours_us:.1f} us{how})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Record:
 
     def __str__(self) -> str:
         best = self.measured
-        facts = [f"{best.ours_us:.1f} us"]
+        facts = [f"{best.ours_us:.1f} us", *["modelled"] * best.modelled]
         facts += [f"default / this {best.speedup:.2f}"] if self.schedules else []
         facts += [f"XLA / this {best.xla_ratio:.2f}"] if best.xla_ratio else []
         facts += [self.choice] if self.choice else []
@@ -260,6 +262,9 @@ def require_say(options: Options, what: str) -> None:
     if options.records:
         raise UsageError(f"With records={options.records} (HLO_MLC_RECORDS) kernels are built by "
                          f"this file alone: {what} the function without it, and export that")
+    if options.choose == "xla":
+        raise UsageError('With choose="xla" (HLO_MLC_CHOOSE) no kernel of ours is run: '
+                         f"{what} the function without it")
 
 
 def find_record(kernel: str, target: str, options: Options) -> Record | None:
@@ -327,10 +332,13 @@ def today() -> dict[str, str]:
     return {"date": now, **{name: version(name) for name in ("hlo-mlc", "jaxlib")}}
 
 
-def _rank(record: Record) -> tuple[bool, float, str, str]:
-    """An order that every process agrees on: by hand, the faster, the later, else by its text."""
+def _rank(record: Record) -> tuple[bool, bool, float, str, str]:
+    """An order that every process agrees on: by hand, measured before modelled, the faster, the
+    later, else by its text."""
     text = json.dumps(_to_json(record), sort_keys=True)
-    return record.by_hand, record.measured.speedup, record.made.get("date", ""), text
+    measured = record.measured
+    return (record.by_hand, not measured.modelled, measured.speedup, record.made.get("date", ""),
+            text)
 
 
 def _unknown(schedules: Schedules) -> set[str]:
@@ -364,7 +372,8 @@ def _to_json(record: Record) -> dict[str, Any]:
         "target": record.target,
         "schedules": {str(position): _way_to_json(way)
                       for position, way in sorted(record.schedules.items())},
-        "measured": asdict(record.measured),
+        "measured": {name: value for name, value in asdict(record.measured).items()
+                     if name != "modelled" or value},  # earlier versions read what was measured
         "choice": record.choice,
         "made": dict(record.made),
     } | ({"name": record.name} if record.name else {})
@@ -379,7 +388,8 @@ def _from_json(content: Any) -> Record:
             raise ValueError("its digest does not match")
         schedules = {int(position): _way_from_json(way)
                      for position, way in content["schedules"].items()}
-        measured = Measured(**{str(k): float(v) for k, v in content["measured"].items()})
+        measured = Measured(**{str(k): bool(v) if k == "modelled" else float(v)
+                               for k, v in content["measured"].items()})
         record = Record(str(content["kernel"]), str(content["target"]), schedules, measured,
                         str(content["choice"]), {str(k): str(v)
                                                  for k, v in content["made"].items()},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -109,8 +110,11 @@ class Schedule:
             raise ScheduleError(f"{step}: expected all rewrites before the first bind")
         if not self.checked:
             primitive = UNCHECKED.get(step.name, primitive)
-        return Schedule(primitive(self.program, *step.arguments), (*self.trace, step),
-                        self.naive or self.program, self.checked)
+        try:
+            rewritten = primitive(self.program, *step.arguments)
+        except TypeError as error:
+            raise _wrong_argument(primitive, step) or error from error
+        return Schedule(rewritten, (*self.trace, step), self.naive or self.program, self.checked)
 
     def history(self) -> Iterator[tuple[Step, LoopProgram]]:
         """Every rewrite in turn, and what it led to."""
@@ -230,6 +234,20 @@ class Schedule:
     def double_buffer(self, loop: str) -> Schedule:
         """What an iteration fills first is filled while the one before is at work: `loop.o`."""
         return self.apply(Step("double_buffer", (loop,)))
+
+
+def _wrong_argument(primitive: Callable[..., LoopProgram], step: Step) -> ScheduleError | None:
+    """What is wrong with the kinds of a step's arguments, if that is why it failed."""
+    wanted = itertools.islice(inspect.signature(primitive).parameters.values(), 1, None)
+    for parameter, given in zip(wanted, step.arguments, strict=False):
+        kind = _KINDS.get(str(parameter.annotation))
+        if kind is not None and not isinstance(given, kind):
+            return ScheduleError(f"{step.name}: expected {parameter.name} to be {kind.__name__}, "
+                                 f"got {given!r}")
+    return None
+
+
+_KINDS = {"str": str, "int": int}  # what annotations of primitives say
 
 
 def replay(program: LoopProgram, trace: Iterable[Step]) -> Schedule:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.bench import Bench, CpuBench
 from hlo_mlc.tuning.gpu_bench import GpuBench
+from hlo_mlc.tuning.gpu_model import BlockWork, ModelBench, works_of
 from hlo_mlc.tuning.space import Space, space_of
 
 Target = TypeVar("Target", CpuTarget, CudaTarget, contravariant=True)
@@ -154,3 +155,28 @@ class CudaGenerator:
               results: Sequence[np.ndarray]) -> GpuBench:
         """The GPU here."""
         return GpuBench(operands, results)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledSource(CandidateSource):
+    """A candidate for a GPU that is not here, and what the blocks of each function do."""
+
+    works: Mapping[str, BlockWork] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelledGenerator(CudaGenerator):
+    """The same where there is no such GPU: nothing runs, and times are those of a model."""
+
+    def source(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
+               ) -> ModelledSource:
+        """CUDA C++ of proved loops, which are what the model looks at."""
+        loops, _ = prove(self.loops(program, target, schedules))
+        source = print_cuda(loops, target)
+        return ModelledSource(source.text, loops.name, source.scratch_bytes, source.launches,
+                              works_of(loops))
+
+    def bench(self, target: CudaTarget, operands: Sequence[np.ndarray],
+              results: Sequence[np.ndarray]) -> ModelBench:
+        """A GPU as its data sheet has it."""
+        return ModelBench(target)

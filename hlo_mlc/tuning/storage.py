@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ HEARTBEAT_S = 10
 GRACE_S = 3 * HEARTBEAT_S
 """After which nobody has it."""
 
+_BACKGROUND = re.compile(r"\(Background on this error at: \S+\)")  # of SQLAlchemy's documents
 _WAIT_S = 60.0  # for a file of SQLite that others write to
 
 
@@ -53,8 +55,11 @@ def open_database(url: str) -> RDBStorage:
                                  grace_period=GRACE_S,
                                  heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback())
     except Exception as error:  # of SQLAlchemy, or of any of its drivers
+        reason = " ".join(_BACKGROUND.sub("", str(error)).split())
         raise UsageError(f"The studies in {shown(url)} cannot be opened: {type(error).__name__}: "
-                         f"{' '.join(str(error).split())}") from error
+                         f"{reason}. Give the URL of a database that can be reached and exists, as "
+                         "postgresql://USER@HOST/NAME, mysql://USER@HOST/NAME or sqlite:///FILE "
+                         "(drivers: pip install 'hlo-mlc[team]')") from error
     weakref.finalize(storage, storage.engine.dispose)  # of connections
     return storage
 

@@ -22,6 +22,9 @@ from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Measure, Rea
 from hlo_mlc.tuning.transport import unpack
 
 _BASELINE_S = 0.05
+# The part of its time after which a candidate that is so many times as slow as the default is given
+# up: how slow it is exactly is nobody's concern.
+_FIRST_LOOK, _GIVEN_UP = 0.2, 1.5
 
 
 def main(descriptor: int) -> None:
@@ -91,7 +94,9 @@ class _Trials:
         fault = self._fault(candidate)
         if fault:
             return Failed(fault)
-        times = self._bench.time(self._default, candidate, seconds)
+        times = self._bench.time(self._default, candidate, _FIRST_LOOK * seconds)
+        if times.sure_speedup > 1 / _GIVEN_UP:
+            times = self._bench.time(self._default, candidate, (1 - _FIRST_LOOK) * seconds)
         # What it left behind after all these runs is still what it should be: no lucky race.
         fault = self._fault(candidate)
         if fault:

@@ -49,6 +49,8 @@ def _files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["bench", "--resume", "none.json"], 2, "Cannot read results from none.json"),
         (["bench", "--resume", "text.json"], 2, "text.json is not a file of benchmark results"),
         (["bench", "--json", "text.json/out.json"], 2, "Cannot write the results"),
+        (["bench", "mistaken:f", "--arg", "f32[4]", "--json", "no/out.json"], 2,
+         "Cannot write the results to 'no/out.json': there is no folder 'no'"),
         (["inspect", "nothing"], 2, "There is no file 'nothing', and a function is given as"),
         (["inspect", "missing.mlir"], 2, "missing.mlir"),
         (["inspect", "broken.mlir"], 1, "StableHLO"),

@@ -112,7 +112,7 @@ def test_a_kernel_is_tuned_while_it_is_called(eager: Background,
     counted = Traced()
     function = mlc_jit(counted, tune="background")
     function(X)
-    assert function.report(X).background == "1 kernel not tuned yet"
+    assert function.report(X).background.startswith("1 kernel not tuned yet")
     assert called_until_tuned(function).startswith("1 kernel tuned")
     close(function(X))
     assert counted.traces == 1
@@ -282,7 +282,11 @@ PROGRAM = textwrap.dedent("""
     background.start_process = started
     f = mlc_jit(lambda x: x @ x.T + 1, tune="background")
     f(jnp.ones((96, 64)))
-    assert "not tuned yet" in f.report().background
+    end = time.monotonic() + 60
+    while "whenever nobody else uses the machine" not in f.report().background:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert "1 kernel not tuned yet: " in f.report().background
     sys.stdin.readline()
 """)
 

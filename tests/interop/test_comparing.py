@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,15 @@ def test_it_is_a_short_table_and_data() -> None:
     content = json.loads(json.dumps(found.as_dict()))
     assert content["ours"]["us"] == found.ours.us and content["speedup"] == found.speedup
     assert content["report"]["kernels"][0]["name"] == found.report.kernels[0].name
+
+
+def test_kernels_that_are_known_are_no_first_call(tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path))
+    x = jnp.ones((64, 33))
+    first, again = (str(compare(mlc_jit(lambda x: jnp.sin(x) * 3.25, choose="ours"), x))
+                    for _ in range(2))
+    assert "known from before" not in first and "its kernels were known from before" in again
 
 
 def test_what_xla_runs_is_said() -> None:

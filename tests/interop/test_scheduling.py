@@ -231,6 +231,7 @@ def test_what_is_pinned_is_run_in_every_process(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ours(X), before)
     assert ours.report(X).kernels[0].nests[0].steps == tuple(map(str, s.steps))
     assert "scheduled by hand: 6 steps, " in ours.report(X).explain()
+    assert "\n        scheduled by hand: 6 steps; " in str(ours.explain(X))
     again = ours.schedule(kernel.name, X)
     assert again.steps == s.steps, "one goes on where one was"
     np.save(tmp_path / "x.npy", X)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from click.testing import CliRunner
 from optuna.trial import TrialState
 
 from hlo_mlc import mlc_jit
+from hlo_mlc.cli import cluster as cluster_of_dask
 from hlo_mlc.cli import main
 from hlo_mlc.runtime.records import Records
 from hlo_mlc.support.errors import UsageError
@@ -50,14 +53,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    folder = tmp_path / "postgresql"
-    folder.mkdir()
+    # Not below pytest's own folder, which every run of pytest closes for others.
+    folder = Path(tempfile.mkdtemp(prefix="hlo_mlc_postgresql_"))
     user = None
     if os.geteuid() == 0:  # which its server refuses to run as
         user = "postgres"
         shutil.chown(folder, user)
-        for parent in folder.parents:
-            parent.chmod(parent.stat().st_mode | 0o011)
 
     def run(*command: str) -> None:
         subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL,
@@ -72,6 +73,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield f"postgresql://team@127.0.0.1:{port}/postgres"
     finally:
         run(pg_ctl, "stop", "--pgdata", data, "--mode", "immediate")
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -185,8 +187,85 @@ def test_modules_of_any_size_travel_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 def test_a_database_that_is_none(url: str) -> None:
     ran = CliRunner().invoke(main, ["worker", "--storage", url, "--until-done"])
     assert ran.exit_code == 2 and f"The studies in {url} cannot be opened" in ran.output
+    assert "as postgresql://USER@HOST/NAME" in ran.output and "Background" not in ran.output
 
 
 def test_passwords_are_not_shown() -> None:
     assert shown("postgresql://me:secret@host/db") == "postgresql://host/db"
     assert shown(Path("/tmp/a@b")) == "/tmp/a@b"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """The scheduler of a cluster with two workers on one machine, whose cache is `elsewhere`."""
+    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    environment = {"HLO_MLC_CACHE": str(tmp_path / "elsewhere"), "HLO_MLC_CHOOSE": "ours"}
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None,
+                                  local_directory=str(tmp_path), env=environment) as found:
+        yield found.scheduler_address
+
+
+def on_dask(scheduler: str, url: str, *more: str) -> list[str]:
+    return ["worker", "--storage", url, "--engine", "dask", "--scheduler", scheduler, *more]
+
+
+def test_a_cluster_takes_trials(cluster: str, tmp_path: Path) -> None:
+    """One worker for each machine, as if it had been started there."""
+    url = f"sqlite:///{tmp_path}/studies.db"
+    (kernel,) = mlc_jit(lambda x: x @ x.T + 1).tune(X, trials=3, storage=url).kernels
+    ran = CliRunner().invoke(main, on_dask(cluster, url, "--until-done"))
+    assert ran.exit_code == 0 and ran.output.count("ended with status 0") == 1, ran.output
+    assert "3 configurations known" in ran.output
+    (record,) = Records(tmp_path / "elsewhere" / "records").all()
+    assert (record.kernel, record.target) == (kernel.record.kernel, kernel.record.target)
+    failed = CliRunner().invoke(main, on_dask(cluster, "nothing://x/y", "--until-done"))
+    assert failed.exit_code == 2 and "ended with status 2" in failed.output
+    assert "The studies in nothing://x/y cannot be opened" in failed.output
+
+
+def test_an_interrupt_ends_the_workers_of_a_cluster(cluster: str, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/studies.db"
+    open_database(url)
+    program = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()"]
+    with subprocess.Popen([*program, *on_dask(cluster, url)], stderr=subprocess.PIPE,
+                          text=True) as process:
+        end = time.monotonic() + LIMIT_S
+        while not running(url):
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130 and "the workers have ended" in said
+    assert not running(url)
+
+
+def running(url: str) -> list[str]:
+    """The workers of clusters that use a database."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            if url in words and "worker" in words and "--engine" not in words:
+                found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--scheduler", "tcp://127.0.0.1:1"], "--scheduler is for --engine dask"),
+    (["--engine", "dask"], "say which cluster by --scheduler"),
+    (["--engine", "dask", "--scheduler", "tcp://127.0.0.1:1"], "there is no scheduler at tcp://"),
+    (["--engine", "ray"], "Invalid value for '--engine': 'ray'"),
+])
+def test_clusters_that_are_none(options: list[str], message: str, tmp_path: Path,
+                                monkeypatch: pytest.MonkeyPatch) -> None:
+    if options != ["--engine", "ray"]:
+        pytest.importorskip("distributed", reason="Dask is not installed")
+    monkeypatch.setattr(cluster_of_dask, "_CONNECT_S", 1)
+    ran = CliRunner().invoke(main, ["worker", "--storage", "sqlite:///x.db", *options])
+    assert ran.exit_code == 2 and message in ran.output, ran.output
+
+
+def test_dask_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    ran = CliRunner().invoke(main, on_dask("tcp://127.0.0.1:1", "sqlite:///x.db"))
+    assert ran.exit_code == 2 and "pip install 'hlo-mlc[cluster]'" in ran.output

@@ -94,6 +94,13 @@ def test_split(copy) -> None:
         """)
 
 
+def test_arguments_of_the_wrong_kind_are_refused(copy) -> None:
+    with pytest.raises(ScheduleError, match="split: expected factor to be int, got 'four'"):
+        Schedule(copy).split("i", "four")
+    with pytest.raises(ScheduleError, match="split: expected factor to be int, got None"):
+        Schedule(copy).split("i", None)
+
+
 def test_split_that_divides_leaves_no_tail(copy) -> None:
     assert Schedule(copy).split("i", 5).loop_names == ("i.o", "i.i")
 

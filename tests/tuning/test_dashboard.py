@@ -118,8 +118,8 @@ def test_the_overview_without_studies(tmp_path: Path) -> None:
 def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(address, tmp_path)
     shown = ran.stdout.replace("\N{MULTIPLICATION SIGN}", "x")
-    for part in ("1.25x faster", "3.50x faster", "64 %", "27 % of <code>predict</code>",
-                 "10 % of <code>train</code>", "our kernel", "0 elementwise(unroll=4)",
+    for part in ("1.25x faster", "3.50x faster", "64 %", "27 % of</span> <code>predict</code>",
+                 "10 % of</span> <code>train</code>", "our kernel", "0 elementwise(unroll=4)",
                  "the fastest trial had shown 1.50x", "1 failed", 'href="dashboard/studies/0"'):
         assert part in shown
 
