@@ -16,27 +16,39 @@ from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import C64, C128, F32, F64, I32, Kind
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops import jacobi, small_matrices
+from hlo_mlc.ops import jacobi, rolled, small_matrices
 from hlo_mlc.ops import lapack_reference as reference
-from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Repeated, Unrolled
-from hlo_mlc.ops.elements import Complex, Element
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Stepwise, Unrolled
+from hlo_mlc.ops.elements import Complex, Element, conjugate
+from hlo_mlc.ops.lapack_examples import (
+    COMPLEX,
+    SQUARE,
+    call,
+    factors_of,
+    in_stablehlo,
+    numbers_of,
+    solve_examples,
+)
 from hlo_mlc.ops.library_calls import TriangularSolve, flags, is_lower, options
 from hlo_mlc.ops.small_matrices import Matrix, adjoint, transposed
+from hlo_mlc.ops.steps import Array, Steps
 
-# Rows and columns of the largest matrices that are written out, by what the first call takes:
-# jax.jit's takes 0.2 s, LU and QR of 8 square took 0.4, of 12 square 1.1, of 16 square 4, Cholesky
-# of 16 square 0.6, eigenvectors of 4 square 0.6.
-_LARGEST: Mapping[str, int] = {
-    "potrf": 16, "cholesky": 16, "trsm": 16, "triangular_solve": 16, "getrf": 8, "syevd": 8,
-}
-# Of complex numbers: LU of 5 square took 0.35 s, a solve by it 0.45, of 6 square 0.75.
-_LARGEST_COMPLEX: Mapping[str, int] = {
-    "potrf": 8, "cholesky": 8, "trsm": 8, "triangular_solve": 8, "getrf": 5,
-}
-# And of those whose eigenvectors are, not found by a loop.
-_LARGEST_WRITTEN_OUT = 4
-# Columns of those whose columns are reflected, and their elements: they may be tall.
-_MOST_REFLECTED, _MOST_REFLECTED_COMPLEX = (8, 160), (4, 40)
+# Rows and columns of the largest matrices.
+_LARGEST = 16
+# And of those that are reflected, which may be tall.
+_MOST_ELEMENTS = 512
+# Rows and columns of the largest matrices that are written out; those that are larger are gone
+# through in loops.  First calls grow with the cube of what is written out: LU of 8 square took
+# 0.4 s so, and 0.2 in loops, where jax.jit's takes 0.2.  Written out, LU of 5 square ran in four
+# fifths of the time, of 8 square in six fifths; Cholesky of 7 square in half of it.
+_WRITTEN_OUT: Mapping[str, int] = {"potrf": 7, "trsm": 5, "getrf": 5, "geqrf": 4, "orgqr": 4,
+                                   "ormqr": 4, "syevd": 4}
+_WRITTEN_OUT_COMPLEX: Mapping[str, int] = {"potrf": 4, "trsm": 2, "getrf": 4, "geqrf": 2,
+                                           "orgqr": 2}
+# On GPUs, where nothing but StableHLO's own ops comes to us, all are written out.
+_LARGEST_OF_STABLEHLO, _LARGEST_COMPLEX_OF_STABLEHLO = 16, 8
+# Right-hand sides of a matrix in loops.
+_MOST_ROLLED_COLUMNS = 32
 # Right-hand sides that are written out with the matrix where there are several matrices, and the
 # steps of all; more are points of their own: 8 of 8 x 8 took half of the time so, 16 of 16 x 16 as
 # well, in f64 a third, and their first call a fifth.
@@ -48,24 +60,38 @@ def _supports(node: Node) -> str:
     matrix = node.operands[0].type
     if matrix.dtype not in (F32, F64, C64, C128):
         return f"factorizations and solves of {matrix.dtype.name} stay with XLA"
-    largest = _LARGEST_COMPLEX if matrix.dtype.kind is Kind.COMPLEX else _LARGEST
-    if matrix.dtype.kind is Kind.COMPLEX and name in ("ormqr", "syevd"):
+    if _is_complex(node) and name in ("ormqr", "syevd"):
         return f"{name} of complex matrices stays with LAPACK"
     if any(value.type.shape[:-2] != matrix.shape[:-2] for value in _matrices(node)):
         return "its operands have different batches"
     rows, columns = matrix.shape[-2:]
-    if name not in largest:
-        columns_most, most = _MOST_REFLECTED_COMPLEX if matrix.dtype.kind is Kind.COMPLEX \
-            else _MOST_REFLECTED
-        if min(rows, columns) > columns_most or any(
-                math.prod(value.type.shape[-2:]) > most for value in _matrices(node)):
-            return f"matrices of more than {columns_most} columns, or of more than {most} " \
-                "elements, stay with LAPACK"
-    elif max(rows, columns) > largest[name]:
-        return f"matrices larger than {largest[name]} x {largest[name]} stay with LAPACK"
     if not min(rows, columns):
         return "matrices without elements stay with LAPACK"
+    if name in ("geqrf", "orgqr", "ormqr"):
+        if min(rows, columns) > _LARGEST or any(
+                math.prod(value.type.shape[-2:]) > _MOST_ELEMENTS for value in _matrices(node)):
+            return f"matrices of more than {_LARGEST} columns, or of more than " \
+                f"{_MOST_ELEMENTS} elements, stay with LAPACK"
+    elif max(rows, columns) > (largest := _largest(node)):
+        return f"matrices larger than {largest} x {largest} stay with LAPACK"
     return ""
+
+
+def _largest(node: Node) -> int:
+    if node.op.startswith("stablehlo."):
+        return _LARGEST_COMPLEX_OF_STABLEHLO if _is_complex(node) else _LARGEST_OF_STABLEHLO
+    return _LARGEST
+
+
+def _is_complex(node: Node) -> bool:
+    return node.operands[0].type.dtype.kind is Kind.COMPLEX
+
+
+def _is_rolled(node: Node) -> bool:
+    """Whether matrices are so large that they are gone through in loops."""
+    written_out = _WRITTEN_OUT_COMPLEX if _is_complex(node) else _WRITTEN_OUT
+    largest = written_out.get(node.op.removeprefix("lapack."), _LARGEST)
+    return max(node.operands[0].type.shape[-2:]) > largest
 
 
 def _matrices(node: Node) -> tuple:
@@ -125,9 +151,18 @@ def _placed(node: Node, point: Indices, results: Sequence[Matrix | list | Expr]
     return tuple(found)
 
 
-def _potrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _potrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, reads_lower = node.operands[0].type.shape, is_lower(node)
     (read,) = _elements(node, reads)
+    if _is_rolled(node):
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            # A factor that is upper is that of the conjugates, on its side.
+            a = rolled.filled(s, "factor_of", _at(read, point), *shape[-2:])
+            info = s.integers("info")
+            rolled.cholesky(s, a, info, rolled.upright if reads_lower else rolled.on_its_side)
+            return a, info
+
+        return _stepwise(node, write)
 
     def compute(point: Indices) -> tuple:
         a = _matrix(read, point, shape)
@@ -138,21 +173,63 @@ def _potrf(node: Node, reads: Sequence[Read]) -> Unrolled:
     return _each_matrix(node, compute)
 
 
-def _getrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _stepwise(node: Node, write: Callable[[Steps, Indices], Sequence[Array]]) -> Stepwise:
+    """A procedure for each matrix of the batch; `write` gives the arrays that become results."""
+    matrix, extents = node.operands[0].type, node.operands[0].type.shape[:-2]
+    part = matrix.part.dtype if _is_complex(node) else matrix.dtype
+
+    def written(point: Indices) -> tuple[Steps, Sequence[Array]]:
+        steps = Steps(part, _is_complex(node))
+        return steps, write(steps, point)
+
+    _, results = written(tuple(index.constant(0) for _ in extents))
+    return Stepwise(extents, lambda point: written(point)[0].procedure(),
+                    tuple(array.buffer for array in results))
+
+
+def _at(read: Read | Callable[[Indices], Element], point: Indices) -> Callable[..., Element]:
+    """How to read what there is at a point of the batch."""
+    return lambda *place: read((*point, *place))
+
+
+def _getrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape = node.operands[0].type.shape
     (read,) = _elements(node, reads)
+    if _is_rolled(node):
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            a = rolled.filled(s, "lu", _at(read, point), *shape[-2:])
+            pivots, info = s.integers("pivots", min(shape[-2:])), s.integers("info")
+            rolled.lu(s, a, pivots, info)
+            return a, pivots, info
+
+        return _stepwise(node, write)
     return _each_matrix(node, lambda point: small_matrices.lu(_matrix(read, point, shape)))
 
 
-def _geqrf(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _geqrf(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape = node.operands[0].type.shape
     (read,) = _elements(node, reads)
+    if _is_rolled(node):
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            a = rolled.filled(s, "qr", _at(read, point), *shape[-2:])
+            factors = s.array("factors", min(shape[-2:]))
+            rolled.qr(s, a, factors)
+            return a, factors
+
+        return _stepwise(node, write)
     return _each_matrix(node, lambda point: small_matrices.qr(_matrix(read, point, shape)))
 
 
-def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, count = (v.type.shape for v in node.operands)
     matrix, vector = _elements(node, reads)
+    if _is_rolled(node):
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            q = s.array("q", *shape[-2:])
+            rolled.q_of(s, q, _at(matrix, point), _at(vector, point), count[-1])
+            return (q,)
+
+        return _stepwise(node, write)
 
     def compute(point: Indices) -> tuple[Matrix]:
         factors = _vector(vector, point, count[-1])
@@ -161,10 +238,21 @@ def _orgqr(node: Node, reads: Sequence[Read]) -> Unrolled:
     return _each_matrix(node, compute)
 
 
-def _ormqr(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _ormqr(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, count, product = (v.type.shape for v in node.operands)
     given = flags(node)
     is_left, transpose = given.get("left", False), given.get("transpose", False)
+    if _is_rolled(node):
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            # c Q is (Q^T c^T)^T
+            c = rolled.filled(s, "product", _at(reads[2], point), *product[-2:])
+            at, rows, columns = (rolled.upright, *product[-2:]) if is_left \
+                else (rolled.on_its_side, *product[:-3:-1])
+            rolled.times_q(s, c, at, columns, _at(reads[0], point), _at(reads[1], point),
+                           count[-1], rows, transpose=transpose == is_left)
+            return (c,)
+
+        return _stepwise(node, write)
 
     def compute(point: Indices) -> tuple[Matrix]:
         a, c = _matrix(reads[0], point, shape), _matrix(reads[2], point, product)
@@ -178,7 +266,7 @@ def _ormqr(node: Node, reads: Sequence[Read]) -> Unrolled:
     return _each_matrix(node, compute)
 
 
-def _syevd(node: Node, reads: Sequence[Read]) -> Unrolled | Repeated:
+def _syevd(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     shape, reads_lower = node.operands[0].type.shape, is_lower(node)
     size, dtype = shape[-1], node.operands[0].type.dtype
 
@@ -186,31 +274,50 @@ def _syevd(node: Node, reads: Sequence[Read]) -> Unrolled | Repeated:
         a = _matrix(reads[0], point, shape)
         return a if reads_lower else transposed(a)
 
-    if size <= _LARGEST_WRITTEN_OUT:
+    if not _is_rolled(node):
         # Without vectors, nothing is said of what is in their place.
         return _each_matrix(node, lambda point: (
             *small_matrices.eigh(matrix(point)), const(0, I32)))
     has_vectors = options(node).get("mode") != "N"
-    step = jacobi.step(size, dtype, has_vectors)
 
-    def elements(point: Indices, state: tuple[Expr, ...]
-                 ) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
-        a = matrix(point)
-        vectors, values = jacobi.results(a, state)
-        return _placed(node, point, (vectors or a, values, const(0, I32)))
+    def write(s: Steps, point: Indices) -> Sequence[Array]:
+        read = _at(reads[0], point)
+        a = rolled.filled(s, "symmetric", read if reads_lower else lambda i, j: read(j, i),
+                          size, size)
+        values, info = s.array("values", size), s.integers("info")
+        rows = s.array("rows", size, size) if has_vectors else None
+        jacobi.eigh(s, a, values, rows, jacobi.sweeps(size, dtype))
+        s.put(info, (), const(0, I32))
+        if rows is None:  # nothing is said of what is in their place
+            return a, values, info
+        return rolled.filled(s, "vectors", lambda i, j: rows[j, i], size, size), values, info
 
-    return Repeated(shape[:-2], jacobi.trips(size, dtype),
-                    lambda point: jacobi.initial(matrix(point), has_vectors),
-                    lambda trip: jacobi.told(trip, size, len(step.lhs), dtype), step, elements)
+    return _stepwise(node, write)
 
 
-def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     solve, shape = TriangularSolve(node), node.operands[0].type.shape
     batch, size, columns = shape[:-2], shape[-1], solve.columns(node)
     # X A = B is A^T X^T = B^T
     turned = solve.is_transposed == solve.is_left
     left, right = _elements(node, reads)
     is_lower = solve.is_lower != turned
+    if _is_rolled(node) and math.prod(batch) > 1 \
+            and columns <= _MOST_ROLLED_COLUMNS:
+        def write(s: Steps, point: Indices) -> Sequence[Array]:
+            x = rolled.filled(s, "x", _at(right, point), *node.operands[1].type.shape[-2:])
+            read = _at(left, point)
+
+            def factor(i: Expr, j: Expr) -> Element:
+                element = read(j, i) if turned else read(i, j)
+                return conjugate(element) if solve.is_adjoint else element
+
+            rolled.solve_triangular(
+                s, factor, x, rolled.upright if solve.is_left else rolled.on_its_side, size,
+                columns, lower=is_lower, unit=solve.is_unit)
+            return (x,)
+
+        return _stepwise(node, write)
 
     def at(column: Expr, row: Expr) -> Indices:
         return (row, column) if solve.is_left else (column, row)
@@ -226,137 +333,60 @@ def _trsm(node: Node, reads: Sequence[Read]) -> Unrolled:
         return tuple(placed for k, i in enumerate(rows) for n, j in enumerate(numbers)
                      for placed in _in_parts((*point, *at(j, i)), x[k][n]))
 
-    steps = size * size * columns * (4 if node.operands[0].type.dtype.kind is Kind.COMPLEX else 1)
+    steps = size * size * columns * (4 if _is_complex(node) else 1)
     if columns > _MOST_COLUMNS or steps > _MOST_STEPS or math.prod(batch) == 1:
         return Unrolled((*batch, columns), lambda point: (solved(point[:-1], point[-1:]),))
     every = [index.constant(j) for j in range(columns)]
     return Unrolled(batch, lambda point: (solved(point, every),))
 
 
-# Examples
-
-def _call(function: str, given: str, found: str, config: str = "") -> str:
-    """A call of LAPACK; types are separated by ", ", options are `name=letter` or `name=true`."""
-    operands = [f"tensor<{t}>" for t in given.split(", ")]
-    results = [f"tensor<{t}>" for t in found.split(", ")]
-    letter = ("c" if "f32" in given else "z") if "complex" in given else \
-        "s" if "f32" in given else "d"
-    matrix = _rank(given.split(", ")[0])
-    options = ", ".join(f"{name} = " + (f"{ord(value)} : ui8" if len(value) == 1 else value)
-                        for name, value in (pair.split("=") for pair in config.split()))
-    values = [f"%r#{k}" for k in range(len(results))] if len(results) > 1 else ["%r"]
-    several = f":{len(results)}" if len(results) > 1 else ""
-    parameters = [f"%a{k}: {t}" for k, t in enumerate(operands)]
-    return (f"func.func @main({', '.join(parameters)}) -> ({', '.join(results)}) {{\n"
-            f"  %r{several} = stablehlo.custom_call @lapack_{letter}{function}_ffi("
-            f"{', '.join(p.partition(':')[0] for p in parameters)}) "
-            f"{{backend_config = \"\", mhlo.backend_config = {{{options}}}, "
-            f"operand_layouts = [{_layouts(given, matrix)}], "
-            f"result_layouts = [{_layouts(found, matrix)}]}} : "
-            f"({', '.join(operands)}) -> ({', '.join(results)})\n"
-            f"  return {', '.join(values)} : {', '.join(results)}\n}}\n")
-
-
-def _layouts(types: str, matrix: int) -> str:
-    """Those that LAPACK wants: the columns of what has rank `matrix` one behind the other."""
-    found = []
-    for text in types.split(", "):
-        rank = _rank(text)
-        order = [*range(rank)][::-1]
-        if rank == matrix:
-            order[:2] = order[1::-1]
-        found.append(f"dense<{order if rank else '[]'}> : tensor<{rank}xindex>")
-    return ", ".join(found)
-
-
-def _rank(text: str) -> int:
-    return text.replace("complex", "").count("x")
-
-
-def _in_stablehlo(op: str, given: str, found: str, attributes: str) -> str:
-    operands = [f"tensor<{t}>" for t in given.split(", ")]
-    names = [f"%a{k}" for k in range(len(operands))]
-    parameters = ", ".join(f"{n}: {t}" for n, t in zip(names, operands, strict=True))
-    return (f"func.func @main({parameters}) -> tensor<{found}> {{\n"
-            f"  %r = \"stablehlo.{op}\"({', '.join(names)}) {{{attributes}}} : "
-            f"({', '.join(operands)}) -> tensor<{found}>\n"
-            f"  return %r : tensor<{found}>\n}}\n")
-
-
-def _numbers(matrix: str, length: str = "") -> str:
-    """The type of an integer, or of so many, for each matrix of a batch."""
-    return "x".join((*matrix.split("x")[:-3], *filter(None, (length,)), "i32"))
-
-
-def _factors(matrix: str, length: str) -> str:
-    return "x".join((*matrix.split("x")[:-3], length, matrix.split("x")[-1]))
-
-
-_COMPLEX = (("7x3x3xcomplex<f32>", "7x"), ("2x2x4x4xcomplex<f64>", "2x2x"),
-            ("1x1xcomplex<f32>", ""))
-_SQUARE = ("7x3x3xf32", "2x2x8x8xf64", "1x1xf32", "0x4x4xf32")
-
-
-def _solve_examples() -> tuple[str, ...]:
-    sides = (f"side={s} uplo={u} trans_x={t} diag={d}"
-             for s in "LR" for u in "LU" for t in "NT" for d in "NU")
-    shapes = ("5x3x3xf32, 5x3x2xf32", "5x3x3xf32, 5x2x3xf32")
-    return (*(_call("trsm", shapes[side.startswith("side=R")],
-                    shapes[side.startswith("side=R")].split(", ")[1], side) for side in sides),
-            _call("trsm", "4x4xf64, 4x40xf64", "4x40xf64", "side=L uplo=L trans_x=N diag=N"),
-            *(_call("trsm", "5x3x3xcomplex<f32>, 5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>",
-                    f"side={s} uplo=L trans_x={t} diag=N") for s in "LR" for t in "NTC"),
-            _call("trsm", "4x4xcomplex<f64>, 4x40xcomplex<f64>", "4x40xcomplex<f64>",
-                  "side=L uplo=U trans_x=C diag=U"))
-
-
 DEFINITIONS: tuple[OpDef, ...] = (
     OpDef("lapack.potrf", OpKind.SOLVE, reference.potrf, _potrf, _supports, tuple(
-        _call("potrf", t, f"{t}, {_numbers(t)}", f"uplo={uplo}")
-        for t in _SQUARE for uplo in "LU") + tuple(
-            _call("potrf", t, f"{t}, {batch}i32", f"uplo={uplo}")
-            for t, batch in _COMPLEX for uplo in "LU"), "potrf, LAPACK"),
+        call("potrf", t, f"{t}, {numbers_of(t)}", f"uplo={uplo}")
+        for t in SQUARE for uplo in "LU") + tuple(
+            call("potrf", t, f"{t}, {batch}i32", f"uplo={uplo}")
+            for t, batch in COMPLEX for uplo in "LU"), "potrf, LAPACK"),
     OpDef("lapack.getrf", OpKind.SOLVE, reference.getrf, _getrf, _supports, tuple(
-        _call("getrf", t, f"{t}, {_numbers(t, steps)}, {_numbers(t)}")
-        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
-        + tuple(_call("getrf", t, f"{t}, {batch}{steps}xi32, {batch}i32") for (t, batch), steps in
-                zip(_COMPLEX, "341", strict=True)), "getrf, LAPACK"),
-    OpDef("lapack.trsm", OpKind.SOLVE, reference.trsm, _trsm, _supports, _solve_examples(),
+        call("getrf", t, f"{t}, {numbers_of(t, steps)}, {numbers_of(t)}")
+        for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
+        + tuple(call("getrf", t, f"{t}, {batch}{steps}xi32, {batch}i32") for (t, batch), steps in
+                zip(COMPLEX, "341", strict=True)), "getrf, LAPACK"),
+    OpDef("lapack.trsm", OpKind.SOLVE, reference.trsm, _trsm, _supports, solve_examples(),
           "trsm, BLAS"),
     OpDef("lapack.geqrf", OpKind.SOLVE, reference.geqrf, _geqrf, _supports, tuple(
-        _call("geqrf", t, f"{t}, {_factors(t, steps)}")
-        for t, steps in (*((t, t[-5]) for t in _SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
-        + tuple(_call("geqrf", t, f"{t}, {factors}") for t, factors in (
+        call("geqrf", t, f"{t}, {factors_of(t, steps)}")
+        for t, steps in (*((t, t[-5]) for t in SQUARE), ("3x4x2xf32", "2"), ("3x2x4xf64", "2")))
+        + tuple(call("geqrf", t, f"{t}, {factors}") for t, factors in (
             ("3x4x2xcomplex<f32>", "3x2xcomplex<f32>"), ("2x3x3xcomplex<f64>", "2x3xcomplex<f64>"),
             ("1x1xcomplex<f32>", "1xcomplex<f32>"))),
         "geqrf, LAPACK"),
     OpDef("lapack.orgqr", OpKind.SOLVE, reference.orgqr, _orgqr, _supports, (
-        _call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
-        _call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
-        _call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
-        _call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
-        _call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
+        call("orgqr", "7x3x3xf32, 7x3xf32", "7x3x3xf32"),
+        call("orgqr", "2x5x3xf64, 2x2xf64", "2x5x3xf64"),
+        call("orgqr", "1x1xf32, 1xf32", "1x1xf32"),
+        call("ungqr", "7x4x3xcomplex<f32>, 7x3xcomplex<f32>", "7x4x3xcomplex<f32>"),
+        call("ungqr", "2x3x3xcomplex<f64>, 2x2xcomplex<f64>", "2x3x3xcomplex<f64>"),
     ), "orgqr, LAPACK"),
     OpDef("lapack.ormqr", OpKind.SOLVE, reference.ormqr, _ormqr, _supports, (
-        *(_call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",
+        *(call("ormqr", "7x5x3xf32, 7x3xf32, 7x5x2xf32", "7x5x2xf32",
                 f"left=true transpose={t}") for t in ("true", "false")),
-        *(_call("ormqr", "4x5x3xf64, 4x3xf64, 4x2x5xf64", "4x2x5xf64",
+        *(call("ormqr", "4x5x3xf64, 4x3xf64, 4x2x5xf64", "4x2x5xf64",
                 f"left=false transpose={t}") for t in ("true", "false")),
-        _call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32",
+        call("ormqr", "3x4x4xf32, 3x4xf32, 3x4x1xf32", "3x4x1xf32",
               "left=true transpose=true"),
     ), "ormqr, LAPACK"),
     OpDef("lapack.syevd", OpKind.SOLVE, reference.syevd, _syevd, _supports, tuple(
-        _call("syevd", t, f"{t}, {_factors(t, t[-5])}, {_numbers(t)}", f"mode=V uplo={uplo}")
+        call("syevd", t, f"{t}, {factors_of(t, t[-5])}, {numbers_of(t)}", f"mode=V uplo={uplo}")
         for t in ("7x3x3xf32", "2x2x4x4xf64", "1x1xf32", "3x5x5xf64", "2x8x8xf32")
         for uplo in "LU"), "syevd, LAPACK"),
     OpDef("stablehlo.cholesky", OpKind.SOLVE, reference.potrf, _potrf, _supports, (
-        _in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
-        _in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
-        *(_in_stablehlo("cholesky", "5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>", f"lower = {lower}")
+        in_stablehlo("cholesky", "4x3x3xf32", "4x3x3xf32", "lower = true"),
+        in_stablehlo("cholesky", "3x3xf64", "3x3xf64", "lower = false"),
+        *(in_stablehlo("cholesky", "5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>", f"lower = {lower}")
           for lower in ("true", "false")),
     ), "cholesky, StableHLO specification"),
     OpDef("stablehlo.triangular_solve", OpKind.SOLVE, reference.trsm, _trsm, _supports, tuple(
-        _in_stablehlo("triangular_solve", f"4x3x3x{t}, 4x3x3x{t}", f"4x3x3x{t}",
+        in_stablehlo("triangular_solve", f"4x3x3x{t}, 4x3x3x{t}", f"4x3x3x{t}",
                       f"left_side = {left}, lower = {lower}, unit_diagonal = {unit}, "
                       f"transpose_a = #stablehlo<transpose {transpose}>")
         for t in ("f32", "complex<f32>") for left, lower, unit, transpose in (

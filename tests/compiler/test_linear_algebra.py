@@ -18,10 +18,8 @@ SIZES = range(1, 17)
 BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
 WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
 DTYPES = ["float32", "float64"]
-LARGEST_LU = LARGEST_QR = 8
-LARGEST_EIGH = 8
+LARGEST, MOST_ELEMENTS = 16, 512
 COMPLEX = ["complex64", "complex128"]
-LARGEST_COMPLEX_CHOLESKY, LARGEST_COMPLEX_LU = 8, 5
 
 
 def batch_for(size: int) -> tuple[int, ...]:
@@ -114,18 +112,18 @@ def test_solve(size: int, dtype: str) -> None:
     batch = batch_for(size)
     with jax.enable_x64(dtype == "float64"):
         a, b = matrices(batch, size, size, dtype), matrices(batch, size, 2, dtype, 1)
-        covered = size <= LARGEST_LU
+        covered = size <= LARGEST
         (mine,), (theirs,) = both(jnp.linalg.solve, a, b, coverage=covered)
         assert_stable(a @ mine - b, a @ theirs - b, norm(a) * norm(theirs), size, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (16, 16)])
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (16, 9), (9, 16), (13, 2)])
 def test_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_LU
+        covered = 0.6 * (max(rows, columns) <= LARGEST)  # of none, a loop makes permutations
         mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
         residuals = []
         for lu, pivots, permutation in (mine, theirs):
@@ -139,14 +137,20 @@ def test_lu(rows: int, columns: int, dtype: str) -> None:
         assert_stable(*residuals, norm(a), max(rows, columns), dtype)
 
 
+def is_reflected(rows: int, columns: int, mode: str) -> bool:
+    """Whether matrices of that many rows and columns are factorized by our kernels."""
+    q_columns = rows if mode == "complete" else min(rows, columns)
+    return min(rows, columns) <= LARGEST and rows * max(columns, q_columns) <= MOST_ELEMENTS
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (16, 16)])
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (20, 9), (9, 20), (32, 16)])
 def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_QR
+        covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
         wrong, skew = zip(*((q @ r - a, transposed(q) @ q - np.eye(q.shape[-1]))
                             for q, r in (mine, theirs)), strict=True)
@@ -162,7 +166,7 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal", "two",
                                   "product", "hilbert"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17])
 def test_eigh(size: int, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(size)
     a = rng.standard_normal((37, size, size))
@@ -183,7 +187,7 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         a = np.zeros_like(a) + 1 / (1.0 + np.add.outer(np.arange(size), np.arange(size)))
     with jax.enable_x64(dtype == "float64"):
         a = (a + transposed(a)).astype(dtype)
-        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST_EIGH)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
         wrong, skew = zip(*((a @ v - v * w[..., None, :], transposed(v) @ v - np.eye(size))
                             for w, v in (mine, theirs)), strict=True)
         assert_stable(*wrong, norm(a), size, dtype)
@@ -238,14 +242,14 @@ def adjoint(a: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 16, 17])
 def test_complex_cholesky(size: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(size), size, size, dtype)
         a = (a @ adjoint(a) + 1e-3 * norm(a)[..., None, None] ** 2 * np.eye(size)).astype(dtype)
         for upper in (False, True):
             (mine,), (theirs,) = both(lambda a, upper=upper: jnp.linalg.cholesky(a, upper=upper),
-                                      a, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+                                      a, coverage=size <= LARGEST)
             wrong = [adjoint(f) @ f - a if upper else f @ adjoint(f) - a for f in (mine, theirs)]
             assert_stable(*wrong, norm(a), size, dtype)
             assert np.all((np.tril(mine, -1) if upper else np.triu(mine, 1)) == 0)
@@ -253,7 +257,8 @@ def test_complex_cholesky(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2)])
+@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2),
+                                                (16, 16), (17, 1)])
 def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a, b = (complex_matrices(batch_for(size), size, n, dtype, n) for n in (size, columns))
@@ -267,7 +272,7 @@ def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
                 return lax.linalg.triangular_solve(a, b, left_side=left, lower=lower,
                                                    transpose_a=transpose, conjugate_a=conjugate)
 
-            (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+            (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST)
             factor = widened(np.tril(a) if lower else np.triu(a))
             factor = transposed(factor) if transpose else factor
             factor = factor.conj() if conjugate else factor
@@ -277,7 +282,7 @@ def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("batch", [(), (1,), (3,), (17,), (2, 5), (1000,), (0,)])
-@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
 def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a, b = (complex_matrices(batch, size, n, dtype, n) for n in (size, 2))
@@ -290,11 +295,12 @@ def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 2),
-                                               (2, 3), (9, 9)])
+                                               (2, 3), (6, 6), (9, 9), (16, 16), (12, 7),
+                                               (7, 12), (17, 17)])
 def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_COMPLEX_LU
+        covered = max(rows, columns) <= LARGEST
         mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
         residuals = []
         for lu, _, permutation in (mine, theirs):
@@ -310,11 +316,12 @@ def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (3, 5),
-                                               (8, 1), (1, 4), (6, 6)])
+                                               (8, 1), (1, 4), (6, 6), (16, 16), (20, 5),
+                                               (17, 17)])
 def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
-        covered = min(rows, columns) <= 4 and (mode == "reduced" or rows <= 4)
+        covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
         wrong, skew = zip(*((q @ r - a, adjoint(q) @ q - np.eye(q.shape[-1]))
                             for q, r in (mine, theirs)), strict=True)
@@ -428,7 +435,7 @@ def weighted(function: Callable) -> Callable:
     return total
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet",
                                   "eigvalsh"])
 def test_gradients(name: str, size: int) -> None:
@@ -463,5 +470,5 @@ def test_larger_ones_stay_with_lapack() -> None:
 
 def test_complex_ones_that_are_larger_stay_with_lapack() -> None:
     report = mlc_jit(jnp.linalg.inv, choose="ours").report(
-        special(4, 9, 9).astype(np.complex64))
+        special(4, 17, 17).astype(np.complex64))
     assert any("larger than" in reason for reason in map(str, report.left))
