@@ -1,4 +1,4 @@
-"""Eigenvectors of symmetric matrices that are too large to be written out: loops of rotations.
+"""Eigenvectors of symmetric matrices, and Hermitian ones, in loops of rotations.
 
     turns:  0-1 2-3 4-5 6-7   then   1-2 3-4 5-6        neighbouring axes are turned
 
@@ -6,6 +6,9 @@ Every rotation makes the element between two axes 0 and leaves the axis of the s
 on the side where it is wanted.  That side changes from sweep to sweep, which has as many turns as
 there are axes: so all pass one another in every sweep, and where eigenvalues are close their axes
 are neighbours, without which the last sweeps do not converge quadratically.
+
+Of complex numbers, the second axis of two first gets the phase that makes the element between them
+real.
 
 Source: Luk and Park, On parallel Jacobi orderings, SIAM J. Sci. Stat. Comput. 10 (1989), for the
 order; van Kempen, Numer. Math. 9 (1966), for close eigenvalues.
@@ -15,11 +18,14 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
+import numpy as np
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import F64, DType
-from hlo_mlc.ops.rolled import ONE, unit_element
+from hlo_mlc.ops.elements import Complex, Element, conjugate, parts, real_part, scaled, times
+from hlo_mlc.ops.rolled import ONE, as_element, unit_element
 from hlo_mlc.ops.small_matrices import rotation, turned
 from hlo_mlc.ops.steps import Array, Steps
 
@@ -36,8 +42,12 @@ def sweeps(size: int, dtype: DType) -> int:
     return 6 if size <= 8 else 8
 
 
+Turn = tuple[Expr, Expr, Element | None]
+"""Cosine and sine of an angle, and the phase of the second axis; None where there are none."""
+
+
 def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) -> None:
-    """The eigenvalues, in ascending order, of a symmetric matrix whose lower triangle is in `a`,
+    """The eigenvalues, in ascending order, of a Hermitian matrix whose lower triangle is in `a`,
     which is lost, and eigenvectors, as rows, where there is an array for them."""
     size = a.shape[0]
     scale = _scaled_down(s, a)
@@ -50,10 +60,25 @@ def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) 
             side = index.floormod(index.floordiv(turn, size), 2)
             _turn_neighbours(s, a, vectors, group, index.compare("eq", side, ONE))
     with s.each("i", 0, size) as i:
-        s.put(values, i, a[i, i])
+        s.put(values, i, real_part(a[i, i]))
     _sort(s, values)
     with s.each("i", 0, size) as i:
         s.put(values, i, apply("mul", values[i], scale))
+
+
+def _scaled_down(s: Steps, a: Array) -> Expr:
+    """The lower triangle, divided by its largest element, so that no square overflows; and that."""
+    size, zero = a.shape[0], const(0, s.dtype)
+    largest = s.let("largest", zero)
+    with s.each("i", 0, size) as i:
+        s.put(a, (i, i), as_element(a, real_part(a[i, i])))
+        with s.each("j", 0, index.add(i, ONE)) as j:
+            for part in parts(a[i, j]):
+                s.let("largest", apply("max", largest, apply("abs", part)))
+    scale = s.let("scale", apply("select", apply("eq", largest, zero), const(1, s.dtype), largest))
+    with s.each("i", 0, size) as i, s.each("j", 0, index.add(i, ONE)) as j:
+        s.put(a, (i, j), scaled(a[i, j], scale))
+    return scale
 
 
 def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, ascends: Expr) -> None:
@@ -63,7 +88,9 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
     All angles are found first: none has to wait for another one's.
     """
     size = a.shape[0]
-    cosines, sines = s.real("cosines", size // 2), s.real("sines", size // 2)
+    count = max(1, size // 2)
+    cosines, sines = s.real("cosines", count), s.real("sines", count)
+    phases = s.array("phases", count) if a.is_complex else None
 
     def pairs() -> AbstractContextManager[Expr]:
         return s.each("pair", 0, (size - group) // 2)
@@ -72,63 +99,75 @@ def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, asce
         return index.add(index.multiply(pair, index.constant(2)), index.constant(group))
 
     with pairs() as pair:
-        cosine, sine = _turned_diagonal(s, a, first(pair), ascends)
+        cosine, sine, phase = _turned_diagonal(s, a, first(pair), ascends)
         s.put(cosines, pair, cosine)
         s.put(sines, pair, sine)
+        if phases is not None:
+            s.put(phases, pair, phase)
     with pairs() as pair:
-        p, turn = first(pair), (cosines[pair], sines[pair])
-        q = index.add(p, ONE)
-        with s.each("i", 0, p) as i:
-            _turn(s, a, (p, i), (q, i), turn)
-        with s.each("i", index.add(q, ONE), size) as i:
-            _turn(s, a, (i, p), (i, q), turn)
+        p = first(pair)
+        turn = cosines[pair], sines[pair], None if phases is None else phases[pair]
+        _turn_others(s, a, p, turn)
         if vectors is not None:
             with s.each("i", 0, size) as i:
-                _turn(s, vectors, (p, i), (q, i), turn)
+                _turn(s, vectors, (p, i), (index.add(p, ONE), i), turn)
 
 
-def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> tuple[Expr, Expr]:
-    """Cosine and sine of the angle by which the axes p and p + 1 are turned, what is of them alone
-    having been turned."""
+def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> Turn:
+    """How the axes p and p + 1 are turned, what is of them alone having been turned."""
     q, zero = index.add(p, ONE), const(0, s.dtype)
-    between = s.let("between", a[q, p])
-    apart = s.let("apart", apply("sub", a[q, q], a[p, p]))
+    between, phase = _made_real(s, s.let("between", a[q, p]))
+    on_p, on_q = real_part(a[p, p]), real_part(a[q, q])
+    apart = s.let("apart", apply("sub", on_q, on_p))
     cosine, sine, moved = rotation(apart, between)
-    low = s.let("low", apply("sub", a[p, p], moved))
-    high = s.let("high", apply("add", a[q, q], moved))
+    low, high = s.let("low", apply("sub", on_p, moved)), s.let("high", apply("add", on_q, moved))
     # Which of both is larger stays as it is, unless the rotation is by a right angle more.
     is_more = apply("xor", apply("ge", apart, zero), ascends)
-    s.put(a, (p, p), apply("select", is_more, high, low))
-    s.put(a, (q, q), apply("select", is_more, low, high))
-    s.put(a, (q, p), zero)
+    s.put(a, (p, p), as_element(a, apply("select", is_more, high, low)))
+    s.put(a, (q, q), as_element(a, apply("select", is_more, low, high)))
+    s.put(a, (q, p), as_element(a, zero))
     return apply("select", is_more, apply("neg", sine), cosine), \
-        apply("select", is_more, cosine, sine)
+        apply("select", is_more, cosine, sine), phase
 
 
-def _scaled_down(s: Steps, a: Array) -> Expr:
-    """The lower triangle, divided by its largest element, so that no square overflows; and that."""
-    size, zero = a.shape[0], const(0, s.dtype)
-    largest = s.let("largest", zero)
-    with s.each("i", 0, size) as i, s.each("j", 0, index.add(i, ONE)) as j:
-        s.let("largest", apply("max", largest, apply("abs", a[i, j])))
-    scale = s.let("scale", apply("select", apply("eq", largest, zero), const(1, s.dtype), largest))
-    with s.each("i", 0, size) as i, s.each("j", 0, index.add(i, ONE)) as j:
-        s.put(a, (i, j), apply("div", a[i, j], scale))
-    return scale
+def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
+    """The length of a complex number and its phase; what is so small that its square has lost
+    digits is taken for 0."""
+    if not isinstance(x, Complex):
+        return x, None
+    limits, zero, one = np.finfo(s.dtype.numpy), const(0, s.dtype), const(1, s.dtype)
+    square = s.let("square", apply("add", apply("mul", x.real, x.real),
+                                   apply("mul", x.imaginary, x.imaginary)))
+    is_none = apply("lt", square, const(float(limits.tiny / limits.eps), s.dtype))
+    length = s.let("length", apply("select", is_none, zero, apply("sqrt", square)))
+    return length, Complex(*(apply("select", is_none, alone, apply("div", part, length))
+                             for part, alone in zip(x, (one, zero), strict=True)))
 
 
-def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr],
-          turn: tuple[Expr, Expr]) -> None:
-    x, y = turned(s.let("x", a[one]), s.let("y", a[other]), *turn)
-    s.put(a, one, x)
-    s.put(a, other, y)
+def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
+    """What is left and below of two axes in the lower triangle."""
+    q = index.add(p, ONE)
+    cosine, sine, phase = turn
+    across = cosine, sine, None if phase is None else conjugate(phase)
+    with s.each("i", 0, p) as i:
+        _turn(s, a, (p, i), (q, i), across)
+    with s.each("i", index.add(q, ONE), a.shape[0]) as i:
+        _turn(s, a, (i, p), (i, q), turn)
+
+
+def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], turn: Turn
+          ) -> None:
+    cosine, sine, phase = turn
+    x, y = s.let("x", a[one]), s.let("y", a[other] if phase is None else times(a[other], phase))
+    both = [turned(*of, cosine, sine) for of in zip(parts(x), parts(y), strict=True)]
+    for place, new in zip((one, other), zip(*both, strict=True), strict=True):
+        s.put(a, place, Complex(*new) if a.is_complex else new[0])
 
 
 def _sort(s: Steps, values: Array) -> None:
     """Equal values may have changed in the last place."""
-    size = values.shape[0]
-    with s.each("i", 0, size) as i, s.each("j", 0, index.subtract(index.constant(size - 1), i)
-                                           ) as j:
+    last = index.constant(values.shape[0] - 1)
+    with s.each("i", 0, last) as i, s.each("j", 0, index.subtract(last, i)) as j:
         low, high = s.let("low", values[j]), s.let("high", values[index.add(j, ONE)])
         is_larger = apply("gt", low, high)
         s.put(values, j, apply("select", is_larger, high, low))

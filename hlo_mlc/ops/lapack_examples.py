@@ -71,6 +71,10 @@ def solve_examples() -> tuple[str, ...]:
     shapes = ("5x3x3xf32, 5x3x2xf32", "5x3x3xf32, 5x2x3xf32")
     return (*(call("trsm", shapes[side.startswith("side=R")],
                     shapes[side.startswith("side=R")].split(", ")[1], side) for side in sides),
+            *(call("trsm", f"3x7x7xf64, {right}xf64", f"{right}xf64", side) for right, side in (
+                ("3x7x4", "side=L uplo=L trans_x=N diag=N"),
+                ("3x7x4", "side=L uplo=L trans_x=T diag=U"),
+                ("3x4x7", "side=R uplo=U trans_x=N diag=N"))),
             call("trsm", "4x4xf64, 4x40xf64", "4x40xf64", "side=L uplo=L trans_x=N diag=N"),
             *(call("trsm", "5x3x3xcomplex<f32>, 5x3x3xcomplex<f32>", "5x3x3xcomplex<f32>",
                     f"side={s} uplo=L trans_x={t} diag=N") for s in "LR" for t in "NTC"),

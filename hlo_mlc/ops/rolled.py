@@ -151,7 +151,7 @@ def cholesky(s: Steps, a: Array, info: Array, at: At
         pivot = s.let("pivot", real_part(a[at(k, k)]))
         _note_failure(s, info, k, apply("le", pivot, const(0, pivot.dtype)))
         root = s.let("root", apply("sqrt", pivot))
-        s.put(a, at(k, k), _as_element(a, root))
+        s.put(a, at(k, k), as_element(a, root))
         with s.each("i", after, size) as i:
             s.put(a, at(i, k), scaled(a[at(i, k)], root))
         with s.each("j", after, size) as j:
@@ -197,7 +197,7 @@ def times_q(s: Steps, c: Array, at: At, columns: int,
             _reflect(s, c, k, j, vector, tau, rows, at)
 
 
-def _as_element(a: Array, real: Expr) -> Element:
+def as_element(a: Array, real: Expr) -> Element:
     """A real number as an element of an array."""
     return Complex(real, const(0, real.dtype)) if a.is_complex else real
 
@@ -253,7 +253,7 @@ def _reflection(s: Steps, a: Array, k: Expr) -> Element:
         rest = Complex(rest, imaginary[0])
     tau = s.let("tau", chosen(is_done, like(first, 0), tau))
     rest = s.let("rest", chosen(is_done, like(first, 1), rest))
-    s.put(a, (k, k), _as_element(a, beta))
+    s.put(a, (k, k), as_element(a, beta))
     with s.each("i", *below) as i:
         s.put(a, (i, k), over(a[i, k], rest))
     return tau

@@ -333,6 +333,53 @@ def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
             initial=0))
 
 
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("kind", ["random", "graded", "two", "diagonal", "tiny"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9, 16, 17])
+def test_complex_eigh(size: int, kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(size)
+    a = rng.standard_normal((19, size, size)) + 1j * rng.standard_normal((19, size, size))
+    q = np.linalg.qr(a)[0]
+    if kind == "graded":
+        a = q * 10.0 ** rng.uniform(-8, 3, (19, 1, size)) @ adjoint(q)
+    elif kind == "two":  # of them are eigenvalues
+        a = q * (np.arange(size) % 2) @ adjoint(q)
+    elif kind == "diagonal":
+        a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
+    elif kind == "tiny":  # squares of elements off the diagonal underflow
+        a = a * 1e-21 + np.diag(np.arange(size) % 3)
+    with jax.enable_x64(dtype == "complex128"):
+        a = (a + adjoint(a)).astype(dtype)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
+        wrong, skew = zip(*((a @ v - v * w[..., None, :], adjoint(v) @ v - np.eye(size))
+                            for w, v in (mine, theirs)), strict=True)
+        assert_stable(*wrong, norm(a), size, dtype)
+        assert_stable(*skew, np.sqrt(size) * np.ones(len(a)), size, dtype)
+        assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
+                      dtype)
+        assert np.all(np.diff(mine[0]) >= 0)
+
+
+@pytest.mark.parametrize("batch", [(1,), (3,), (17,), (2, 5), (1000,), (0,)])
+def test_complex_eigenvalues_of_any_number_of_matrices(batch: tuple[int, ...]) -> None:
+    a = complex_matrices(batch, 6, 6, "complex64")
+    a = a + adjoint(a)
+    (mine,), (theirs,) = both(jnp.linalg.eigvalsh, a)
+    assert np.all(np.abs(mine - theirs) <= 1e-5 * norm(a)[..., None])
+
+
+def test_a_single_large_matrix_leaves_its_eigenvectors_to_lapack() -> None:
+    report = mlc_jit(jnp.linalg.eigvalsh, choose="ours").report(special(10, 10))
+    assert any("of one matrix" in reason for reason in map(str, report.left))
+
+
+def test_the_real_part_of_a_diagonal_is_read_alone() -> None:
+    a = np.zeros((3, 4, 4), np.complex64) + np.eye(4, dtype=np.complex64) * (2 + 5j)
+    (_, mine), (_, theirs) = both(lambda a: tuple(lax.linalg.eigh(a, symmetrize_input=False)), a)
+    np.testing.assert_allclose(mine, 2, rtol=1e-6)
+    np.testing.assert_allclose(theirs, 2, rtol=1e-6)
+
+
 def test_complex_matrices_without_an_answer() -> None:
     a = np.eye(3, dtype=np.complex64) * (1 + 2j) + np.zeros((5, 3, 3), np.complex64)
     a[1, 2, 2], a[2], a[3, 0, 1], a[4, 1, 1] = 0, 0, np.nan, 1j * np.inf
@@ -406,6 +453,17 @@ def test_what_is_not_positive_definite_has_no_factor() -> None:
     (mine,), (theirs,) = both(jnp.linalg.cholesky, a)
     assert_same_kinds([mine], [theirs])
     assert np.isnan(np.tril(mine[1:4])).any((-2, -1)).all()
+
+
+@pytest.mark.parametrize("size", [9, 16])
+def test_large_matrices_without_an_answer(size: int) -> None:
+    a = np.zeros((6, size, size), np.float32) + 2 * np.eye(size, dtype=np.float32)
+    a[1, 3, 3], a[2], a[3, size - 1, 2], a[4, 5, 5] = 0, 1, np.nan, -1
+    for function in (jnp.linalg.inv, lambda a: jnp.linalg.solve(a, jnp.ones((size, 1), a.dtype)),
+                     jnp.linalg.cholesky, lambda a: tuple(jnp.linalg.slogdet(a))):
+        assert_same_kinds(*both(function, a))
+    (_, pivots, _), (_, theirs, _) = both(lambda a: tuple(lax.linalg.lu(a)), a)
+    np.testing.assert_array_equal(pivots[:3], theirs[:3])
 
 
 @pytest.mark.parametrize("function", [
