@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import load, substitute, transform
-from hlo_mlc.expr.core import Buffer, Expr, Load
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
 from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import procedure_loops
@@ -82,7 +82,7 @@ class _Steps:
         arrays = {b: Buffer(f"{stage.name}_{b.name}", b.dtype, _padded(b, width), "stack")
                   for b in procedure.arrays}
         every = [one for group in stage.loads_by_buffer.values() for one in group
-                 if begin(one, axis) is not None]
+                 if _is_tensor(one, axis)]
         written, stores = [], []
         for assign, tile in zip(stage.along, (
                 tiles_for(stage, "out", [a], width)[0] for a in stage.along), strict=True):
@@ -134,6 +134,12 @@ class _Steps:
         return substitute(transform(value, near), {self.blocks.axis: point})
 
 
+def _is_tensor(read: Load, axis: Var) -> bool:
+    """Whether what is read is in a tensor of its own along `axis`, whichever step reads it."""
+    return begin(read, axis) is not None and all(
+        i.free <= {axis} for i in tensor(read, axis)[1])
+
+
 def _padded(array: Buffer, width: int) -> tuple[int, ...]:
     """The shape of an array with lanes: its rows do not lie so far apart that a load seems to meet
     what has been stored a few rows before."""
@@ -144,7 +150,7 @@ def _padded(array: Buffer, width: int) -> tuple[int, ...]:
     return (rows, columns + (apart % _SEEMS_NEAR == 0), *rest, width)
 
 
-def _handed_on(assign: Assign, axis: Expr) -> Buffer | None:
+def _handed_on(assign: Assign, axis: Var) -> Buffer | None:
     """The array that becomes a result as it is; None where it does not."""
     value, place = assign.value, assign.indices[begin(assign, axis):]
     return value.source if value.indices == place else None

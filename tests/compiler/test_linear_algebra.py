@@ -455,6 +455,25 @@ def test_what_is_not_positive_definite_has_no_factor() -> None:
     assert np.isnan(np.tril(mine[1:4])).any((-2, -1)).all()
 
 
+@pytest.mark.parametrize("count", [16, 37])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_batches_along_any_axis(axis: int, count: int) -> None:
+    a = np.moveaxis(positive((count,), 9, "float32"), 0, axis).copy()
+    for function in (jnp.linalg.inv, jnp.linalg.cholesky):
+        (mine,), (theirs,) = both(jax.vmap(function, in_axes=axis), a)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-3 * np.abs(theirs).max())
+
+
+def test_steps_of_what_is_computed_first() -> None:
+    a = special(19, 12, 12)
+
+    def function(a: jax.Array) -> jax.Array:
+        return jnp.linalg.slogdet(a * 2 + 9 * jnp.eye(12) + jnp.arange(19)[:, None, None])[1]
+
+    (mine,), (theirs,) = both(function, a)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
 @pytest.mark.parametrize("size", [9, 16])
 def test_large_matrices_without_an_answer(size: int) -> None:
     a = np.zeros((6, size, size), np.float32) + 2 * np.eye(size, dtype=np.float32)
