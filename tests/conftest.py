@@ -354,7 +354,7 @@ def take_module_apart() -> Callable[[ir.Module], Parts]:
 def _is_for_cpus(step: Step) -> bool:
     """Whether GPUs leave it to XLA."""
     if isinstance(step, Nest):
-        return any(s.sort for s in step.stages)
+        return any(s.sort or s.procedure for s in step.stages)
     return isinstance(step, Branch) or any(map(_is_for_cpus, step.inner))
 
 

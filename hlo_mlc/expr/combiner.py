@@ -1,4 +1,4 @@
-"""Combiners: the associative functions of reductions, scans and scatters, and steps of loops."""
+"""Combiners: the associative functions of reductions, scans and scatters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ class Combiner:
 
     lhs is what was accumulated so far (lower indices), rhs is what comes next; the distinction
     matters where ties are broken by position.
-
-    With `in_order` it is no such thing but a step, from lhs to results, that rhs says something
-    about: what comes next has to wait for it, and has nothing to do with what was accumulated.
     """
 
     lhs: tuple[Var, ...]
@@ -23,4 +20,7 @@ class Combiner:
     results: tuple[Expr, ...]
     identity: tuple[Const, ...] | None  # neutral elements; None where there are none
     name: str = ""  # "add", "max", … where it is one scalar op
-    in_order: bool = False
+
+
+NOTHING = Combiner((), (), (), None)
+"""Of no values."""

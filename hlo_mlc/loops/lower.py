@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import U32
+from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.loops import rewrite
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.support.errors import VerifyError
@@ -40,6 +42,8 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
         others = tuple(v for v in stage.axes
                        if v is not stage.sort.place or stage.sort.at is not v)
         return _nest(stage, others, _sort(stage))
+    if stage.procedure is not None:
+        return _nest(stage, stage.axes, _steps(stage))
     body = _stores(stage.assigns, {})
     if stage.combiner is not None:
         body = _reduction(stage)
@@ -49,6 +53,28 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
 def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, ...]:
     """The naive loops of one or more stages inside of those over the axes that they share."""
     return _nest(stages[0], shared, tuple(stmt for s in stages for stmt in lower_stage(s)))
+
+
+def _steps(stage: Stage) -> tuple[Stmt, ...]:
+    results = tuple(_nest(stage, tuple(v for v in stage.reduce_axes if v in assign.indices),
+                          _stores((assign,), {})) for assign in stage.along)
+    body = (*procedure_loops(stage.procedure.body), *(s for loops in results for s in loops))
+    return rewrite.allocated(stage.procedure.arrays, body)
+
+
+def procedure_loops(body: Sequence[Move],
+                    put: Callable[[Sequence[Put]], tuple[Stmt, ...]] | None = None
+                    ) -> tuple[Stmt, ...]:
+    """The loops of a procedure; `put` says how some puts, one after the other, are done."""
+    put = put or (lambda puts: tuple(Store(p.array, p.indices, p.value) for p in puts))
+    found: list[Stmt] = []
+    for kind, moves in itertools.groupby(body, type):
+        if kind is Put:
+            found += put(tuple(moves))
+        else:
+            found += (For(m.var, m.extent, LoopKind.SERIAL, procedure_loops(m.body, put))
+                      for m in moves)
+    return tuple(found)
 
 
 def _reduction(stage: Stage) -> tuple[Stmt, ...]:

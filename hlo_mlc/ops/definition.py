@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.procedure import Procedure
 from hlo_mlc.graph.core import Node
 
 Indices = tuple[Expr, ...]
@@ -107,23 +108,15 @@ class Unrolled:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated:
-    """At every point of `extents` what a number of steps makes of a few values, and some elements
-    of each result, written out as in `Unrolled`, of what comes out.
-
-    `step` is in order; it gets `told(trip)` beside the values.
-    """
+class Stepwise:
+    """At every point of `extents` a procedure; array k of `results` becomes result k there."""
 
     extents: tuple[int, ...]
-    trips: int
-    initial: Callable[[Indices], tuple[Expr, ...]]
-    told: Callable[[Expr], tuple[Expr, ...]]
-    step: Combiner
-    elements: Callable[[Indices, tuple[Expr, ...]],
-                       tuple[tuple[tuple[Indices, Expr], ...], ...]]
+    procedure: Callable[[Indices], Procedure]
+    results: tuple[Buffer, ...]
 
 
-Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled | Repeated
+Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled | Stepwise
 
 
 class OpKind(enum.Enum):

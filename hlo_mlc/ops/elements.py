@@ -32,6 +32,11 @@ def like(x: Element, number: float) -> Element:
     return Complex(value, const(0, value.dtype)) if isinstance(x, Complex) else value
 
 
+def parts(x: Element) -> tuple[Expr, ...]:
+    """The real numbers that it is made of."""
+    return tuple(x) if isinstance(x, Complex) else (x,)
+
+
 def conjugate(x: Element) -> Element:
     return Complex(x.real, apply("neg", x.imaginary)) if isinstance(x, Complex) else x
 
@@ -87,6 +92,17 @@ def times(x: Element, y: Element) -> Element:
     (a, b), (c, d) = x, y
     return Complex(apply("sub", apply("mul", a, c), apply("mul", b, d)),
                    apply("add", apply("mul", a, d), apply("mul", b, c)))
+
+
+def less_product(start: Element, x: Element, y: Element) -> Element:
+    """start - x y, of complex numbers product by product, each of which may be rounded with its
+    sum."""
+    if not isinstance(start, Complex):
+        return apply("sub", start, apply("mul", x, y))
+    (a, b), (c, d) = x, y
+    return Complex(
+        apply("add", apply("sub", start.real, apply("mul", a, c)), apply("mul", b, d)),
+        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)))
 
 
 def scaled(x: Element, divisor: Expr) -> Element:

@@ -1,11 +1,14 @@
-"""Eigenvectors of symmetric matrices that are too large to be written out: a loop of rotations.
+"""Eigenvectors of symmetric matrices, and Hermitian ones, in loops of rotations.
 
-    trip:  0-1 2-3 4-5 6-7   then   1-2 3-4 5-6        neighbouring axes are turned
+    turns:  0-1 2-3 4-5 6-7   then   1-2 3-4 5-6        neighbouring axes are turned
 
 Every rotation makes the element between two axes 0 and leaves the axis of the smaller eigenvalue
 on the side where it is wanted.  That side changes from sweep to sweep, which has as many turns as
 there are axes: so all pass one another in every sweep, and where eigenvalues are close their axes
 are neighbours, without which the last sweeps do not converge quadratically.
+
+Of complex numbers, the second axis of two first gets the phase that makes the element between them
+real.
 
 Source: Luk and Park, On parallel Jacobi orderings, SIAM J. Sci. Stat. Comput. 10 (1989), for the
 order; van Kempen, Numer. Math. 9 (1966), for close eigenvalues.
@@ -13,104 +16,159 @@ order; van Kempen, Numer. Math. 9 (1966), for close eigenvalues.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import numpy as np
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const
-from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
-from hlo_mlc.expr.dtypes import F32, F64, DType
-from hlo_mlc.ops.small_matrices import Matrix, largest_of, rotation, turned
-from hlo_mlc.tensor.combine import combiner_variables
-
-# Even numbers of them: the last one leaves eigenvalues in ascending order.  Of 5 to 8 square, what
-# was left off the diagonal was below a last place then: of random, graded, clustered, nearly
-# constant matrices, of two eigenvalues, of products a a^T and Hilbert's.
-SWEEPS: Mapping[DType, int] = {F32: 6, F64: 8}
+from hlo_mlc.expr.dtypes import F64, DType
+from hlo_mlc.ops.elements import Complex, Element, conjugate, parts, real_part, scaled, times
+from hlo_mlc.ops.rolled import ONE, as_element, unit_element
+from hlo_mlc.ops.small_matrices import rotation, turned
+from hlo_mlc.ops.steps import Array, Steps
 
 
-def trips(size: int, dtype: DType) -> int:
-    """How often all neighbours are turned, in two groups."""
-    return SWEEPS[dtype] * size // 2
+def sweeps(size: int, dtype: DType) -> int:
+    """How often all axes pass one another: even numbers, so that eigenvalues ascend in the end.
+
+    What was left off the diagonal was below a last place then, or a few: of random, graded,
+    clustered, nearly constant matrices, of two eigenvalues, of products a a^T and Hilbert's.  In
+    f64, graded ones of 12 square took 10 sweeps, of 16 square 11.
+    """
+    if dtype is F64:
+        return 8 if size <= 8 else 10 if size <= 12 else 12
+    return 6 if size <= 8 else 8
 
 
-def initial(a: Matrix, vectors: bool) -> tuple[Expr, ...]:
-    """The lower triangle of a symmetric matrix, scaled so that no square overflows, and of the unit
-    matrix, where `vectors` are wanted, all."""
-    size, scale = len(a), _scale(a)
-    one, zero = const(1, scale.dtype), const(0, scale.dtype)
-    triangle = [apply("div", a[i][j], scale) for i in range(size) for j in range(i + 1)]
-    unit = [one if i == j else zero for i in range(size) for j in range(size)]
-    return (*triangle, *(unit if vectors else ()))
+Turn = tuple[Expr, Expr, Element | None]
+"""Cosine and sine of an angle, and the phase of the second axis; None where there are none."""
 
 
-def told(trip: Expr, size: int, count: int, dtype: DType) -> tuple[Expr, ...]:
-    """What a trip is told: whether (1 or 0) eigenvalues are to ascend, in its first group of turns
-    and in its second; nothing else of `count` values."""
-    turns = index.multiply(trip, index.constant(2))
-    sides = (apply("convert", index.floormod(index.floordiv(turn, size), 2), dtype=dtype)
-             for turn in (turns, index.add(turns, index.constant(1))))
-    return (*sides, *(const(0, dtype) for _ in range(count - 2)))
+def eigh(s: Steps, a: Array, values: Array, vectors: Array | None, sweeps: int) -> None:
+    """The eigenvalues, in ascending order, of a Hermitian matrix whose lower triangle is in `a`,
+    which is lost, and eigenvectors, as rows, where there is an array for them."""
+    size = a.shape[0]
+    scale = _scaled_down(s, a)
+    if vectors is not None:
+        with s.each("i", 0, size) as i, s.each("j", 0, size) as j:
+            s.put(vectors, (i, j), unit_element(vectors, i, j))
+    with s.each("trip", 0, sweeps * size // 2) as trip:
+        for group in (0, 1):
+            turn = index.add(index.multiply(trip, index.constant(2)), index.constant(group))
+            side = index.floormod(index.floordiv(turn, size), 2)
+            _turn_neighbours(s, a, vectors, group, index.compare("eq", side, ONE))
+    with s.each("i", 0, size) as i:
+        s.put(values, i, real_part(a[i, i]))
+    _sort(s, values)
+    with s.each("i", 0, size) as i:
+        s.put(values, i, apply("mul", values[i], scale))
 
 
-def step(size: int, dtype: DType, vectors: bool) -> Combiner:
-    """One trip."""
-    count = size * (size + 1) // 2 + vectors * size * size
-    lhs, rhs = combiner_variables([dtype] * count)
-    a, v = _matrices(lhs, size)
-    for group in (0, 1):
-        ascends = apply("ne", rhs[group], const(0, dtype))
-        for p in range(group, size - 1, 2):
-            _rotate(a, v, p, ascends)
-    triangle = (a[i][j] for i in range(size) for j in range(i + 1))
-    return Combiner(lhs, rhs, (*triangle, *(e for row in v for e in row)), None, in_order=True)
+def _scaled_down(s: Steps, a: Array) -> Expr:
+    """The lower triangle, divided by its largest element, so that no square overflows; and that."""
+    size, zero = a.shape[0], const(0, s.dtype)
+    largest = s.let("largest", zero)
+    with s.each("i", 0, size) as i:
+        s.put(a, (i, i), as_element(a, real_part(a[i, i])))
+        with s.each("j", 0, index.add(i, ONE)) as j:
+            for part in parts(a[i, j]):
+                s.let("largest", apply("max", largest, apply("abs", part)))
+    scale = s.let("scale", apply("select", apply("eq", largest, zero), const(1, s.dtype), largest))
+    with s.each("i", 0, size) as i, s.each("j", 0, index.add(i, ONE)) as j:
+        s.put(a, (i, j), scaled(a[i, j], scale))
+    return scale
 
 
-def results(a: Matrix, state: tuple[Expr, ...]) -> tuple[Matrix, list[Expr]]:
-    """Eigenvectors, as columns, and eigenvalues in ascending order."""
-    turned_to, vectors = _matrices(state, len(a))
-    values = [turned_to[i][i] for i in range(len(a))]
-    for last in reversed(range(1, len(a))):  # equal ones may have changed in the last place
-        for k in range(last):
-            low, high = values[k], values[k + 1]
-            is_larger = apply("gt", low, high)
-            values[k] = apply("select", is_larger, high, low)
-            values[k + 1] = apply("select", is_larger, low, high)
-    return vectors, [apply("mul", value, _scale(a)) for value in values]
+def _turn_neighbours(s: Steps, a: Array, vectors: Array | None, group: int, ascends: Expr) -> None:
+    """Rotations of the axes 2 k + group and 2 k + group + 1 after which elements between them are
+    0, and those on the diagonal in order.
+
+    All angles are found first: none has to wait for another one's.
+    """
+    size = a.shape[0]
+    count = max(1, size // 2)
+    cosines, sines = s.real("cosines", count), s.real("sines", count)
+    phases = s.array("phases", count) if a.is_complex else None
+
+    def pairs() -> AbstractContextManager[Expr]:
+        return s.each("pair", 0, (size - group) // 2)
+
+    def first(pair: Expr) -> Expr:
+        return index.add(index.multiply(pair, index.constant(2)), index.constant(group))
+
+    with pairs() as pair:
+        cosine, sine, phase = _turned_diagonal(s, a, first(pair), ascends)
+        s.put(cosines, pair, cosine)
+        s.put(sines, pair, sine)
+        if phases is not None:
+            s.put(phases, pair, phase)
+    with pairs() as pair:
+        p = first(pair)
+        turn = cosines[pair], sines[pair], None if phases is None else phases[pair]
+        _turn_others(s, a, p, turn)
+        if vectors is not None:
+            with s.each("i", 0, size) as i:
+                _turn(s, vectors, (p, i), (index.add(p, ONE), i), turn)
 
 
-def _scale(a: Matrix) -> Expr:
-    largest = largest_of([a[i][j] for i in range(len(a)) for j in range(i + 1)])
-    zero, one = (const(n, largest.dtype) for n in (0, 1))
-    return apply("select", apply("eq", largest, zero), one, largest)
-
-
-def _matrices(state: tuple[Expr, ...], size: int) -> tuple[Matrix, Matrix]:
-    """The symmetric matrix and the vectors of what is carried."""
-    def place(i: int, j: int) -> int:
-        return max(i, j) * (max(i, j) + 1) // 2 + min(i, j)
-
-    triangle, rest = state[:place(size, 0)], list(state[place(size, 0):])
-    return [[triangle[place(i, j)] for j in range(size)] for i in range(size)], \
-        [rest[k:k + size] for k in range(0, len(rest), size)]
-
-
-def _rotate(a: Matrix, vectors: Matrix, p: int, ascends: Expr) -> None:
-    """A rotation of the axes p and p + 1 after which the element between them is 0, and the
-    elements on the diagonal are in order."""
-    q, between = p + 1, a[p][p + 1]
-    zero, apart = const(0, between.dtype), apply("sub", a[q][q], a[p][p])
+def _turned_diagonal(s: Steps, a: Array, p: Expr, ascends: Expr) -> Turn:
+    """How the axes p and p + 1 are turned, what is of them alone having been turned."""
+    q, zero = index.add(p, ONE), const(0, s.dtype)
+    between, phase = _made_real(s, s.let("between", a[q, p]))
+    on_p, on_q = real_part(a[p, p]), real_part(a[q, q])
+    apart = s.let("apart", apply("sub", on_q, on_p))
     cosine, sine, moved = rotation(apart, between)
-    low, high = apply("sub", a[p][p], moved), apply("add", a[q][q], moved)
+    low, high = s.let("low", apply("sub", on_p, moved)), s.let("high", apply("add", on_q, moved))
     # Which of both is larger stays as it is, unless the rotation is by a right angle more.
     is_more = apply("xor", apply("ge", apart, zero), ascends)
-    a[p][p], a[q][q] = apply("select", is_more, high, low), apply("select", is_more, low, high)
-    cosine, sine = apply("select", is_more, apply("neg", sine), cosine), \
-        apply("select", is_more, cosine, sine)
-    a[p][q] = a[q][p] = zero
-    for k in range(len(a)):
-        if k not in (p, q):
-            a[k][p], a[k][q] = turned(a[k][p], a[k][q], cosine, sine)
-            a[p][k], a[q][k] = a[k][p], a[k][q]
-    for row in vectors:
-        row[p], row[q] = turned(row[p], row[q], cosine, sine)
+    s.put(a, (p, p), as_element(a, apply("select", is_more, high, low)))
+    s.put(a, (q, q), as_element(a, apply("select", is_more, low, high)))
+    s.put(a, (q, p), as_element(a, zero))
+    return apply("select", is_more, apply("neg", sine), cosine), \
+        apply("select", is_more, cosine, sine), phase
+
+
+def _made_real(s: Steps, x: Element) -> tuple[Expr, Element | None]:
+    """The length of a complex number and its phase; what is so small that its square has lost
+    digits is taken for 0."""
+    if not isinstance(x, Complex):
+        return x, None
+    limits, zero, one = np.finfo(s.dtype.numpy), const(0, s.dtype), const(1, s.dtype)
+    square = s.let("square", apply("add", apply("mul", x.real, x.real),
+                                   apply("mul", x.imaginary, x.imaginary)))
+    is_none = apply("lt", square, const(float(limits.tiny / limits.eps), s.dtype))
+    length = s.let("length", apply("select", is_none, zero, apply("sqrt", square)))
+    return length, Complex(*(apply("select", is_none, alone, apply("div", part, length))
+                             for part, alone in zip(x, (one, zero), strict=True)))
+
+
+def _turn_others(s: Steps, a: Array, p: Expr, turn: Turn) -> None:
+    """What is left and below of two axes in the lower triangle."""
+    q = index.add(p, ONE)
+    cosine, sine, phase = turn
+    across = cosine, sine, None if phase is None else conjugate(phase)
+    with s.each("i", 0, p) as i:
+        _turn(s, a, (p, i), (q, i), across)
+    with s.each("i", index.add(q, ONE), a.shape[0]) as i:
+        _turn(s, a, (i, p), (i, q), turn)
+
+
+def _turn(s: Steps, a: Array, one: tuple[Expr, Expr], other: tuple[Expr, Expr], turn: Turn
+          ) -> None:
+    cosine, sine, phase = turn
+    x, y = s.let("x", a[one]), s.let("y", a[other] if phase is None else times(a[other], phase))
+    both = [turned(*of, cosine, sine) for of in zip(parts(x), parts(y), strict=True)]
+    for place, new in zip((one, other), zip(*both, strict=True), strict=True):
+        s.put(a, place, Complex(*new) if a.is_complex else new[0])
+
+
+def _sort(s: Steps, values: Array) -> None:
+    """Equal values may have changed in the last place."""
+    last = index.constant(values.shape[0] - 1)
+    with s.each("i", 0, last) as i, s.each("j", 0, index.subtract(last, i)) as j:
+        low, high = s.let("low", values[j]), s.let("high", values[index.add(j, ONE)])
+        is_larger = apply("gt", low, high)
+        s.put(values, j, apply("select", is_larger, high, low))
+        s.put(values, index.add(j, ONE), apply("select", is_larger, low, high))

@@ -20,7 +20,8 @@ _TARGETS: Mapping[str, str] = {
     **{f"lapack_{letter}{function}_ffi": f"lapack.{function}"
        for letters, functions in (("sdcz", _FUNCTIONS), ("sd", _REAL_FUNCTIONS))
        for letter in letters for function in functions},
-    **{f"lapack_{letter}ungqr_ffi": "lapack.orgqr" for letter in "cz"},
+    **{f"lapack_{letter}{function}_ffi": f"lapack.{of_reals}" for letter in "cz"
+       for function, of_reals in (("ungqr", "orgqr"), ("heevd", "syevd"))},
 }
 # What a call may say of itself besides its options, which JAX keeps where the version of the
 # interface is not asked for.

@@ -25,10 +25,12 @@ from hlo_mlc.ops.elements import (
     conjugate,
     is_nothing,
     is_zero,
+    less_product,
     like,
     minus,
     negated,
     over,
+    parts,
     plus,
     real_part,
     scaled,
@@ -51,7 +53,7 @@ def cholesky(a: Matrix) -> tuple[Matrix, Expr]:
     size, lower, failed = len(a), [list(row) for row in a], []
     zero = const(0, real_part(a[0][0]).dtype)
     for j in range(size):
-        before = [e for k in range(j) for e in _parts(lower[j][k])]
+        before = [e for k in range(j) for e in parts(lower[j][k])]
         pivot = _less_products(real_part(a[j][j]), [(e, e) for e in before])
         failed.append(apply("le", pivot, zero))
         root = apply("sqrt", pivot)
@@ -61,10 +63,6 @@ def cholesky(a: Matrix) -> tuple[Matrix, Expr]:
                                             for k in range(j)])
             lower[i][j] = scaled(rest, root)
     return lower, _first(failed)
-
-
-def _parts(x: Element) -> Sequence[Expr]:
-    return x if isinstance(x, Complex) else (x,)
 
 
 def solve_triangular(a: Matrix, b: Matrix, *, lower: bool, unit: bool) -> Matrix:
@@ -249,9 +247,9 @@ def _reflection(first: Element, tail: Sequence[Element]) -> tuple[Element, list[
 
     Norms are taken of what is scaled by the largest element, so that no square overflows.
     """
-    real, *imaginary = _parts(first)
+    real, *imaginary = parts(first)
     zero, one = const(0, real.dtype), const(1, real.dtype)
-    others = [part for element in tail for part in _parts(element)]
+    others = [part for element in tail for part in parts(element)]
     if not others and not imaginary:
         return first, [], zero
     largest = largest_of([*others, *imaginary])
@@ -307,18 +305,8 @@ def _exchange(a: Matrix, k: int, is_chosen: dict[int, Expr]) -> None:
 
 def _less_products(start: Element, pairs: Sequence[tuple[Element, Element]]) -> Element:
     for x, y in pairs:
-        start = _less_product(start, x, y)
+        start = less_product(start, x, y)
     return start
-
-
-def _less_product(start: Element, x: Element, y: Element) -> Element:
-    if not isinstance(start, Complex):
-        return apply("sub", start, apply("mul", x, y))
-    # Product by product, of which each may be rounded with its sum.
-    (a, b), (c, d) = x, y
-    return Complex(
-        apply("add", apply("sub", start.real, apply("mul", a, c)), apply("mul", b, d)),
-        apply("sub", apply("sub", start.imaginary, apply("mul", a, d)), apply("mul", b, c)))
 
 
 def _first(failed: Sequence[Expr]) -> Expr:

@@ -175,9 +175,9 @@ def _fold(stage: Stage) -> str:
         if loads(at) or place not in at.free:
             return "order_statistics"
         return "top_k" if place.extent < axis.extent else "sort"
+    if stage.procedure is not None:
+        return "steps"
     combiner = stage.combiner
-    if combiner.in_order:
-        return "loop"
     if stage.scan is not None:
         return _SCANS.get(combiner.name, "scan")
     if multiplies(stage) and not all(map(_is_square, stage.terms)):

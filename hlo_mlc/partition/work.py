@@ -101,6 +101,8 @@ def _operations(stage: Stage) -> int:
         folded += each * _WAITING if stage.scan is not None else -1 if multiplies(stage) else each
     if stage.sort is not None:
         folded = _cost(*stage.terms, *stage.sort.keys)
+    if stage.procedure is not None:
+        folded = stage.procedure.total(_cost)
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE

@@ -12,6 +12,7 @@ from hlo_mlc.templates.scan import ScanTemplate
 from hlo_mlc.templates.short import ShortTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.templates.sorting import SortTemplate
+from hlo_mlc.templates.stepwise import StepwiseTemplate
 from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.templates.unrolled import UnrolledTemplate
@@ -21,7 +22,7 @@ from hlo_mlc.templates.window import WindowTemplate
 TEMPLATES: tuple[Template, ...] = (
     ShortTemplate(), SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(),
     ContractionTemplate(), ScanTemplate(), TiledTemplate(), ColumnsTemplate(), SideBySideTemplate(),
-    ReductionTemplate(), UnrolledTemplate(), TransposeTemplate(), ElementwiseTemplate(),
-    UpdateTemplate(), DerivedTemplate(), PlainTemplate())
+    ReductionTemplate(), StepwiseTemplate(), UnrolledTemplate(), TransposeTemplate(),
+    ElementwiseTemplate(), UpdateTemplate(), DerivedTemplate(), PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

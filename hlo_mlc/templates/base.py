@@ -105,13 +105,20 @@ class Decision(Generic[T]):
 
 def points(stage: Stage) -> int:
     """How often the innermost expressions of a stage are evaluated."""
+    if stage.procedure is not None:
+        return math.prod(v.extent for v in stage.axes)
     place = stage.sort.place if stage.sort is not None else None
     return math.prod(v.extent for v in (*stage.axes, *stage.reduce_axes) if v is not place)
 
 
 def work(nest: Nest) -> int:
     """Rough number of simple operations of the whole nest, a load or store counting as one."""
-    return sum(points(s) * (cost(*s.expressions) + 1 + len(s.inputs)) for s in nest.stages)
+    return sum(points(s) * (_operations(s) + 1 + len(s.inputs)) for s in nest.stages)
+
+
+def _operations(stage: Stage) -> int:
+    """Of one point."""
+    return cost(*stage.expressions) if stage.procedure is None else stage.procedure.total(cost)
 
 
 def epilogue_cost(stage: Stage) -> int:

@@ -42,13 +42,13 @@ from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.loop_registers import LoopRegisters, touched
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
-from hlo_mlc.tensor.classify import contraction, cost, is_in_order
+from hlo_mlc.tensor.classify import contraction, cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
 from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
 
-IN_ORDER = ("unrolled", "plain")  # templates for loops at every point
+STEPWISE = ("stepwise", "plain")  # templates for procedures
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 REPEATS = 3  # nests that differ in their buffers only and become calls of one program
 # Work (templates/base.py) of one thread during which the others fall asleep, and work to be shared
@@ -70,10 +70,10 @@ def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not."""
     refused = []
-    in_order = any(map(is_in_order, nest.stages))
+    is_stepwise = any(stage.procedure is not None for stage in nest.stages)
     for template in sorted(TEMPLATES, key=lambda template: template.name != wanted):
         reason = "its steps come one after the other" \
-            if in_order and template.name not in IN_ORDER else template.refusal(nest, target)
+            if is_stepwise and template.name not in STEPWISE else template.refusal(nest, target)
         if not reason:
             return template, tuple(refused)
         refused.append((template.name, reason))

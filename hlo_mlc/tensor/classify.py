@@ -71,17 +71,10 @@ def is_map(stage: Stage) -> bool:
     return stage.combiner is None and stage.sort is None
 
 
-def is_in_order(stage: Stage) -> bool:
-    """What it folds are the trips of a loop, which come one after the other."""
-    return stage.combiner is not None and stage.combiner.in_order
-
-
 @derived
 def is_written_out(stage: Stage, least: int = 2) -> bool:
-    """A map, or a loop at every point, that stores several elements of one buffer there, at least
-    so many."""
-    return (is_map(stage) or is_in_order(stage)) \
-        and max(Counter(a.buffer for a in stage.assigns).values()) >= least
+    """A map that stores several elements of one buffer, at least so many, at every point."""
+    return is_map(stage) and max(Counter(a.buffer for a in stage.assigns).values()) >= least
 
 
 def picks_along(stage: Stage, axis: Var) -> bool:

@@ -39,6 +39,8 @@ def coalesce(stage: Stage) -> Stage:
     if is_map(stage):
         stage = _with_counted_apart(stage)
     stage, axes = _merge(stage, stage.axes)
+    if stage.procedure is not None:
+        return replace(stage, axes=axes)
     stage, reduce_axes = _merge(stage, stage.reduce_axes)
     return replace(stage, axes=axes, reduce_axes=reduce_axes)
 
@@ -140,7 +142,8 @@ def _values(stage: Stage, outer: Var) -> Iterator[Expr]:
     """Expressions of indices that matter other than as part of an address (iota, padding guards);
     but for comparisons of `outer` with a constant, which those of any axis around others become.
     """
-    values = [*stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
+    steps = stage.procedure.expressions if stage.procedure is not None else ()
+    values = [*steps, *stage.terms, *(a.value for a in (*stage.along, *stage.assigns))]
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
     for node in walk(*(e for value in (*values, *guards) for e in _outside_addresses(value))):
         if isinstance(node, Apply) and node.dtype is not INDEX and not (

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads_in
+from hlo_mlc.expr.procedure import Procedure
 
 Fact = TypeVar("Fact")
 UNKNOWN_TRIPS = 16  # of a loop whose trip count nobody knows
@@ -81,6 +82,9 @@ class Stage:
     With `sort`, whose place is one of `axes`, there is one reduce axis and no combiner: at each
     point accumulator k is term k of the element that takes the place `at` among those along it.
 
+    With a `procedure`, that is what is done at every point, on arrays that each point has of its
+    own; then `along` is stored at every point of the reduce axes.  Its combiner folds nothing.
+
     `overwrites` are operands whose memory its outputs take over: each point reads of them what it
     is about to replace, so that no point may be computed twice.
     """
@@ -96,6 +100,7 @@ class Stage:
     along: tuple[Assign, ...] = ()
     scan: ScanAxis | None = None
     sort: Sort | None = None
+    procedure: Procedure | None = None
     overwrites: tuple[Buffer, ...] = ()
     _derived: dict[Hashable, object] = field(default_factory=dict, init=False, repr=False)
 
@@ -112,7 +117,9 @@ class Stage:
         guards = [a.guard for a in stores if a.guard is not None]
         indices = [i for a in stores for i in a.indices]
         order = (*self.sort.keys, self.sort.at) if self.sort is not None else ()
-        return (*self.terms, *self.initial, *order, *(a.value for a in stores), *indices, *guards)
+        steps = self.procedure.expressions if self.procedure is not None else ()
+        return (*steps, *self.terms, *self.initial, *order, *(a.value for a in stores), *indices,
+                *guards)
 
     @property
     @derived
@@ -123,10 +130,13 @@ class Stage:
     @property
     @derived
     def loads_by_buffer(self) -> dict[Buffer, tuple[Load, ...]]:
-        """The distinct loads of each buffer, in order of first use."""
+        """The distinct loads of each buffer, in order of first use; arrays of a procedure are
+        none."""
+        own = self.procedure.arrays if self.procedure is not None else ()
         found: dict[Buffer, dict[Load, None]] = {}
         for load in loads_in(*self.expressions):
-            found.setdefault(load.source, {})[load] = None
+            if load.source not in own:
+                found.setdefault(load.source, {})[load] = None
         return {buffer: tuple(group) for buffer, group in found.items()}
 
 

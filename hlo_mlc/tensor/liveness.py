@@ -47,8 +47,9 @@ def effects(nest: Nest) -> Effects:
     for stage in nest.stages:
         needs.update(b for b in stage.inputs if b not in fills)
         writes.update(stage.outputs)
-        for assign in stage.assigns:
-            box = stored_box(assign, stage.axes)
+        axes = (*stage.axes, *(stage.reduce_axes if stage.procedure is not None else ()))
+        for assign in (*stage.assigns, *(stage.along if stage.procedure is not None else ())):
+            box = stored_box(assign, axes)
             if box is not None and not left_over(whole(assign.buffer.shape), box):
                 fills.add(assign.buffer)
     return Effects(frozenset(needs | (writes - fills)), frozenset(writes), frozenset(fills))

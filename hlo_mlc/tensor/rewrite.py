@@ -24,6 +24,7 @@ def map_expressions(stage: Stage, rewrite: Callable[[Expr], Expr]) -> Stage:
                                   at=rewrite(stage.sort.at))
     return replace(stage, assigns=tuple(assign(a) for a in stage.assigns),
                    along=tuple(assign(a) for a in stage.along), sort=sort,
+                   procedure=stage.procedure and stage.procedure.mapped(rewrite),
                    terms=tuple(rewrite(t) for t in stage.terms),
                    initial=tuple(rewrite(i) for i in stage.initial))
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import LONG, spell_shared, text
+from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Stage, Step, TensorProgram
 
 # From so many assignments on, what they share is written once for all of them.
@@ -49,13 +52,13 @@ def _step_lines(step: Step, indent: str) -> list[str]:
 def _stage_lines(stage: Stage, indent: str) -> list[str]:
     axes = ", ".join(f"{v.name}<{v.extent}" for v in stage.axes)
     lines = [f"{indent}for {axes or '()'}:"]
+    if stage.procedure is not None:
+        return [*lines, *(f"{indent}  {line}" for line in _procedure_lines(stage))]
     if stage.combiner is not None:
         over = "over " + ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
         if stage.scan is not None:
             over = f"along {stage.scan.axis.name}{' from its end' * stage.scan.reverse}"
-        if stage.combiner.in_order:
-            lines += [f"{indent}  {line}" for line in _loop_lines(stage, over)]
-        for accumulator, term, initial in () if stage.combiner.in_order else zip(
+        for accumulator, term, initial in zip(
                 stage.accumulators, stage.terms, stage.initial, strict=True):
             lines.append(f"{indent}  {accumulator.name}:{accumulator.dtype} = "
                          f"fold[{combiner_text(stage.combiner)}] {over} from "
@@ -75,16 +78,22 @@ def _stage_lines(stage: Stage, indent: str) -> list[str]:
                     for a, value in zip(stage.assigns, values, strict=True)]
 
 
-def _loop_lines(stage: Stage, over: str) -> list[str]:
-    """What a fold in order begins with, and its step; what they share is written once."""
-    lets, values = spell_shared((*stage.initial, *stage.terms), LONG, LONG)
-    count, step = len(stage.accumulators), stage.combiner
-    names = ", ".join(f"{v.name}:{v.dtype}" for v in stage.accumulators)
-    inner, results = spell_shared(step.results, LONG, LONG)
-    variables = ", ".join(v.name for v in (*step.lhs, *step.rhs))
-    return [*lets, f"{names} = {', '.join(values[:count])}", f"in order {over}, told "
-            f"{', '.join(values[count:])}: step({variables})", *(f"  {let}" for let in inner),
-            f"  {', '.join(results)}"]
+def _procedure_lines(stage: Stage) -> list[str]:
+    """The arrays of a procedure, its steps, and what is stored at the end."""
+    over = ", ".join(f"{v.name}<{v.extent}" for v in stage.reduce_axes)
+    return [*(f"array {b!r}" for b in stage.procedure.arrays),
+            *_move_lines(stage.procedure.body, ""), f"then over {over or '()'}:",
+            *(f"  {_assign_text(a)}" for a in stage.along)]
+
+
+def _move_lines(body: Sequence[Move], indent: str) -> Iterator[str]:
+    for move in body:
+        if isinstance(move, Put):
+            yield f"{indent}{move.array.name}[{', '.join(map(text, move.indices))}] = " \
+                f"{text(move.value)}"
+        else:
+            yield f"{indent}for {move.var.name} below {text(move.extent)}:"
+            yield from _move_lines(move.body, indent + "  ")
 
 
 def _assign_text(assign: Assign) -> str:

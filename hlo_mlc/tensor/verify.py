@@ -18,9 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
+from hlo_mlc.expr.build import TRUE, all_of
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import of_condition, within
+from hlo_mlc.expr.procedure import Count, Move
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
 from hlo_mlc.tensor.core import (
@@ -166,6 +168,8 @@ class _Checker:
                 self._places(stage, stage.sort)
             for e in stage.initial if stage.sort is None else (stage.sort.at,):
                 self._loads(e, None, stage)
+            if stage.procedure is not None:
+                self._steps(stage, stage.procedure.body, counters.union(stage.axes))
             if all(v.extent for v in stage.reduce_axes):
                 for e in stage.terms:
                     self._loads(e, None, stage)
@@ -176,6 +180,24 @@ class _Checker:
                     users.setdefault(buffer, []).append(len(self.stages))
             self.stages.append((stage, nest, bool(counters)))
             writers |= {a.buffer: (stage, a) for a in (*stage.along, *stage.assigns)}
+
+    def _steps(self, stage: Stage, body: Sequence[Move], known: frozenset[Var],
+               counted: Expr = TRUE) -> None:
+        """Steps of a procedure use what they may, where what is `counted` is within its limits;
+        where in its arrays is checked of the loops."""
+        for move in body:
+            if isinstance(move, Count):
+                self._known(move.extent, known, stage)
+                self._steps(stage, move.body, known | {move.var}, all_of(
+                    counted, index.compare("lt", move.var, move.extent)))
+                continue
+            if move.array not in stage.procedure.arrays \
+                    or move.value.dtype is not move.array.dtype:
+                raise self.error(f"{move.array!r} is no array for values of {move.value.dtype}",
+                                 stage)
+            for e in (*move.indices, move.value):
+                self._known(e, known, stage)
+                self._loads(e, counted, stage)
 
     def _scopes(self, stage: Stage, counters: frozenset[Var]) -> None:
         """Expressions are over what exists where they are evaluated, and of the right types."""
@@ -253,8 +275,11 @@ class _Checker:
             self._stored(assign, axes)
 
     def _loads(self, e: Expr, guard: Expr | None, stage: Stage | None) -> None:
+        own = stage.procedure.arrays if stage is not None and stage.procedure is not None else ()
         for load in loads(e):
             buffer = load.source
+            if buffer in own:
+                continue
             if buffer not in self.missing:
                 raise self.error(f"{buffer!r} does not exist", stage)
             if self.missing[buffer]:

@@ -16,7 +16,6 @@ from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates import Template
 from hlo_mlc.templates.base import Decision, Named, work
 from hlo_mlc.templates.cuda import CudaTemplate
-from hlo_mlc.tensor.classify import is_in_order
 from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
@@ -223,9 +222,9 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
 def _fitting(decision: Decision[Named], target: CpuTarget | CudaTarget,
              templates: Sequence[Template | CudaTemplate]) -> list[Template | CudaTemplate]:
     """That of analysis, and the others that take the nest; sorting is the business of one, and so
-    are steps in order."""
+    are procedures."""
     chosen = next(t for t in templates if t.name == decision.template.name)
-    if any(stage.sort is not None or is_in_order(stage) for stage in decision.nest.stages):
+    if any(stage.sort is not None or stage.procedure is not None for stage in decision.nest.stages):
         return [chosen]
     others = (t for t in templates if t is not chosen and t.name not in _FALLBACKS)
     return [chosen, *(t for t in others if not t.refusal(decision.nest, target))]

@@ -18,10 +18,8 @@ SIZES = range(1, 17)
 BATCHES = [(), (1,), (2, 3), (7,), (16,), (37,), (0,)]
 WORSE = 4.0  # than LAPACK's residual, which may be next to nothing by chance
 DTYPES = ["float32", "float64"]
-LARGEST_LU = LARGEST_QR = 8
-LARGEST_EIGH = 8
+LARGEST, MOST_ELEMENTS = 16, 512
 COMPLEX = ["complex64", "complex128"]
-LARGEST_COMPLEX_CHOLESKY, LARGEST_COMPLEX_LU = 8, 5
 
 
 def batch_for(size: int) -> tuple[int, ...]:
@@ -114,18 +112,18 @@ def test_solve(size: int, dtype: str) -> None:
     batch = batch_for(size)
     with jax.enable_x64(dtype == "float64"):
         a, b = matrices(batch, size, size, dtype), matrices(batch, size, 2, dtype, 1)
-        covered = size <= LARGEST_LU
+        covered = size <= LARGEST
         (mine,), (theirs,) = both(jnp.linalg.solve, a, b, coverage=covered)
         assert_stable(a @ mine - b, a @ theirs - b, norm(a) * norm(theirs), size, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (16, 16)])
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (16, 9), (9, 16), (13, 2)])
 def test_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_LU
+        covered = 0.6 * (max(rows, columns) <= LARGEST)  # of none, a loop makes permutations
         mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
         residuals = []
         for lu, pivots, permutation in (mine, theirs):
@@ -139,14 +137,21 @@ def test_lu(rows: int, columns: int, dtype: str) -> None:
         assert_stable(*residuals, norm(a), max(rows, columns), dtype)
 
 
+def is_reflected(rows: int, columns: int, mode: str) -> bool:
+    """Whether matrices of that many rows and columns are factorized by our kernels."""
+    q_columns = rows if mode == "complete" else min(rows, columns)
+    return min(rows, max(columns, q_columns)) <= LARGEST \
+        and rows * max(columns, q_columns) <= MOST_ELEMENTS
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
-@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 9)), (5, 3), (3, 5),
-                                               (8, 1), (1, 8), (16, 16)])
+@pytest.mark.parametrize(("rows", "columns"), [*((n, n) for n in range(1, 18)), (5, 3), (3, 5),
+                                               (8, 1), (1, 8), (22, 9), (9, 22), (32, 16)])
 def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "float64"):
         a = matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_QR
+        covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
         wrong, skew = zip(*((q @ r - a, transposed(q) @ q - np.eye(q.shape[-1]))
                             for q, r in (mine, theirs)), strict=True)
@@ -162,7 +167,7 @@ def test_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["random", "graded", "clustered", "constant", "diagonal", "two",
                                   "product", "hilbert"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 16, 17])
 def test_eigh(size: int, kind: str, dtype: str) -> None:
     rng = np.random.default_rng(size)
     a = rng.standard_normal((37, size, size))
@@ -183,7 +188,7 @@ def test_eigh(size: int, kind: str, dtype: str) -> None:
         a = np.zeros_like(a) + 1 / (1.0 + np.add.outer(np.arange(size), np.arange(size)))
     with jax.enable_x64(dtype == "float64"):
         a = (a + transposed(a)).astype(dtype)
-        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST_EIGH)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
         wrong, skew = zip(*((a @ v - v * w[..., None, :], transposed(v) @ v - np.eye(size))
                             for w, v in (mine, theirs)), strict=True)
         assert_stable(*wrong, norm(a), size, dtype)
@@ -238,14 +243,14 @@ def adjoint(a: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9, 16, 17])
 def test_complex_cholesky(size: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(size), size, size, dtype)
         a = (a @ adjoint(a) + 1e-3 * norm(a)[..., None, None] ** 2 * np.eye(size)).astype(dtype)
         for upper in (False, True):
             (mine,), (theirs,) = both(lambda a, upper=upper: jnp.linalg.cholesky(a, upper=upper),
-                                      a, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+                                      a, coverage=size <= LARGEST)
             wrong = [adjoint(f) @ f - a if upper else f @ adjoint(f) - a for f in (mine, theirs)]
             assert_stable(*wrong, norm(a), size, dtype)
             assert np.all((np.tril(mine, -1) if upper else np.triu(mine, 1)) == 0)
@@ -253,7 +258,8 @@ def test_complex_cholesky(size: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", COMPLEX)
-@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2)])
+@pytest.mark.parametrize(("size", "columns"), [(1, 1), (2, 3), (3, 1), (4, 20), (8, 8), (9, 2),
+                                                (16, 16), (17, 1)])
 def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a, b = (complex_matrices(batch_for(size), size, n, dtype, n) for n in (size, columns))
@@ -267,7 +273,7 @@ def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
                 return lax.linalg.triangular_solve(a, b, left_side=left, lower=lower,
                                                    transpose_a=transpose, conjugate_a=conjugate)
 
-            (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST_COMPLEX_CHOLESKY)
+            (mine,), (theirs,) = both(function, a, right, coverage=size <= LARGEST)
             factor = widened(np.tril(a) if lower else np.triu(a))
             factor = transposed(factor) if transpose else factor
             factor = factor.conj() if conjugate else factor
@@ -277,7 +283,7 @@ def test_complex_solve_triangular(size: int, columns: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("batch", [(), (1,), (3,), (17,), (2, 5), (1000,), (0,)])
-@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("size", [1, 3, 4, 9])
 def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a, b = (complex_matrices(batch, size, n, dtype, n) for n in (size, 2))
@@ -290,11 +296,12 @@ def test_complex_solve(size: int, batch: tuple[int, ...], dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (4, 2),
-                                               (2, 3), (9, 9)])
+                                               (2, 3), (6, 6), (9, 9), (16, 16), (12, 7),
+                                               (7, 12), (17, 17)])
 def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
-        covered = max(rows, columns) <= LARGEST_COMPLEX_LU
+        covered = max(rows, columns) <= LARGEST
         mine, theirs = both(lambda a: tuple(lax.linalg.lu(a)), a, coverage=covered)
         residuals = []
         for lu, _, permutation in (mine, theirs):
@@ -310,11 +317,12 @@ def test_complex_lu(rows: int, columns: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", COMPLEX)
 @pytest.mark.parametrize("mode", ["reduced", "complete"])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (3, 5),
-                                               (8, 1), (1, 4), (6, 6)])
+                                               (8, 1), (1, 4), (6, 6), (16, 16), (22, 5),
+                                               (17, 17)])
 def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
     with jax.enable_x64(dtype == "complex128"):
         a = complex_matrices(batch_for(rows), rows, columns, dtype)
-        covered = min(rows, columns) <= 4 and (mode == "reduced" or rows <= 4)
+        covered = is_reflected(rows, columns, mode)
         mine, theirs = both(lambda a: tuple(jnp.linalg.qr(a, mode=mode)), a, coverage=covered)
         wrong, skew = zip(*((q @ r - a, adjoint(q) @ q - np.eye(q.shape[-1]))
                             for q, r in (mine, theirs)), strict=True)
@@ -324,6 +332,53 @@ def test_complex_qr(rows: int, columns: int, mode: str, dtype: str) -> None:
         assert np.all(np.tril(mine[1], -1) == 0)
         np.testing.assert_allclose(mine[1], theirs[1], rtol=1e-3, atol=1e-4 * np.abs(a).max(
             initial=0))
+
+
+@pytest.mark.parametrize("dtype", COMPLEX)
+@pytest.mark.parametrize("kind", ["random", "graded", "two", "diagonal", "tiny"])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9, 16, 17])
+def test_complex_eigh(size: int, kind: str, dtype: str) -> None:
+    rng = np.random.default_rng(size)
+    a = rng.standard_normal((19, size, size)) + 1j * rng.standard_normal((19, size, size))
+    q = np.linalg.qr(a)[0]
+    if kind == "graded":
+        a = q * 10.0 ** rng.uniform(-8, 3, (19, 1, size)) @ adjoint(q)
+    elif kind == "two":  # of them are eigenvalues
+        a = q * (np.arange(size) % 2) @ adjoint(q)
+    elif kind == "diagonal":
+        a = np.zeros_like(a) + np.diag(np.arange(size)[::-1] - 1.0)
+    elif kind == "tiny":  # squares of elements off the diagonal underflow
+        a = a * 1e-21 + np.diag(np.arange(size) % 3)
+    with jax.enable_x64(dtype == "complex128"):
+        a = (a + adjoint(a)).astype(dtype)
+        mine, theirs = both(lambda a: tuple(jnp.linalg.eigh(a)), a, coverage=size <= LARGEST)
+        wrong, skew = zip(*((a @ v - v * w[..., None, :], adjoint(v) @ v - np.eye(size))
+                            for w, v in (mine, theirs)), strict=True)
+        assert_stable(*wrong, norm(a), size, dtype)
+        assert_stable(*skew, np.sqrt(size) * np.ones(len(a)), size, dtype)
+        assert_stable((mine[0] - theirs[0])[..., None], 0 * theirs[0][..., None], norm(a), size,
+                      dtype)
+        assert np.all(np.diff(mine[0]) >= 0)
+
+
+@pytest.mark.parametrize("batch", [(1,), (3,), (17,), (2, 5), (1000,), (0,)])
+def test_complex_eigenvalues_of_any_number_of_matrices(batch: tuple[int, ...]) -> None:
+    a = complex_matrices(batch, 6, 6, "complex64")
+    a = a + adjoint(a)
+    (mine,), (theirs,) = both(jnp.linalg.eigvalsh, a)
+    assert np.all(np.abs(mine - theirs) <= 1e-5 * norm(a)[..., None])
+
+
+def test_a_single_large_matrix_leaves_its_eigenvectors_to_lapack() -> None:
+    report = mlc_jit(jnp.linalg.eigvalsh, choose="ours").report(special(10, 10))
+    assert any("of one matrix" in reason for reason in map(str, report.left))
+
+
+def test_the_real_part_of_a_diagonal_is_read_alone() -> None:
+    a = np.zeros((3, 4, 4), np.complex64) + np.eye(4, dtype=np.complex64) * (2 + 5j)
+    (_, mine), (_, theirs) = both(lambda a: tuple(lax.linalg.eigh(a, symmetrize_input=False)), a)
+    np.testing.assert_allclose(mine, 2, rtol=1e-6)
+    np.testing.assert_allclose(theirs, 2, rtol=1e-6)
 
 
 def test_complex_matrices_without_an_answer() -> None:
@@ -401,6 +456,36 @@ def test_what_is_not_positive_definite_has_no_factor() -> None:
     assert np.isnan(np.tril(mine[1:4])).any((-2, -1)).all()
 
 
+@pytest.mark.parametrize("count", [16, 37])
+@pytest.mark.parametrize("axis", [1, 2])
+def test_batches_along_any_axis(axis: int, count: int) -> None:
+    a = np.moveaxis(positive((count,), 9, "float32"), 0, axis).copy()
+    for function in (jnp.linalg.inv, jnp.linalg.cholesky):
+        (mine,), (theirs,) = both(jax.vmap(function, in_axes=axis), a)
+        np.testing.assert_allclose(mine, theirs, rtol=1e-2, atol=1e-3 * np.abs(theirs).max())
+
+
+def test_steps_of_what_is_computed_first() -> None:
+    a = special(19, 12, 12)
+
+    def function(a: jax.Array) -> jax.Array:
+        return jnp.linalg.slogdet(a * 2 + 9 * jnp.eye(12) + jnp.arange(19)[:, None, None])[1]
+
+    (mine,), (theirs,) = both(function, a)
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("size", [9, 16])
+def test_large_matrices_without_an_answer(size: int) -> None:
+    a = np.zeros((6, size, size), np.float32) + 2 * np.eye(size, dtype=np.float32)
+    a[1, 3, 3], a[2], a[3, size - 1, 2], a[4, 5, 5] = 0, 1, np.nan, -1
+    for function in (jnp.linalg.inv, lambda a: jnp.linalg.solve(a, jnp.ones((size, 1), a.dtype)),
+                     jnp.linalg.cholesky, lambda a: tuple(jnp.linalg.slogdet(a))):
+        assert_same_kinds(*both(function, a))
+    (_, pivots, _), (_, theirs, _) = both(lambda a: tuple(lax.linalg.lu(a)), a)
+    np.testing.assert_array_equal(pivots[:3], theirs[:3])
+
+
 @pytest.mark.parametrize("function", [
     jnp.linalg.inv, jnp.linalg.slogdet, jnp.linalg.det,
     lambda a: jnp.linalg.solve(a, jnp.ones((3, 1), a.dtype)), lambda a: lax.linalg.lu(a)[0]])
@@ -428,7 +513,7 @@ def weighted(function: Callable) -> Callable:
     return total
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 12])
 @pytest.mark.parametrize("name", ["cholesky", "solve", "inv", "qr", "slogdet",
                                   "eigvalsh"])
 def test_gradients(name: str, size: int) -> None:
@@ -463,5 +548,5 @@ def test_larger_ones_stay_with_lapack() -> None:
 
 def test_complex_ones_that_are_larger_stay_with_lapack() -> None:
     report = mlc_jit(jnp.linalg.inv, choose="ours").report(
-        special(4, 9, 9).astype(np.complex64))
+        special(4, 17, 17).astype(np.complex64))
     assert any("larger than" in reason for reason in map(str, report.left))

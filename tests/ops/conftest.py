@@ -14,11 +14,11 @@ from jax.interpreters import mlir
 from jaxlib.mlir import passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.layout import restored, stored
+from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -28,9 +28,9 @@ from hlo_mlc.ops.definition import (
     Indices,
     Pointwise,
     Read,
-    Repeated,
     Sorted,
     Staged,
+    Stepwise,
     Unrolled,
     Update,
 )
@@ -122,9 +122,9 @@ def run_lowered(node: Node, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, .
         case Update():
             return (_run_update(lowered, arrays, Memory(memory)),)
         case Unrolled():
-            return _run_unrolled(node, lowered.extents, lowered.elements, {}, Memory(memory))
-        case Repeated():
-            return _run_repeated(node, lowered, Memory(memory))
+            return _run_unrolled(node, lowered, Memory(memory))
+        case Stepwise():
+            return _run_stepwise(node, lowered, Memory(memory))
         case Staged():
             first = [e.dtype for e in lowered.first.finish(lowered.first.initial)]
             between, = _run_fold([TensorType(lowered.shape, t) for t in first], lowered.first,
@@ -196,26 +196,44 @@ def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray
                  for v in values[:len(terms)])
 
 
-def _run_repeated(node: Node, lowered: Repeated, memory: Memory) -> tuple[np.ndarray, ...]:
-    step, extents = lowered.step, tuple(lowered.extents)
-    kinds = [TensorType(extents, v.dtype) for v in step.lhs]
-    point, env = axes_of(extents, "i")
-    state = _values(lowered.initial(point), env, memory, kinds)
-    for trip in range(lowered.trips):
-        told = _values(lowered.told(index.constant(trip)), {}, memory, kinds)
-        bound = dict(zip((*step.lhs, *step.rhs), (*state, *told), strict=True))
-        state = _values(step.results, bound, memory, kinds)
-    assert step.in_order
-    return _run_unrolled(node, extents, lambda point: lowered.elements(point, step.lhs),
-                         dict(zip(step.lhs, state, strict=True)), memory)
+def _run_stepwise(node: Node, lowered: Stepwise, memory: Memory) -> tuple[np.ndarray, ...]:
+    point, env = axes_of(lowered.extents, "i")
+    procedure, extents = lowered.procedure(point), tuple(lowered.extents)
+    arrays = {b: np.full((*b.shape, *extents), 77, b.dtype.numpy) for b in procedure.arrays}
+
+    def read(buffer: Buffer, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+        if buffer not in arrays:
+            return memory(buffer, indices)
+        assert all(0 <= i < n for i, n in zip(indices, buffer.shape, strict=True)), buffer
+        return arrays[buffer][tuple(map(int, indices))]
+
+    def run(body: Sequence[Move], env: dict) -> None:
+        for move in body:
+            if isinstance(move, Put):
+                at = tuple(int(evaluate(i, env, read)) for i in move.indices)
+                assert all(0 <= i < n for i, n in zip(at, move.array.shape, strict=True)), move
+                arrays[move.array][at] = evaluate(move.value, env, read)
+            else:
+                for i in range(int(evaluate(move.extent, env, read))):
+                    assert i < move.var.extent
+                    run(move.body, {**env, move.var: np.asarray(i)})
+
+    if 0 not in extents:
+        run(procedure.body, env)
+    found = []
+    for array, value in zip(lowered.results, node.results, strict=True):
+        result = np.moveaxis(arrays[array], range(len(array.shape)), range(-len(array.shape), 0))
+        assert result.shape == value.type.stored.shape
+        found.append(in_numbers(np.moveaxis(result, -1, 0), value.type)
+                     if value.type.dtype.kind is Kind.COMPLEX else result)
+    return tuple(found)
 
 
-def _run_unrolled(node: Node, extents: Sequence[int], written_out: Callable, known: dict,
-                  memory: Memory) -> tuple[np.ndarray, ...]:
-    point, env = axes_of(extents, "i")
-    env, extents = {**env, **known}, tuple(extents)
+def _run_unrolled(node: Node, lowered: Unrolled, memory: Memory) -> tuple[np.ndarray, ...]:
+    point, env = axes_of(lowered.extents, "i")
+    extents = tuple(lowered.extents)
     results = []
-    for value, elements in zip(node.results, written_out(point), strict=True):
+    for value, elements in zip(node.results, lowered.elements(point), strict=True):
         kind = value.type.stored
         result, written = np.zeros(kind.shape, kind.dtype.numpy), np.zeros(kind.shape, int)
         for place, element in elements:

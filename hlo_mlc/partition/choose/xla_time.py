@@ -27,7 +27,6 @@ from hlo_mlc.tensor.classify import (
     cost,
     cost_of_node,
     divides_integers,
-    is_in_order,
     is_injective,
     is_map,
     is_part,
@@ -136,15 +135,15 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
+    if stage.procedure is not None:
+        each = figure("matrix_ns") + figure("matrix_step_ns") * stage.procedure.total(cost)
+        return "small matrices", max(points(stage) * each / 1e3, memory)
     if is_written_out(stage, 3):  # two may be the parts of a complex number
         operations, matrices = cost(*stage.expressions), math.prod(v.extent for v in stage.axes)
         if _is_polynomial(stage):
             each = figure("transform_ns") + figure("transform_operation_ns") * operations
             return "transforms", max(matrices * each / 1e3, memory)
         each = figure("matrix_ns") + figure("matrix_operation_ns") * operations
-        if is_in_order(stage):
-            steps = stage.reduce_axes[0].extent * cost(*stage.combiner.results)
-            each += figure("matrix_step_ns") * steps
         return "small matrices", max(matrices * each / 1e3, memory)
     if stage.scan is not None:
         narrow = any(b.dtype.is_narrow_float for b in stage.inputs)

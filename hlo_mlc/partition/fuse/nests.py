@@ -16,7 +16,6 @@ from hlo_mlc.tensor.classify import (
     contraction,
     cost,
     crosses,
-    is_in_order,
     is_map,
     is_plain,
     reads,
@@ -132,8 +131,8 @@ def _walked(joined: Joined) -> set[Buffer]:
 def _joined(nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined], str]
             ) -> Joined | str:
     """As `join`; `limit` says why what it comes to is too large."""
-    if any(map(is_in_order, (*nest.stages, stage))):
-        return "a loop at every point has its own loops"
+    if any(s.procedure is not None for s in (*nest.stages, stage)):
+        return "a procedure has its own loops"
     stage = _follow(nest, stage)
     if len(nest.stages) == 1:
         one = with_written_out(nest.stages[0], stage)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
+from hlo_mlc.expr.combiner import NOTHING
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.graph.core import Graph, Node, Value
@@ -20,10 +21,10 @@ from hlo_mlc.ops.definition import (
     Lowered,
     Pointwise,
     Read,
-    Repeated,
     Scan,
     Sorted,
     Staged,
+    Stepwise,
     Unrolled,
     Update,
 )
@@ -184,8 +185,8 @@ class StageLowering:
             self._staged(node, lowered)
         elif isinstance(lowered, Unrolled):
             self.unrolled(node, lowered, node.results)
-        elif isinstance(lowered, Repeated):
-            self._repeated(node, lowered)
+        elif isinstance(lowered, Stepwise):
+            self._stepwise(node, lowered)
         else:
             self._update(node, lowered)
 
@@ -283,26 +284,23 @@ class StageLowering:
     def unrolled(self, node: Node, unrolled: Unrolled, results: Sequence[Value]) -> None:
         """One stage that stores every element of `results`, which are written out."""
         axes, point = self._axes(unrolled.extents)
-        assigns = self._written_out(unrolled.elements(point), results)
+        found = unrolled.elements(point)
+        buffers = [self.define(value) for value in results]
+        assigns = tuple(Assign(buffer, place, element)
+                        for buffer, elements in zip(buffers, found, strict=True)
+                        for place, element in elements)
         self._emit(node, Stage(self.fresh("s"), axes, assigns))
 
-    def _repeated(self, node: Node, repeated: Repeated) -> None:
-        """One stage that folds the trips of a loop, in order."""
-        axes, point = self._axes(repeated.extents)
-        (trip,), _ = self._axes((repeated.trips,))
-        values = tuple(Var(self.fresh("acc"), v.dtype) for v in repeated.step.lhs)
-        assigns = self._written_out(repeated.elements(point, values), node.results)
-        self._emit(node, Stage(
-            self.fresh("s"), axes, assigns, (trip,), repeated.step, repeated.told(trip),
-            repeated.initial(point), values))
-
-    def _written_out(self, found: Sequence[Sequence[tuple[Indices, Expr]]],
-                     results: Sequence[Value]) -> tuple[Assign, ...]:
-        """Stores of elements of `results`, each with its place."""
-        buffers = [self.define(value) for value in results]
-        return tuple(Assign(buffer, place, element)
-                     for buffer, elements in zip(buffers, found, strict=True)
-                     for place, element in elements)
+    def _stepwise(self, node: Node, stepwise: Stepwise) -> None:
+        """One stage that goes through a procedure at every point."""
+        axes, point = self._axes(stepwise.extents)
+        along, inner = [], ()
+        for value, array in zip(node.results, stepwise.results, strict=True):
+            own, place = self._axes(array.shape)
+            inner += own
+            along.append(Assign(self.define(value), (*point, *place), load(array, place)))
+        self._emit(node, Stage(self.fresh("s"), axes, (), inner, NOTHING, along=tuple(along),
+                               procedure=stepwise.procedure(point)))
 
     def _scan(self, node: Node, scan: Scan) -> None:
         axes, indices = self._axes(node.results[0].type.shape)

@@ -1,0 +1,272 @@
+"""Factorizations and solves of matrices in loops over rows and columns: what is written out for
+small ones (small_matrices.py) would be too long.
+
+Source: the unblocked algorithms of LAPACK (getf2, potf2, geqr2, org2r, orm2r) and BLAS (trsm),
+whose results these are but for rounding, and for what NaNs make of comparisons.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy as np
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.core import Expr
+from hlo_mlc.expr.dtypes import I32
+from hlo_mlc.ops.elements import (
+    Complex,
+    Element,
+    chosen,
+    conjugate,
+    is_zero,
+    less_product,
+    like,
+    minus,
+    negated,
+    over,
+    parts,
+    real_part,
+    scaled,
+    times,
+)
+from hlo_mlc.ops.elements import size as size_of
+from hlo_mlc.ops.steps import Array, Steps, number, places
+
+ONE = index.constant(1)
+At = Callable[[Expr, Expr], tuple[Expr, Expr]]
+"""Where in an array the element in a row and a column of a matrix is."""
+Read = Callable[[Expr, Expr], Element]
+"""The element in a row and a column."""
+
+
+def upright(i: Expr, j: Expr) -> tuple[Expr, Expr]:
+    """Rows of a matrix are rows of its array."""
+    return i, j
+
+
+def on_its_side(i: Expr, j: Expr) -> tuple[Expr, Expr]:
+    """Rows of a matrix are columns of its array."""
+    return j, i
+
+
+def lu(s: Steps, a: Array, pivots: Array, info: Array) -> None:
+    """L and U in place of `a`, the row (from 1) that each step exchanged its own with, and the
+    number (from 1) of the first step without a pivot, else 0.
+
+    Rows are exchanged while the others are subtracted from: the chosen one is put aside.
+    """
+    rows, columns = a.shape
+    row = s.array("row", columns)
+    s.put(info, (), const(0, I32))
+    with s.each("k", 0, min(rows, columns)) as k:
+        after = index.add(k, ONE)
+        place = _largest_below(s, a, k)
+        s.put(pivots, k, apply("add", place, const(1, I32)))
+        with s.each("j", 0, columns) as j:
+            s.put(row, j, a[k, j])
+            with s.each("i", after, rows) as i:
+                s.put(row, j, chosen(_is_at(place, i), a[i, j], row[j]))
+        _note_failure(s, info, k, is_zero(row[k]))
+        divisor = s.let("divisor", _usable(row[k]))
+        with s.each("i", after, rows) as i:
+            def exchanged(j: Expr, i: Expr = i) -> Element:
+                return chosen(_is_at(place, i), a[k, j], a[i, j])
+
+            with s.each("j", 0, k) as j:
+                s.put(a, (i, j), exchanged(j))
+            s.put(a, (i, k), over(exchanged(k), divisor))
+            with s.each("j", after, columns) as j:
+                s.put(a, (i, j), less_product(exchanged(j), a[i, k], row[j]))
+        with s.each("j", 0, columns) as j:
+            s.put(a, (k, j), row[j])
+
+
+def _largest_below(s: Steps, a: Array, k: Expr) -> Expr:
+    """The row, from k on, of the largest element in column k."""
+    largest, place = s.real("largest"), s.integers("place")
+    s.put(largest, (), size_of(a[k, k]))
+    s.put(place, (), number(k))
+    with s.each("i", index.add(k, ONE), a.shape[0]) as i:
+        size = s.let("size", size_of(a[i, k]))
+        is_larger = apply("gt", size, largest[()])
+        s.put(place, (), apply("select", is_larger, number(i), place[()]))
+        s.put(largest, (), apply("select", is_larger, size, largest[()]))
+    return place[()]
+
+
+def _is_at(place: Expr, i: Expr) -> Expr:
+    return apply("eq", place, number(i))
+
+
+def _usable(pivot: Element) -> Element:
+    """What to divide by: nothing is divided by what is no pivot, where all are zero, zeros stay."""
+    size = size_of(pivot)
+    smallest = const(float(np.finfo(size.dtype.numpy).tiny), size.dtype)
+    return chosen(apply("ge", size, smallest), pivot, like(pivot, 1))
+
+
+def _note_failure(s: Steps, info: Array, k: Expr, failed: Expr) -> None:
+    is_first = apply("and", failed, apply("eq", info[()], const(0, I32)))
+    s.put(info, (), apply("select", is_first, number(index.add(k, ONE)), info[()]))
+
+
+def solve_triangular(s: Steps, a: Read, x: Array,
+                     at: At, size: int, columns: int, *,
+                     lower: bool, unit: bool) -> None:
+    """`x`, which is to hold b, becomes x in a x = b; x[at(i, j)] is the element in row i, column j.
+    """
+    with s.each("k", 0, size, down=not lower) as k:
+        if not unit:
+            divisor = s.let("divisor", a(k, k))
+            with s.each("j", 0, columns) as j:
+                s.put(x, at(k, j), over(x[at(k, j)], divisor))
+        rest = (index.add(k, ONE), size) if lower else (0, k)
+        with s.each("i", *rest) as i:
+            factor = s.let("factor", a(i, k))
+            with s.each("j", 0, columns) as j:
+                s.put(x, at(i, j), less_product(x[at(i, j)], factor, x[at(k, j)]))
+
+
+def filled(s: Steps, name: str, read: Read, rows: int, columns: int
+           ) -> Array:
+    """A matrix of what is read."""
+    a = s.array(name, rows, columns)
+    with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
+        s.put(a, (i, j), read(*places((i, j))))
+    return a
+
+
+def cholesky(s: Steps, a: Array, info: Array, at: At
+             ) -> None:
+    """The lower triangle of `a` becomes L, where a = L L^H; a[at(i, j)] is the element in row i,
+    column j.  `info` is the number (from 1) of the first step whose pivot is not positive, else 0.
+    """
+    size = a.shape[0]
+    s.put(info, (), const(0, I32))
+    with s.each("k", 0, size) as k:
+        after = index.add(k, ONE)
+        pivot = s.let("pivot", real_part(a[at(k, k)]))
+        _note_failure(s, info, k, apply("le", pivot, const(0, pivot.dtype)))
+        root = s.let("root", apply("sqrt", pivot))
+        s.put(a, at(k, k), as_element(a, root))
+        with s.each("i", after, size) as i:
+            s.put(a, at(i, k), scaled(a[at(i, k)], root))
+        with s.each("j", after, size) as j:
+            factor = s.let("factor", conjugate(a[at(j, k)]))
+            with s.each("i", j, size) as i:
+                s.put(a, at(i, j), less_product(a[at(i, j)], a[at(i, k)], factor))
+
+
+def qr(s: Steps, a: Array, factors: Array) -> None:
+    """R on and above the diagonal of `a`, below it the vectors of the reflections, whose first
+    element is 1 and left out, and their factors: Q is the product of 1 - tau v v^H."""
+    rows, columns = a.shape
+    with s.each("k", 0, min(rows, columns)) as k:
+        tau = _reflection(s, a, k)
+        s.put(factors, k, tau)
+        with s.each("j", index.add(k, ONE), columns) as j:
+            _reflect(s, a, k, j, lambda i, k=k: a[i, k], conjugate(tau), rows)
+
+
+def q_of(s: Steps, q: Array, a: Read,
+         factors: Callable[[Expr], Element], count: int) -> None:
+    """`q` becomes the first columns of the product of `count` reflections that `qr` leaves behind.
+    """
+    rows, columns = q.shape
+    with s.each("i", 0, rows) as i, s.each("j", 0, columns) as j:
+        s.put(q, (i, j), unit_element(q, i, j))
+    with s.each("k", 0, count, down=True) as k:
+        vector, tau = _read_reflection(s, a, factors, k, rows)
+        with s.each("j", index.add(k, ONE), columns) as j:
+            _reflect(s, q, k, j, vector, tau, rows)
+        s.put(q, (k, k), minus(like(tau, 1), tau))
+        with s.each("i", index.add(k, ONE), rows) as i:
+            s.put(q, (i, k), negated(times(tau, vector(i))))
+
+
+def times_q(s: Steps, c: Array, at: At, columns: int,
+            a: Read, factors: Callable[[Expr], Element], count: int,
+            rows: int, *, transpose: bool) -> None:
+    """`c` becomes Q c, or Q^T c; c[at(i, j)] is the element in row i, column j."""
+    with s.each("k", 0, count, down=not transpose) as k:
+        vector, tau = _read_reflection(s, a, factors, k, rows)
+        with s.each("j", 0, columns) as j:
+            _reflect(s, c, k, j, vector, tau, rows, at)
+
+
+def as_element(a: Array, real: Expr) -> Element:
+    """A real number as an element of an array."""
+    return Complex(real, const(0, real.dtype)) if a.is_complex else real
+
+
+def unit_element(a: Array, i: Expr, j: Expr) -> Element:
+    """The element in row i, column j of the unit matrix."""
+    zero, one = (like(a[i, j], number) for number in (0, 1))
+    return chosen(index.compare("eq", i, j), one, zero)
+
+
+def _read_reflection(s: Steps, a: Read,
+                     factors: Callable[[Expr], Element], k: Expr, rows: int
+                     ) -> tuple[Callable[[Expr], Element], Element]:
+    vector = s.array("vector", rows)
+    with s.each("i", index.add(k, ONE), rows) as i:
+        s.put(vector, i, a(i, k))
+    return lambda i: vector[i], s.let("tau", factors(k))
+
+
+def _reflection(s: Steps, a: Array, k: Expr) -> Element:
+    """Column k from row k on, (first, tail), becomes (beta, v); the result is tau: such that
+    (1 - tau (1, v) (1, v)^H)^H (first, tail) = (beta, 0), where beta is real.
+
+    Norms are taken of what is scaled by the largest element, so that no square overflows.
+    """
+    first = s.let("first", a[k, k])
+    real, *imaginary = parts(first)
+    zero, one = const(0, real.dtype), const(1, real.dtype)
+    below = (index.add(k, ONE), a.shape[0])
+    largest = s.let("largest", apply("abs", imaginary[0]) if imaginary else zero)
+    with s.each("i", *below) as i:
+        s.let("largest", functools.reduce(functools.partial(apply, "max"), (
+            apply("abs", part) for part in parts(a[i, k])), largest))
+    is_done = apply("eq", largest, zero)
+    divisor = s.let("scale", apply("select", is_done, one,
+                                   apply("max", largest, apply("abs", real))))
+
+    def squares(element: Element, start: Expr) -> Expr:
+        for part in parts(element):
+            fraction = apply("div", part, divisor)
+            start = apply("add", apply("mul", fraction, fraction), start)
+        return start
+
+    total = s.let("squares", squares(first, zero))
+    with s.each("i", *below) as i:
+        s.let("squares", squares(a[i, k], total))
+    norm = apply("mul", divisor, apply("sqrt", total))
+    beta = s.let("beta", apply("select", is_done, real, apply(
+        "select", apply("lt", real, zero), norm, apply("neg", norm))))
+    tau, rest = apply("div", apply("sub", beta, real), beta), apply("sub", real, beta)
+    if imaginary:
+        tau = Complex(tau, apply("neg", apply("div", imaginary[0], beta)))
+        rest = Complex(rest, imaginary[0])
+    tau = s.let("tau", chosen(is_done, like(first, 0), tau))
+    rest = s.let("rest", chosen(is_done, like(first, 1), rest))
+    s.put(a, (k, k), as_element(a, beta))
+    with s.each("i", *below) as i:
+        s.put(a, (i, k), over(a[i, k], rest))
+    return tau
+
+
+def _reflect(s: Steps, a: Array, k: Expr, j: Expr, vector: Callable[[Expr], Element],
+             tau: Element, rows: int, at: At = upright) -> None:
+    """Column j from row k on becomes (1 - tau (1, v) (1, v)^H) times itself."""
+    below = (index.add(k, ONE), rows)
+    total = s.let("total", a[at(k, j)])
+    with s.each("i", *below) as i:
+        s.let("total", less_product(total, negated(conjugate(vector(i))), a[at(i, j)]))
+    total = s.let("total", times(tau, total))
+    s.put(a, at(k, j), minus(a[at(k, j)], total))
+    with s.each("i", *below) as i:
+        s.put(a, at(i, j), less_product(a[at(i, j)], vector(i), total))
