@@ -64,8 +64,7 @@ class Sorting:
     def of(stage: Stage, target: CpuTarget, digit: int) -> Sorting:
         """How a stage is sorted: from its nearer end."""
         stage = from_nearer_end(stage)
-        wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
-        kept = tuple(v for v in stage.accumulators if v in wanted)
+        kept = kept_of(stage)
         extra = tuple(k for k, key in enumerate(stage.sort.keys) if not key.free <= set(kept))
         return Sorting(stage, digit, lanes((stage,), target), kept, extra)
 
@@ -156,6 +155,12 @@ class Sorting:
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
         """How many records come before the one that takes a place of the results."""
         return substitute(self.stage.sort.at, {**at, self.stage.sort.place: place})
+
+
+def kept_of(stage: Stage) -> tuple[Var, ...]:
+    """The accumulators that results need."""
+    wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
+    return tuple(v for v in stage.accumulators if v in wanted)
 
 
 def from_nearer_end(stage: Stage) -> Stage:

@@ -1,5 +1,7 @@
 """Sorts: rows put in order by the ranks of their elements, by digits, or in runs that are merged.
 
+    many rows      side by side in the lanes of vectors, by a network of comparisons, where an
+                   integer can stand for each record
     short rows     the rank of each element is how many come before it, counted in vectors
     longer rows    radix sort from the lowest digit: count the digits, then move every element to
                    where the ones with its digit begin, digit by digit
@@ -23,6 +25,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
+from hlo_mlc.templates.sorting.abreast import by_networks, rows_abreast
 from hlo_mlc.templates.sorting.bits import by_bits
 from hlo_mlc.templates.sorting.candidates import (
     CANDIDATES,
@@ -30,11 +33,13 @@ from hlo_mlc.templates.sorting.candidates import (
     by_candidates,
     group_count,
 )
+from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
+from hlo_mlc.templates.sorting.networks import padded, steps
 from hlo_mlc.templates.sorting.ranks import by_ranks
-from hlo_mlc.templates.sorting.records import Sorting, first_wanted, from_nearer_end
+from hlo_mlc.templates.sorting.records import Sorting, first_wanted, from_nearer_end, kept_of
 from hlo_mlc.templates.sorting.runs import by_runs
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage, derived
 
 # Vectors of a row up to which ranks are counted, which takes as many comparisons as its square:
 # with 16 lanes, rows of 64 f32 took a quarter of the time that digits take, rows of 256 1.5 times.
@@ -57,6 +62,12 @@ LIMIT_NS, UP_TO_IT_NS = 80.0, 16.0
 # And that a bit of a key takes: for each vector that is compared, and besides (a place among 256
 # and among a million f32: 0.4 and 1,100 us, on Zen 5).
 COMPARED_NS, BIT_NS = 1.0, 8.0
+# And what a network takes to compare vectors, and to transpose them on their way there and back in
+# as many steps; and how many times that where they do not fit into the L2 cache (rows of 16 to
+# 65,536 i32: 0.26 to 3.1 an element, on Zen 4).
+NETWORK_STEP_NS, STEPS_BESIDE, AWAY = 0.3, 8, 1.3
+# How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted.
+SURE = 1.7
 # How many times the time of the other ways that may be, to be tried where kernels are tuned.
 UNSURE = 4
 
@@ -74,18 +85,22 @@ class SortTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements of a row whose ranks are counted, bits of a digit, runs of a row, whether
-        candidates are collected, and whether keys are found bit by bit."""
+        candidates are collected, keys are found bit by bit, and rows are sorted by a network."""
         (stage,) = nest.stages
-        may_pay = _bits_ns(stage, target) < UNSURE * _in_order_ns(stage, target)
+        may_pay = UNSURE * _in_order_ns(stage, target)
+        network_ns = 1e3 * _network_us(stage, target) / _rows(stage)
         return {"ranked": (16, 32, 64, 128), "digit": (8, 11), "runs": (1, 2, 4, 8, 16),
-                "candidates": (0, 1), "bits": (0, 1) if may_pay else (0,)}
+                "candidates": (0, 1),
+                "bits": (0, 1) if _bits_ns(stage, target) < may_pay else (0,),
+                "network": (0, 1) if network_ns < may_pay else (0,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
+        by_bits = _bits_ns(stage, target) < _in_order_ns(stage, target)
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
                 "runs": _runs(stage, target), "candidates": int(_collects(stage, target)),
-                "bits": int(_bits_ns(stage, target) < _in_order_ns(stage, target))}
+                "bits": int(by_bits), "network": int(_by_network(stage, target))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -93,6 +108,8 @@ class SortTemplate:
         (element,) = stage.reduce_axes
         sorting = Sorting.of(stage, target, parameters["digit"])
         runs = parameters["runs"]
+        if parameters["network"] and (coded := _coded(stage)) is not None:
+            return by_networks(coded, target)
         if parameters["bits"] and len(stage.sort.keys) == 1:
             body = by_bits(sorting)
         elif parameters["candidates"] and _is_scarce(stage, target):
@@ -129,6 +146,14 @@ def _is_whole(stage: Stage) -> bool:
     return stage.sort.at is place and place.extent == stage.reduce_axes[0].extent
 
 
+@derived
+def _coded(stage: Stage) -> Coded | None:
+    """The sort by integers that stand for records, if there are such."""
+    if stage.reduce_axes[0].extent < 2:
+        return None
+    return by_element(stage, kept_of(stage)) or by_position(stage)
+
+
 def _rows(stage: Stage) -> int:
     return math.prod(v.extent for v in stage.axes if v is not stage.sort.place)
 
@@ -144,12 +169,34 @@ def _runs(stage: Stage, target: CpuTarget) -> int:
 def sorting_tasks(stage: Stage, target: CpuTarget) -> int:
     """The tasks that a sort is shared out over."""
     rows = _rows(stage)
-    return rows * _runs(stage, target) if rows * stage.reduce_axes[0].extent >= RUN else 1
+    if rows * stage.reduce_axes[0].extent < RUN:
+        return 1
+    return _groups_of_rows(stage, target) if _by_network(stage, target) \
+        else rows * _runs(stage, target)
 
 
 def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
-    return _rows(stage) * min(_bits_ns(stage, target), _in_order_ns(stage, target)) / 1e3
+    if _by_network(stage, target):
+        return _network_us(stage, target)
+    return _rows(stage) * _one_by_one_ns(stage, target) / 1e3
+
+
+@derived
+def _by_network(stage: Stage, target: CpuTarget) -> bool:
+    """Whether rows are put in order side by side where nothing was tuned."""
+    rows, cores = _rows(stage), target.cores
+    if rows * stage.reduce_axes[0].extent < RUN:
+        cores = 1
+    groups = -(-_groups_of_rows(stage, target) // cores)
+    others = -(-rows * _runs(stage, target) // cores) / _runs(stage, target)
+    return SURE * groups * _network_us(stage, target) / _groups_of_rows(stage, target) \
+        < others * _one_by_one_ns(stage, target) / 1e3
+
+
+def _one_by_one_ns(stage: Stage, target: CpuTarget) -> float:
+    """A row in the other ways."""
+    return min(_bits_ns(stage, target), _in_order_ns(stage, target))
 
 
 def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
@@ -165,6 +212,22 @@ def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
     found = kept * math.log(max(1, n / at_once))  # the k first of m are among them by k / m
     cuts = 2 + found / (kept + CANDIDATES)
     return n * LOOKED_AT_NS + found * CANDIDATE_NS + cuts * _digits_ns(stage, at_once)
+
+
+def _groups_of_rows(stage: Stage, target: CpuTarget) -> int:
+    """The groups that have a row in each lane of a vector."""
+    coded = _coded(stage)
+    return _rows(stage) if coded is None else -(-_rows(stage) // rows_abreast(coded, target))
+
+
+def _network_us(stage: Stage, target: CpuTarget) -> float:
+    """All rows, side by side, on one thread."""
+    if _coded(stage) is None:
+        return math.inf
+    n = stage.reduce_axes[0].extent
+    away = padded(n) * target.vector_bytes > target.l2_bytes
+    one = (steps(n) * padded(n) + n * STEPS_BESIDE) * NETWORK_STEP_NS * (AWAY if away else 1)
+    return _groups_of_rows(stage, target) * one / 1e3
 
 
 def _bits_ns(stage: Stage, target: CpuTarget) -> float:
