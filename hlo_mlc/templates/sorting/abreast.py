@@ -6,27 +6,26 @@ Rows are transposed on their way there and back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Store
+from hlo_mlc.loops.core import For, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded, shared_out
-from hlo_mlc.templates.sorting.codes import Coded
+from hlo_mlc.templates.sorting.codes import Coded, Range
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.records import STACK, Body, Sorting
-from hlo_mlc.templates.sorting.ties import Ties, written_again
-from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.templates.sorting.ties import Seen, written_again
 
 # Simple operations (templates/base.py) that a comparison takes, with what it reads and writes.
 COMPARED = 3
 # Columns that are transposed at once.
 TRANSPOSED = 16
-_OR = named_combiner("or", U32)
 
 
 def rows_abreast(coded: Coded, target: CpuTarget) -> int:
@@ -40,8 +39,9 @@ def by_networks(coded: Coded, target: CpuTarget) -> Scheduled:
     sorting = Sorting(coded.stage, 0, lanes, coded.stage.accumulators, ())
     n, groups = sorting.element.extent, -(-sorting.rows // lanes)
     private = padded(n) * target.vector_bytes <= STACK
-    codes = Buffer(f"{coded.stage.name}_codes", coded.dtype, (padded(n), lanes) if private
-                   else (groups, padded(n), lanes), "stack" if private else "scratch")
+    shape = (padded(n) + bool(coded.ties), lanes)
+    codes = Buffer(f"{coded.stage.name}_codes", coded.dtype, shape if private
+                   else (groups, *shape), "stack" if private else "scratch")
 
     def group(number: Expr) -> Body:
         body = _Group(coded, sorting, codes, target.registers // 2, number).body()
@@ -97,7 +97,7 @@ class _Group:
 
     def _pad(self, begin: int) -> Body:
         """From a position on, codes of no element, which are the largest."""
-        count = self.network.size - begin
+        count = self.codes.shape[-2] - begin
 
         def one(i: Expr) -> Body:
             at = index.add(index.constant(begin), i)
@@ -133,28 +133,34 @@ class _Group:
 
     def _in_order_with_ties(self) -> Body:
         """What is equal but not the same comes as it came."""
-        ties = Ties(self.coded, self.lanes)
-        differ = Buffer(f"{self.coded.stage.name}_differ", U32, (), "register")
+        name = self.coded.stage.name
+        seen = [Seen(f"{name}_seen{k}", codes, self.codes, self.lanes)
+                for k, codes in enumerate(self.coded.ties)]
+        differ = [Buffer(f"{name}_differ{k}", U32, (), "register") for k in range(len(seen))]
 
-        def again(first: Expr, rows: int) -> Body:
-            def row(r: Var) -> Body:
-                at = self._at(index.add(first, r))
-                return written_again(
-                    self.coded, lambda i: self.sorting.given(at, i)[0],
-                    lambda place, code, guard: (Store(
-                        self.codes, self._place(place, r), code, guard),))
+        def look(i: Expr) -> Body:
+            return (self._vector(lambda r: tuple(
+                s for one in seen for s in one.look(load(self.codes, self._place(i, r)), r))),)
 
-            return (loop("row", rows, LoopKind.SERIAL, row),)
+        looked = allocated([b for one in seen for b in one.buffers], (
+            *(one.nothing() for one in seen), loop("seen", self.n, LoopKind.SERIAL, look),
+            *(one.differ(flag) for one, flag in zip(seen, differ, strict=True))))
+        return allocated(differ, (
+            *(Store(flag, (), const(0, U32)) for flag in differ), *looked,
+            *self.network.in_order(), *(
+                If(apply("ne", load(flag, ()), const(0, U32)),
+                   self._either(functools.partial(self._again, codes)))
+                for flag, codes in zip(differ, self.coded.ties, strict=True))))
 
-        look = (*ties.none(), loop("seen", self.n, LoopKind.SERIAL, lambda i: (
-            loop("lane", self.lanes, LoopKind.VECTORIZE,
-                 lambda r: ties.look(load(self.codes, self._place(i, r)), r)),)),
-            Store(differ, (), const(0, U32)),
-            loop("lane", self.lanes, LoopKind.VECTORIZE, lambda r: (Accumulate(
-                (differ,), (), _OR, (apply("convert", ties.differ(r), dtype=U32),)),)))
-        return allocated((differ,), (
-            *allocated(ties.buffers, look), *self.network.in_order(),
-            If(apply("ne", load(differ, ()), const(0, U32)), self._either(again))))
+    def _again(self, codes: Range, first: Expr, rows: int) -> Body:
+        """What has codes of a range, as it comes."""
+        def row(r: Var) -> Body:
+            at = self._at(index.add(first, r))
+            return written_again(
+                self.coded.stage.name, codes, self.codes, lambda i: self._place(i, r),
+                self.network.size, self.n, lambda i: self.sorting.given(at, i)[0])
+
+        return (loop("row", rows, LoopKind.SERIAL, row),)
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
         return loop("lane", self.lanes, LoopKind.VECTORIZE, body)

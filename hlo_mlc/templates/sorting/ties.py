@@ -6,55 +6,56 @@ there, which is rare, they are written once more, in the order in which they com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, apply, as_index, const, load
+from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.templates.sorting.codes import Coded, Range
-from hlo_mlc.templates.sorting.records import Body
+from hlo_mlc.templates.sorting.codes import Range
+from hlo_mlc.templates.sorting.records import Body, Place
 from hlo_mlc.tensor.combine import named_combiner
 
-_ADD = named_combiner("add", U32)
+_OR = named_combiner("or", U32)
 
 
-class Ties:
-    """The smallest and the largest code of each range that were seen, in vectors of some lanes."""
+class Seen:
+    """The smallest and the largest code of a range that were seen, in each of some lanes."""
 
-    def __init__(self, coded: Coded, lanes: int) -> None:
-        self.coded, self.lanes = coded, lanes
-        name, dtype = coded.stage.name, coded.dtype
-        self._seen = [(kind, code_range, Buffer(f"{name}_{kind}{n}", dtype, (lanes,), "register"))
-                      for n, code_range in enumerate(coded.ties) for kind in ("min", "max")]
+    def __init__(self, name: str, codes: Range, like: Buffer, lanes: int) -> None:
+        self.codes, self.lanes = codes, lanes
+        self._ends = {kind: Buffer(f"{name}_{kind}", like.dtype, (lanes,), "register")
+                      for kind in ("min", "max")}
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        return tuple(b for *_, b in self._seen)
+        return tuple(self._ends.values())
 
-    def none(self) -> Body:
-        """No element was seen."""
-        return (loop("lane", self.lanes, LoopKind.VECTORIZE, lambda i: tuple(
-            Store(b, (i,), self._nothing(kind)) for kind, _, b in self._seen)),)
+    def nothing(self) -> Stmt:
+        """No code was seen."""
+        return loop("lane", self.lanes, LoopKind.VECTORIZE, lambda lane: tuple(
+            Store(b, (lane,), self._none(kind)) for kind, b in self._ends.items()))
 
     def look(self, code: Expr, lane: Expr) -> Body:
-        """One more element was seen."""
+        """One more code was."""
         return tuple(Accumulate(
             (b,), (lane,), named_combiner(kind, code.dtype),
-            (apply("select", is_in(code, code_range), code, self._nothing(kind)),))
-            for kind, code_range, b in self._seen)
+            (apply("select", is_in(code, self.codes), code, self._none(kind)),))
+            for kind, b in self._ends.items())
 
-    def differ(self, lane: Expr) -> Expr:
-        """Whether different codes of one range were seen in a lane."""
-        found = FALSE
-        for (*_, least), (*_, most) in zip(self._seen[::2], self._seen[1::2], strict=True):
-            found = apply("or", found, apply("lt", load(least, (lane,)), load(most, (lane,))))
-        return found
+    def differ(self, into: Buffer) -> Stmt:
+        """Let an element not be 0 if different ones were seen in some lane."""
+        def one(lane: Expr) -> Body:
+            least, most = (load(b, (lane,)) for b in self._ends.values())
+            return (Accumulate((into,), (), _OR, (
+                apply("convert", apply("lt", least, most), dtype=U32),)),)
 
-    def _nothing(self, kind: str) -> Expr:
-        return named_combiner(kind, self.coded.dtype).identity[0]
+        return loop("lane", self.lanes, LoopKind.VECTORIZE, one)
+
+    def _none(self, kind: str) -> Expr:
+        return named_combiner(kind, self._ends[kind].dtype).identity[0]
 
 
 def is_in(code: Expr, codes: Range) -> Expr:
@@ -63,31 +64,40 @@ def is_in(code: Expr, codes: Range) -> Expr:
     return apply("le", apply("sub", code, low), high)
 
 
-def written_again(coded: Coded, code: Callable[[Expr], Expr],
-                  results: Callable[[Expr, Expr, Expr], Sequence[Stmt]]) -> Body:
-    """The elements of each range, of a row that has so many codes, in the order in which they come.
+def written_again(name: str, codes: Range, ordered: Buffer, place: Place, size: int, count: int,
+                  given: Callable[[Expr], Expr]) -> Body:
+    """The codes of a range, among `size` that are in order and have room for one more, in the order
+    in which they come: `given(i)`, for each i below `count`.
 
-    `results(place, code, guard)` stores what takes a place.
+    All are written, each to where the next of the range belongs, and what comes last of these is
+    put back: there are no branches, which nobody could predict.
     """
-    n = coded.stage.reduce_axes[0].extent
-    name = coded.stage.name
-    starts = [Buffer(f"{name}_start{k}", U32, (), "register") for k in range(len(coded.ties))]
+    begin, end = (Buffer(f"{name}_{which}", U32, (), "register") for which in ("begin", "end"))
+    behind = Buffer(f"{name}_behind", ordered.dtype, (), "register")
+    low, high = (const(n, ordered.dtype) for n in codes)
 
-    def counted(i: Var) -> Body:
-        return tuple(Accumulate((start,), (), _ADD, (apply("convert", apply(
-            "lt", code(i), const(low, coded.dtype)), dtype=U32),))
-            for start, (low, _) in zip(starts, coded.ties, strict=True))
+    def at(position: Expr, most: int) -> tuple[Expr, ...]:
+        return place(index.minimum(as_index(position), index.constant(most)))
 
-    def moved(i: Var) -> Body:
-        body: list[Stmt] = []
-        for start, codes in zip(starts, coded.ties, strict=True):
-            place, own = as_index(load(start, ())), is_in(code(i), codes)
-            inside = index.compare("lt", place, index.constant(n))
-            body += (*results(place, code(i), apply("and", own, inside)),
-                     Store(start, (), apply("add", load(start, ()),
-                                            apply("convert", own, dtype=U32))))
+    def write(i: Var) -> Body:
+        code, here = given(i), load(begin, ())
+        return (Store(ordered, at(here, size), code), Store(begin, (), apply(
+            "add", here, apply("convert", is_in(code, codes), dtype=U32))))
+
+    def halved(position: Buffer, comes_before: Callable[[Expr], Expr]) -> Body:
+        """How many come before something: a power of two in all, or one more."""
+        body: list[Stmt] = [Store(position, (), const(0, U32))]
+        steps = [1 << k for k in reversed(range(size.bit_length() - 1))]
+        for step in (*steps, 1):
+            here = load(position, ())
+            last = load(ordered, at(apply("add", here, const(step - 1, U32)), size - 1))
+            body.append(Store(position, (), apply("select", comes_before(last), apply(
+                "add", here, const(step, U32)), here)))
         return tuple(body)
 
-    return allocated(starts, (
-        *(Store(start, (), const(0, U32)) for start in starts),
-        loop("before", n, LoopKind.SERIAL, counted), loop("again", n, LoopKind.SERIAL, moved)))
+    return allocated((begin, end, behind), (
+        *halved(begin, lambda code: apply("lt", code, low)),
+        *halved(end, lambda code: apply("le", code, high)),
+        Store(behind, (), load(ordered, at(load(end, ()), size))),
+        loop("again", count, LoopKind.SERIAL, write),
+        Store(ordered, at(load(end, ()), size), load(behind, ()))))
