@@ -1,4 +1,4 @@
-"""Rows that are sorted side by side: networks, the codes they compare, and ties among these."""
+"""Sorts in vectors: networks, merges, the codes that they compare, and ties among these."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from hlo_mlc.templates.sorting.networks import sorted_pairs
 from hlo_mlc.templates.sorting.template import SortTemplate
 
 LEVELS = ["host", *(level for level in ("x86-64", "x86-64-v3") if level in runnable())]
-NETWORK = {"ranked": 0, "digit": 8, "runs": 1, "candidates": 0, "bits": 0, "network": 1}
+OTHER = {"ranked": 0, "digit": 8, "runs": 1, "candidates": 0, "bits": 0}
+NETWORK, MERGES = {**OTHER, "network": 1, "merges": 0}, {**OTHER, "network": 0, "merges": 1}
 DTYPES = ("bool", "int8", "uint8", "int16", "uint16", "float16", "bfloat16", "int32", "uint32",
           "float32", "int64", "uint64", "float64")
 
@@ -179,3 +180,45 @@ def test_rows_too_long_for_the_stack():
     ours = mlc_jit(jnp.sort, choose="ours")
     assert bits(ours(x)) == bits(stable(x))
     assert ours.report(x).coverage == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 5000), (3, 700), (1, 70_000)])
+def test_runs_of_codes_are_merged(take_apart, machine_code, dtype, shape):
+    """Runs that end among the largest codes, in one part or several."""
+    with jax.enable_x64(True):
+        x = elements(dtype, shape)
+        parts = take_apart(jnp.sort, x)
+        for number, level in enumerate(LEVELS):
+            execute = machine_code.executing(
+                tuned={0: ("sort", MERGES)}, target=named(level), threads=1 + number,
+                fence_at=("end", "start")[number % 2])
+            assert bits(parts.run([x], execute)[0]) == bits(stable(x))
+
+
+@pytest.mark.parametrize("order", ["sorted", "reversed", "equal", "largest", "nan"])
+def test_orders_that_are_there_already(take_apart, machine_code, order):
+    """One run has everything that comes first, or all codes are like those behind the last."""
+    x = np.random.default_rng(0).standard_normal(40_000).astype(np.float32)
+    x = {"sorted": np.sort(x), "reversed": np.sort(x)[::-1], "equal": np.full_like(x, 2),
+         "largest": np.where(x < 0, x, -np.nan), "nan": np.where(x < 0, np.nan, x)
+         }[order].astype(np.float32)
+    parts = take_apart(jnp.sort, x)
+    (ordered,) = parts.run([x], machine_code.executing(tuned={0: ("sort", MERGES)}))
+    assert bits(ordered) == bits(stable(x))
+
+
+@pytest.mark.parametrize("level", ["x86-64", "x86-64-v4"])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint16"])
+def test_merges_are_proved_and_mean_the_same(take_apart, level, dtype):
+    with jax.enable_x64(True):
+        x = elements(dtype, (2, 300))
+        parts = take_apart(jnp.sort, x)
+
+        def interpreted(program, operands):
+            loops, _ = schedule_program(program, named(level), {0: ("sort", MERGES)})
+            loops, proof = prove(loops)
+            assert not proof.guarded and "merged" in str(loops)
+            return interpret(loops, operands, seed=1)
+
+        assert bits(parts.run([x], interpreted)[0]) == bits(stable(x))

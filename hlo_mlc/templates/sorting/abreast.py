@@ -64,7 +64,7 @@ class _Group:
     def body(self) -> Body:
         """Its results."""
         ordered = self._in_order_with_ties() if self.coded.ties else self.network.in_order()
-        return (*self._either(self._fill), *self._pad(self.n), *ordered,
+        return (*self._either(self._fill), *self.network.pad(self.n), *ordered,
                 *self._either(self._hand_out))
 
     def _place(self, i: Expr, lane: Expr) -> tuple[Expr, ...]:
@@ -92,19 +92,8 @@ class _Group:
                 self.codes, self._place(i, r),
                 self.sorting.given(self._at(index.add(first, r)), i)[0]),)),)
 
-        body = _in_blocks("column", self.n, TRANSPOSED, column)
-        return body if rows == self.lanes else (*self._pad(0), *body)
-
-    def _pad(self, begin: int) -> Body:
-        """From a position on, codes of no element, which are the largest."""
-        count = self.codes.shape[-2] - begin
-
-        def one(i: Expr) -> Body:
-            at = index.add(index.constant(begin), i)
-            return (self._vector(lambda r: (Store(
-                self.codes, self._place(at, r), const(-1, self.coded.dtype)),)),)
-
-        return (loop("pad", count, LoopKind.SERIAL, one),) if count else ()
+        body = in_blocks("column", self.n, TRANSPOSED, column)
+        return body if rows == self.lanes else (*self.network.pad(0), *body)
 
     def _hand_out(self, first: Expr, rows: int) -> Body:
         """Along the rows of results, or across them where those lie side by side."""
@@ -120,7 +109,7 @@ class _Group:
                 loop("lane", rows, LoopKind.VECTORIZE, lambda r: results(r, i)),)),)
 
         def across(begin: Expr, count: int) -> Body:
-            return _in_blocks("row", rows, TRANSPOSED, lambda r: (
+            return in_blocks("row", rows, TRANSPOSED, lambda r: (
                 loop("lane", count, LoopKind.VECTORIZE,
                      lambda i: results(r, index.add(begin, i))),))
 
@@ -166,7 +155,7 @@ class _Group:
         return loop("lane", self.lanes, LoopKind.VECTORIZE, body)
 
 
-def _in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) -> Body:
+def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) -> Body:
     """`body(number)` for so many, written out some at a time."""
     whole, rest = divmod(count, most)
     result: Body = ()

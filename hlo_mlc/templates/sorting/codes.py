@@ -31,10 +31,12 @@ Range = tuple[int, int]  # the first and the last of neighbouring codes
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """A sort of codes; `ties`: those whose elements are equal by the keys, but not in all bits."""
+    """A sort of codes; `ties`: those whose elements are equal by the keys, but not in all bits;
+    `is_by_position`: records are read anew from where they were."""
 
     stage: Stage
-    ties: tuple[Range, ...]
+    ties: tuple[Range, ...] = ()
+    is_by_position: bool = False
 
     @property
     def dtype(self) -> DType:
@@ -73,7 +75,7 @@ def by_position(stage: Stage) -> Coded | None:
     position = as_index(apply("and", code, const((1 << low) - 1, dtype)))
     there = {element: index.minimum(position, index.constant(element.extent - 1))}
     return Coded(_sorted_by(stage, code, whole, {
-        v: substitute(term, there) for v, term in terms.items()}), ())
+        v: substitute(term, there) for v, term in terms.items()}), is_by_position=True)
 
 
 def _sorted_by(stage: Stage, code: Var, term: Expr, values: dict[Var, Expr]) -> Stage:

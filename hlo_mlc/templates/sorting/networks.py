@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load
+from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import For, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
@@ -35,8 +35,8 @@ def padded(n: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """`length` codes in each of some lanes, in room for a power of two, of which all that follow
-    are the largest; `place(i, lane)` is where code i is.  Registers hold `at_once` vectors."""
+    """`length` codes in each of some lanes, in room for a power of two or more; what follows is
+    the largest.  `place(i, lane)` is where code i is.  Registers hold `at_once` vectors."""
 
     name: str
     codes: Buffer
@@ -50,8 +50,23 @@ class Network:
         return padded(self.length)
 
     @property
+    def room(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
     def _block(self) -> int:
         return min(self.at_once, self.size)
+
+    def pad(self, begin: int) -> Body:
+        """From a position on, codes of no element, which are the largest."""
+        count = self.room - begin
+
+        def one(i: Expr) -> Body:
+            at = index.add(index.constant(begin), i)
+            return (self._vector(lambda lane: (Store(
+                self.codes, self.place(at, lane), const(-1, self.codes.dtype)),)),)
+
+        return (loop("pad", count, LoopKind.SERIAL, one),) if count else ()
 
     def in_order(self) -> Body:
         """Blocks that registers hold, then twice as many codes each time."""

@@ -78,7 +78,7 @@ class Sorting:
 
     @property
     def rows(self) -> int:
-        return math.prod(v.extent for v in self.outer)
+        return row_count(self.stage)
 
     @property
     def digits(self) -> tuple[tuple[int, int], ...]:
@@ -155,6 +155,11 @@ class Sorting:
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
         """How many records come before the one that takes a place of the results."""
         return substitute(self.stage.sort.at, {**at, self.stage.sort.place: place})
+
+
+def row_count(stage: Stage) -> int:
+    """The rows that are put in order."""
+    return math.prod(v.extent for v in stage.axes if v is not stage.sort.place)
 
 
 def kept_of(stage: Stage) -> tuple[Var, ...]:

@@ -2,6 +2,8 @@
 
     many rows      side by side in the lanes of vectors, by a network of comparisons, where an
                    integer can stand for each record
+    long rows      runs in the lanes of vectors, sorted by such a network; then runs are merged, in
+                   vectors, where an integer can stand for each element
     short rows     the rank of each element is how many come before it, counted in vectors
     longer rows    radix sort from the lowest digit: count the digits, then move every element to
                    where the ones with its digit begin, digit by digit
@@ -35,9 +37,16 @@ from hlo_mlc.templates.sorting.candidates import (
 )
 from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
+from hlo_mlc.templates.sorting.merges import CHAINS, by_merges, level_count, part_count
 from hlo_mlc.templates.sorting.networks import padded, steps
 from hlo_mlc.templates.sorting.ranks import by_ranks
-from hlo_mlc.templates.sorting.records import Sorting, first_wanted, from_nearer_end, kept_of
+from hlo_mlc.templates.sorting.records import (
+    Sorting,
+    first_wanted,
+    from_nearer_end,
+    kept_of,
+    row_count,
+)
 from hlo_mlc.templates.sorting.runs import by_runs
 from hlo_mlc.tensor.core import Nest, Stage, derived
 
@@ -66,6 +75,9 @@ COMPARED_NS, BIT_NS = 1.0, 8.0
 # as many steps; and how many times that where they do not fit into the L2 cache (rows of 16 to
 # 65,536 i32: 0.26 to 3.1 an element, on Zen 4).
 NETWORK_STEP_NS, STEPS_BESIDE, AWAY = 0.3, 8, 1.3
+# And that each byte of a code takes to be merged in vectors, and an element besides (a million f16,
+# f32 and f64: 3.0, 5.0 and 10.5 an element, on Zen 4).
+MERGED_BYTE_NS, HANDED_OUT_NS = 0.09, 0.3
 # How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted.
 SURE = 1.7
 # How many times the time of the other ways that may be, to be tried where kernels are tuned.
@@ -85,22 +97,26 @@ class SortTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements of a row whose ranks are counted, bits of a digit, runs of a row, whether
-        candidates are collected, keys are found bit by bit, and rows are sorted by a network."""
+        candidates are collected, keys are found bit by bit, rows are sorted by a network, and
+        runs of codes are merged."""
         (stage,) = nest.stages
         may_pay = UNSURE * _in_order_ns(stage, target)
-        network_ns = 1e3 * _network_us(stage, target) / _rows(stage)
+        ours = {way: 1e3 * us(stage, target) / row_count(stage) for way, us in (
+            ("network", _network_us), ("merges", _merges_us))}
         return {"ranked": (16, 32, 64, 128), "digit": (8, 11), "runs": (1, 2, 4, 8, 16),
                 "candidates": (0, 1),
                 "bits": (0, 1) if _bits_ns(stage, target) < may_pay else (0,),
-                "network": (0, 1) if network_ns < may_pay else (0,)}
+                **{way: (0, 1) if ns < may_pay else (0,) for way, ns in ours.items()}}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
         by_bits = _bits_ns(stage, target) < _in_order_ns(stage, target)
+        way = _way(stage, target)
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
                 "runs": _runs(stage, target), "candidates": int(_collects(stage, target)),
-                "bits": int(by_bits), "network": int(_by_network(stage, target))}
+                "bits": int(by_bits), "network": int(way == "network"),
+                "merges": int(way == "merges")}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -110,6 +126,8 @@ class SortTemplate:
         runs = parameters["runs"]
         if parameters["network"] and (coded := _coded(stage)) is not None:
             return by_networks(coded, target)
+        if parameters["merges"] and (coded := _coded(stage)) is not None:
+            return by_merges(coded, target)
         if parameters["bits"] and len(stage.sort.keys) == 1:
             body = by_bits(sorting)
         elif parameters["candidates"] and _is_scarce(stage, target):
@@ -154,44 +172,44 @@ def _coded(stage: Stage) -> Coded | None:
     return by_element(stage, kept_of(stage)) or by_position(stage)
 
 
-def _rows(stage: Stage) -> int:
-    return math.prod(v.extent for v in stage.axes if v is not stage.sort.place)
-
-
 def _runs(stage: Stage, target: CpuTarget) -> int:
     n, runs = stage.reduce_axes[0].extent, 1
     if _is_whole(stage):
-        while runs * _rows(stage) < target.cores and n >= 2 * runs * RUN:
+        while runs * row_count(stage) < target.cores and n >= 2 * runs * RUN:
             runs *= 2
     return runs
 
 
 def sorting_tasks(stage: Stage, target: CpuTarget) -> int:
     """The tasks that a sort is shared out over."""
-    rows = _rows(stage)
+    rows = row_count(stage)
     if rows * stage.reduce_axes[0].extent < RUN:
         return 1
-    return _groups_of_rows(stage, target) if _by_network(stage, target) \
-        else rows * _runs(stage, target)
+    way = _way(stage, target)
+    if way == "network":
+        return _groups_of_rows(stage, target)
+    return rows * (_parts(stage, target) if way == "merges" else _runs(stage, target))
 
 
 def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
-    if _by_network(stage, target):
-        return _network_us(stage, target)
-    return _rows(stage) * _one_by_one_ns(stage, target) / 1e3
+    way = _way(stage, target)
+    if way != "other":
+        return _network_us(stage, target) if way == "network" else _merges_us(stage, target)
+    return row_count(stage) * _one_by_one_ns(stage, target) / 1e3
 
 
 @derived
-def _by_network(stage: Stage, target: CpuTarget) -> bool:
-    """Whether rows are put in order side by side where nothing was tuned."""
-    rows, cores = _rows(stage), target.cores
-    if rows * stage.reduce_axes[0].extent < RUN:
-        cores = 1
-    groups = -(-_groups_of_rows(stage, target) // cores)
-    others = -(-rows * _runs(stage, target) // cores) / _runs(stage, target)
-    return SURE * groups * _network_us(stage, target) / _groups_of_rows(stage, target) \
-        < others * _one_by_one_ns(stage, target) / 1e3
+def _way(stage: Stage, target: CpuTarget) -> str:
+    """The way that takes the least time on all cores where nothing was tuned: "network", "merges",
+    or any of the others."""
+    rows, n = row_count(stage), stage.reduce_axes[0].extent
+    cores = target.cores if rows * n >= RUN else 1
+    tasks = {"network": _groups_of_rows(stage, target), "merges": rows * _parts(stage, target),
+             "other": rows * _runs(stage, target)}
+    us = {"network": _network_us(stage, target), "merges": _merges_us(stage, target),
+          "other": rows * _one_by_one_ns(stage, target) / 1e3 / SURE}
+    return min(us, key=lambda way: us[way] / tasks[way] * -(-tasks[way] // cores))
 
 
 def _one_by_one_ns(stage: Stage, target: CpuTarget) -> float:
@@ -216,8 +234,8 @@ def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
 
 def _groups_of_rows(stage: Stage, target: CpuTarget) -> int:
     """The groups that have a row in each lane of a vector."""
-    coded = _coded(stage)
-    return _rows(stage) if coded is None else -(-_rows(stage) // rows_abreast(coded, target))
+    coded, rows = _coded(stage), row_count(stage)
+    return rows if coded is None else -(-rows // rows_abreast(coded, target))
 
 
 def _network_us(stage: Stage, target: CpuTarget) -> float:
@@ -228,6 +246,28 @@ def _network_us(stage: Stage, target: CpuTarget) -> float:
     away = padded(n) * target.vector_bytes > target.l2_bytes
     one = (steps(n) * padded(n) + n * STEPS_BESIDE) * NETWORK_STEP_NS * (AWAY if away else 1)
     return _groups_of_rows(stage, target) * one / 1e3
+
+
+def _parts(stage: Stage, target: CpuTarget) -> int:
+    """The parts of a row of codes."""
+    coded = _coded(stage)
+    return 1 if coded is None else part_count(coded, target)
+
+
+def _merges_us(stage: Stage, target: CpuTarget) -> float:
+    """All rows, by runs that are merged, on one thread."""
+    coded = _coded(stage)
+    if coded is None or coded.is_by_position:
+        return math.inf
+    size = coded.dtype.bytes
+    if size == 8 and target.vector_bytes < 64:  # which has no minimum of such integers
+        return math.inf
+    lanes, parts = rows_abreast(coded, target), _parts(stage, target)
+    n = max(stage.reduce_axes[0].extent, parts * lanes * CHAINS * lanes)
+    run = n // (parts * lanes)
+    each = (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes \
+        + level_count(coded, target) * MERGED_BYTE_NS * size + HANDED_OUT_NS
+    return row_count(stage) * n * each / 1e3
 
 
 def _bits_ns(stage: Stage, target: CpuTarget) -> float:

@@ -85,14 +85,15 @@ def written_again(name: str, codes: Range, ordered: Buffer, place: Place, size: 
             "add", here, apply("convert", is_in(code, codes), dtype=U32))))
 
     def halved(position: Buffer, comes_before: Callable[[Expr], Expr]) -> Body:
-        """How many come before something: a power of two in all, or one more."""
+        """How many come before something."""
         body: list[Stmt] = [Store(position, (), const(0, U32))]
-        steps = [1 << k for k in reversed(range(size.bit_length() - 1))]
-        for step in (*steps, 1):
+        for step in (1 << k for k in reversed(range(size.bit_length()))):
             here = load(position, ())
-            last = load(ordered, at(apply("add", here, const(step - 1, U32)), size - 1))
-            body.append(Store(position, (), apply("select", comes_before(last), apply(
-                "add", here, const(step, U32)), here)))
+            there = apply("add", here, const(step, U32))
+            last = load(ordered, at(apply("sub", there, const(1, U32)), size - 1))
+            fits = apply("le", there, const(size, U32))
+            body.append(Store(position, (), apply(
+                "select", apply("and", fits, comes_before(last)), there, here)))
         return tuple(body)
 
     return allocated((begin, end, behind), (
