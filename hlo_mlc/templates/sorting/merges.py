@@ -282,9 +282,38 @@ class Merge:
             return allocated(inner, tuple(
                 s for same in zip(*stages, strict=True) for part in same for s in part))
 
-        return allocated([b for chain in chains for b in chain.outer], (
-            *(s for chain, b in zip(chains, begin, strict=True) for s in chain.start(b)),
+        splits = Buffer(f"{self.name}splits", U32, (CHAINS,), "stack")
+        return allocated([splits, *(b for chain in chains for b in chain.outer)], (
+            loop("place", CHAINS, LoopKind.SERIAL, lambda q: self._split(splits, q, index.add(
+                first, index.multiply(q, index.constant(part))))),
+            *(s for q, (chain, b) in enumerate(zip(chains, begin, strict=True))
+              for s in chain.start(b, load(splits, (index.constant(q),)))),
             loop("merged", part // self.lanes, LoopKind.SERIAL, step)))
+
+    def code(self, position: Expr, run: int) -> Expr:
+        """A code of a run; the first behind it, where there is none."""
+        here = index.minimum(as_index(position), index.constant((run + 1) * self.length))
+        return load(self.source, (self.at(here),))
+
+    def _split(self, splits: Buffer, number: Var, begin: Expr) -> Body:
+        """How many codes of the first run come before place `begin`, by bisection."""
+        low, high, middle, more = (
+            Buffer(f"{self.name}{name}", dtype, (), "register") for name, dtype in (
+                ("low", U32), ("high", U32), ("middle", U32), ("more", BOOL)))
+        length = index.constant(self.length)
+        half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
+        i, last = load(middle, ()), const(self.length - 1, U32)
+        j = apply("add", _number(begin), apply("sub", last, i))
+        bisect = While(apply("lt", load(low, ()), load(high, ())), (
+            Store(middle, (), half),
+            Store(more, (), apply("le", self.code(i, 0), self.code(j, 1))),
+            Store(low, (), apply("select", load(more, ()), apply("add", i, const(1, U32)),
+                                 load(low, ()))),
+            Store(high, (), apply("select", load(more, ()), load(high, ()), i))))
+        least = index.maximum(index.subtract(begin, length), index.constant(0))
+        return allocated((low, high, middle, more), (
+            Store(low, (), _number(least)), Store(high, (), _number(index.minimum(begin, length))),
+            bisect, Store(splits, (number,), load(low, ()))))
 
 
 class _Chain:
@@ -313,12 +342,13 @@ class _Chain:
     def inner(self) -> tuple[Buffer, ...]:
         return (self.begin, self.left, self.first, self.taken, *self.turns)
 
-    def start(self, begin: Expr) -> Body:
-        """Where in each run; the vector that waits is the next of one."""
+    def start(self, begin: Expr, split: Expr) -> Body:
+        """Where in each run, so many of the first come before; the vector that waits is the next
+        of one."""
         one, other = self.next
         length = const(self.merge.length, U32)
-        return (*self._split(begin), Store(other, (), apply(
-            "sub", apply("add", _number(begin), length), load(one, ()))),
+        return (Store(one, (), split), Store(other, (), apply(
+            "sub", apply("add", _number(begin), length), split)),
             *allocated((self.begin, self.left, self.first), (*self._take(), self._vector(
                 lambda lane: (Store(self.waits, (lane,), self._read(lane)),)))))
 
@@ -351,7 +381,7 @@ class _Chain:
             end = const((run + 1) * self.merge.length, U32)
             is_there = apply("lt", position, end)
             here = apply("min", position, end)
-            codes.append(apply("select", is_there, self._code(position, run),
+            codes.append(apply("select", is_there, self.merge.code(position, run),
                                const(-1, self.merge.dtype)))
             begins.append(here)
             lefts.append(apply("sub", end, here))
@@ -363,38 +393,12 @@ class _Chain:
                     self.next, ((behind[0], load(self.next[0], ())),
                                 (load(self.next[1], ()), behind[1])), strict=True)))
 
-    def _code(self, position: Expr, run: int) -> Expr:
-        """A code of a run; the first behind it, where there is none."""
-        merge = self.merge
-        here = index.minimum(as_index(position), index.constant((run + 1) * merge.length))
-        return load(merge.source, (merge.at(here),))
-
     def _read(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
         merge = self.merge
         begin = index.minimum(as_index(load(self.begin, ())), index.constant(2 * merge.length))
         return apply("select", apply("lt", _number(lane), load(self.left, ())), load(
             merge.source, (merge.at(index.add(begin, lane)),)), const(-1, merge.dtype))
-
-    def _split(self, begin: Expr) -> Body:
-        """How many codes of the first run come before place `begin`, by bisection."""
-        merge, low = self.merge, self.next[0]
-        high, middle, more = (Buffer(f"{low.name}_{name}", dtype, (), "register")
-                              for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL)))
-        length = index.constant(merge.length)
-        half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
-        i, last = load(middle, ()), const(merge.length - 1, U32)
-        j = apply("add", _number(begin), apply("sub", last, i))
-        bisect = While(apply("lt", load(low, ()), load(high, ())), (
-            Store(middle, (), half),
-            Store(more, (), apply("le", self._code(i, 0), self._code(j, 1))),
-            Store(low, (), apply("select", load(more, ()), apply("add", i, const(1, U32)),
-                                 load(low, ()))),
-            Store(high, (), apply("select", load(more, ()), load(high, ()), i))))
-        return (Store(low, (), _number(index.maximum(index.subtract(begin, length),
-                                                     index.constant(0)))),
-                *allocated((high, middle, more), (
-                    Store(high, (), _number(index.minimum(begin, length))), bisect)))
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
         return loop("lane", self.merge.lanes, LoopKind.VECTORIZE, body)
