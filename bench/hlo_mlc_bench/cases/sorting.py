@@ -24,18 +24,33 @@ def integers(inputs: Inputs, *, size: int) -> Workload:
     return lambda x: jnp.sort(x), (inputs.places(1 << 31, size),)
 
 
+def rows_of_integers(inputs: Inputs, *, rows: int, columns: int) -> Workload:
+    """The same, in rows."""
+    return lambda x: jnp.sort(x, axis=-1), (inputs.places(1 << 31, rows, columns),)
+
+
+def rounded(inputs: Inputs, *, size: int) -> Workload:
+    """Whole numbers, among them zeros of both signs, which stay as they come."""
+    return lambda x: jnp.sort(x), (jnp.round(inputs.normal(size)),)
+
+
 _case = functools.partial(Case, group="sorting", tolerance=0)
 _MILLION, _ODD, _TINY = {"size": 1 << 20}, {"size": 999_983}, {"size": 37}
 
 CASES = (
-    _case("sort", of_normals(jnp.sort), _MILLION, tiny=_TINY, figure=25.0)
+    _case("sort", of_normals(jnp.sort), _MILLION, tiny=_TINY, figure=60.0)
     .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0)
     .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("sort_integers", integers, _MILLION, tiny=_TINY),
+    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=12.0),
+    _case("sort_rounded", rounded, _MILLION, tiny=_TINY),
     _case("sort_rows", of_normals(functools.partial(jnp.sort, axis=-1)),
           {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
     .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
+    _case("sort_rows_of_integers", rows_of_integers,
+          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0),
+    _case("argsort_rows", of_normals(functools.partial(jnp.argsort, axis=-1)),
+          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}),
     _case("sort_several_keys", several_keys, {"kinds": 100, "size": 1 << 18},
           tiny={"kinds": 3, "size": 37}),
     _case("top_k", of_normals(functools.partial(jax.lax.top_k, k=32)),

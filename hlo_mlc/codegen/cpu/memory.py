@@ -14,6 +14,7 @@ from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Element, Value
+from hlo_mlc.codegen.cpu.permutation import read_permuted
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scattered
 from hlo_mlc.codegen.cpu.registers import Form
 from hlo_mlc.codegen.cpu.strides import (
@@ -47,6 +48,9 @@ def load(writer: Writer, node: Load) -> Value:
             if guard.text == "false":
                 return writer.value(node.default)
             guard = None
+    shuffled = read_permuted(writer, node)
+    if shuffled is not None:
+        return shuffled
     place = resolve(writer, node.source, node.indices)
     column = read_block(writer, node, place)
     if column is not None:

@@ -64,8 +64,7 @@ class Sorting:
     def of(stage: Stage, target: CpuTarget, digit: int) -> Sorting:
         """How a stage is sorted: from its nearer end."""
         stage = from_nearer_end(stage)
-        wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
-        kept = tuple(v for v in stage.accumulators if v in wanted)
+        kept = kept_of(stage)
         extra = tuple(k for k, key in enumerate(stage.sort.keys) if not key.free <= set(kept))
         return Sorting(stage, digit, lanes((stage,), target), kept, extra)
 
@@ -79,7 +78,7 @@ class Sorting:
 
     @property
     def rows(self) -> int:
-        return math.prod(v.extent for v in self.outer)
+        return row_count(self.stage)
 
     @property
     def digits(self) -> tuple[tuple[int, int], ...]:
@@ -156,6 +155,17 @@ class Sorting:
     def rank(self, at: dict[Var, Expr], place: Expr) -> Expr:
         """How many records come before the one that takes a place of the results."""
         return substitute(self.stage.sort.at, {**at, self.stage.sort.place: place})
+
+
+def row_count(stage: Stage) -> int:
+    """The rows that are put in order."""
+    return math.prod(v.extent for v in stage.axes if v is not stage.sort.place)
+
+
+def kept_of(stage: Stage) -> tuple[Var, ...]:
+    """The accumulators that results need."""
+    wanted = frozenset[Expr]().union(*(a.value.free for a in stage.assigns))
+    return tuple(v for v in stage.accumulators if v in wanted)
 
 
 def from_nearer_end(stage: Stage) -> Stage:

@@ -1,5 +1,9 @@
 """Sorts: rows put in order by the ranks of their elements, by digits, or in runs that are merged.
 
+    many rows      side by side in the lanes of vectors, by a network of comparisons, where an
+                   integer can stand for each record
+    long rows      runs in the lanes of vectors, sorted by such a network; then runs are merged, in
+                   vectors, where an integer can stand for each element
     short rows     the rank of each element is how many come before it, counted in vectors
     longer rows    radix sort from the lowest digit: count the digits, then move every element to
                    where the ones with its digit begin, digit by digit
@@ -23,6 +27,7 @@ from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
+from hlo_mlc.templates.sorting.abreast import by_networks, rows_abreast
 from hlo_mlc.templates.sorting.bits import by_bits
 from hlo_mlc.templates.sorting.candidates import (
     CANDIDATES,
@@ -30,11 +35,20 @@ from hlo_mlc.templates.sorting.candidates import (
     by_candidates,
     group_count,
 )
+from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
+from hlo_mlc.templates.sorting.merges import CHAINS, by_merges, level_count, part_count
+from hlo_mlc.templates.sorting.networks import padded, steps
 from hlo_mlc.templates.sorting.ranks import by_ranks
-from hlo_mlc.templates.sorting.records import Sorting, first_wanted, from_nearer_end
+from hlo_mlc.templates.sorting.records import (
+    Sorting,
+    first_wanted,
+    from_nearer_end,
+    kept_of,
+    row_count,
+)
 from hlo_mlc.templates.sorting.runs import by_runs
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage, derived
 
 # Vectors of a row up to which ranks are counted, which takes as many comparisons as its square:
 # with 16 lanes, rows of 64 f32 took a quarter of the time that digits take, rows of 256 1.5 times.
@@ -57,6 +71,15 @@ LIMIT_NS, UP_TO_IT_NS = 80.0, 16.0
 # And that a bit of a key takes: for each vector that is compared, and besides (a place among 256
 # and among a million f32: 0.4 and 1,100 us, on Zen 5).
 COMPARED_NS, BIT_NS = 1.0, 8.0
+# And what a network takes to compare vectors, and to transpose them on their way there and back in
+# as many steps; and how many times that where they do not fit into the L2 cache (rows of 16 to
+# 65,536 i32: 0.26 to 3.1 an element, on Zen 4).
+NETWORK_STEP_NS, STEPS_BESIDE, AWAY = 0.3, 8, 1.3
+# And that each byte of a code takes to be merged in vectors, and an element besides (a million f16,
+# f32 and f64: 3.0, 5.0 and 10.5 an element, on Zen 4).
+MERGED_BYTE_NS, HANDED_OUT_NS = 0.09, 0.3
+# How many times as fast it has to be: digits of integers take 0.5 to 0.6 of what is predicted.
+SURE = 1.7
 # How many times the time of the other ways that may be, to be tried where kernels are tuned.
 UNSURE = 4
 
@@ -74,18 +97,26 @@ class SortTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Elements of a row whose ranks are counted, bits of a digit, runs of a row, whether
-        candidates are collected, and whether keys are found bit by bit."""
+        candidates are collected, keys are found bit by bit, rows are sorted by a network, and
+        runs of codes are merged."""
         (stage,) = nest.stages
-        may_pay = _bits_ns(stage, target) < UNSURE * _in_order_ns(stage, target)
+        may_pay = UNSURE * _in_order_ns(stage, target)
+        ours = {way: 1e3 * us(stage, target) / row_count(stage) for way, us in (
+            ("network", _network_us), ("merges", _merges_us))}
         return {"ranked": (16, 32, 64, 128), "digit": (8, 11), "runs": (1, 2, 4, 8, 16),
-                "candidates": (0, 1), "bits": (0, 1) if may_pay else (0,)}
+                "candidates": (0, 1),
+                "bits": (0, 1) if _bits_ns(stage, target) < may_pay else (0,),
+                **{way: (0, 1) if ns < may_pay else (0,) for way, ns in ours.items()}}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Runs for all cores where there are not rows enough."""
         (stage,) = nest.stages
+        by_bits = _bits_ns(stage, target) < _in_order_ns(stage, target)
+        way = _way(stage, target)
         return {"ranked": RANKED * lanes((stage,), target), "digit": DIGIT,
                 "runs": _runs(stage, target), "candidates": int(_collects(stage, target)),
-                "bits": int(_bits_ns(stage, target) < _in_order_ns(stage, target))}
+                "bits": int(by_bits), "network": int(way == "network"),
+                "merges": int(way == "merges")}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -93,6 +124,10 @@ class SortTemplate:
         (element,) = stage.reduce_axes
         sorting = Sorting.of(stage, target, parameters["digit"])
         runs = parameters["runs"]
+        if parameters["network"] and (coded := _coded(stage)) is not None:
+            return by_networks(coded, target)
+        if parameters["merges"] and (coded := _coded(stage)) is not None:
+            return by_merges(coded, target)
         if parameters["bits"] and len(stage.sort.keys) == 1:
             body = by_bits(sorting)
         elif parameters["candidates"] and _is_scarce(stage, target):
@@ -129,27 +164,57 @@ def _is_whole(stage: Stage) -> bool:
     return stage.sort.at is place and place.extent == stage.reduce_axes[0].extent
 
 
-def _rows(stage: Stage) -> int:
-    return math.prod(v.extent for v in stage.axes if v is not stage.sort.place)
+@derived
+def _coded(stage: Stage) -> Coded | None:
+    """The sort by integers that stand for records, if there are such."""
+    if stage.reduce_axes[0].extent < 2:
+        return None
+    return by_element(stage, kept_of(stage)) or by_position(stage)
 
 
 def _runs(stage: Stage, target: CpuTarget) -> int:
     n, runs = stage.reduce_axes[0].extent, 1
     if _is_whole(stage):
-        while runs * _rows(stage) < target.cores and n >= 2 * runs * RUN:
+        while runs * row_count(stage) < target.cores and n >= 2 * runs * RUN:
             runs *= 2
     return runs
 
 
 def sorting_tasks(stage: Stage, target: CpuTarget) -> int:
     """The tasks that a sort is shared out over."""
-    rows = _rows(stage)
-    return rows * _runs(stage, target) if rows * stage.reduce_axes[0].extent >= RUN else 1
+    rows = row_count(stage)
+    if rows * stage.reduce_axes[0].extent < RUN:
+        return 1
+    way = _way(stage, target)
+    if way == "network":
+        return _groups_of_rows(stage, target)
+    return rows * (_parts(stage, target) if way == "merges" else _runs(stage, target))
 
 
 def sorting_us(stage: Stage, target: CpuTarget) -> float:
     """What putting in order takes on one thread, terms and results not counted."""
-    return _rows(stage) * min(_bits_ns(stage, target), _in_order_ns(stage, target)) / 1e3
+    way = _way(stage, target)
+    if way != "other":
+        return _network_us(stage, target) if way == "network" else _merges_us(stage, target)
+    return row_count(stage) * _one_by_one_ns(stage, target) / 1e3
+
+
+@derived
+def _way(stage: Stage, target: CpuTarget) -> str:
+    """The way that takes the least time on all cores where nothing was tuned: "network", "merges",
+    or any of the others."""
+    rows, n = row_count(stage), stage.reduce_axes[0].extent
+    cores = target.cores if rows * n >= RUN else 1
+    tasks = {"network": _groups_of_rows(stage, target), "merges": rows * _parts(stage, target),
+             "other": rows * _runs(stage, target)}
+    us = {"network": _network_us(stage, target), "merges": _merges_us(stage, target),
+          "other": rows * _one_by_one_ns(stage, target) / 1e3 / SURE}
+    return min(us, key=lambda way: us[way] / tasks[way] * -(-tasks[way] // cores))
+
+
+def _one_by_one_ns(stage: Stage, target: CpuTarget) -> float:
+    """A row in the other ways."""
+    return min(_bits_ns(stage, target), _in_order_ns(stage, target))
 
 
 def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
@@ -165,6 +230,44 @@ def _in_order_ns(stage: Stage, target: CpuTarget) -> float:
     found = kept * math.log(max(1, n / at_once))  # the k first of m are among them by k / m
     cuts = 2 + found / (kept + CANDIDATES)
     return n * LOOKED_AT_NS + found * CANDIDATE_NS + cuts * _digits_ns(stage, at_once)
+
+
+def _groups_of_rows(stage: Stage, target: CpuTarget) -> int:
+    """The groups that have a row in each lane of a vector."""
+    coded, rows = _coded(stage), row_count(stage)
+    return rows if coded is None else -(-rows // rows_abreast(coded, target))
+
+
+def _network_us(stage: Stage, target: CpuTarget) -> float:
+    """All rows, side by side, on one thread."""
+    if _coded(stage) is None:
+        return math.inf
+    n = stage.reduce_axes[0].extent
+    away = padded(n) * target.vector_bytes > target.l2_bytes
+    one = (steps(n) * padded(n) + n * STEPS_BESIDE) * NETWORK_STEP_NS * (AWAY if away else 1)
+    return _groups_of_rows(stage, target) * one / 1e3
+
+
+def _parts(stage: Stage, target: CpuTarget) -> int:
+    """The parts of a row of codes."""
+    coded = _coded(stage)
+    return 1 if coded is None else part_count(coded, target)
+
+
+def _merges_us(stage: Stage, target: CpuTarget) -> float:
+    """All rows, by runs that are merged, on one thread."""
+    coded = _coded(stage)
+    if coded is None or coded.is_by_position:
+        return math.inf
+    size = coded.dtype.bytes
+    if size == 8 and target.vector_bytes < 64:  # which has no minimum of such integers
+        return math.inf
+    lanes, parts = rows_abreast(coded, target), _parts(stage, target)
+    n = max(stage.reduce_axes[0].extent, parts * lanes * CHAINS * lanes)
+    run = n // (parts * lanes)
+    each = (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes \
+        + level_count(coded, target) * MERGED_BYTE_NS * size + HANDED_OUT_NS
+    return row_count(stage) * n * each / 1e3
 
 
 def _bits_ns(stage: Stage, target: CpuTarget) -> float:

@@ -1,0 +1,187 @@
+"""Networks of comparisons, in many lanes at once: each sorts codes of its own.
+
+Blocks of codes are sorted in registers.  Then neighbours are merged, as Batcher's bitonic sorters
+do it: of two sorted blocks the first is compared with the second backwards, then what lies half a
+block apart, a quarter, and so on.  As many of these steps are done at once as registers hold.
+
+Source: K. E. Batcher, Sorting networks and their applications, AFIPS 1968.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.loops.core import For, LoopKind, Store
+from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.templates.sorting.records import Body
+
+Pairs = tuple[tuple[int, int], ...]  # of which the first gets the smaller one
+
+
+def steps(n: int) -> int:
+    """How often each of n codes is compared."""
+    levels = max(1, (n - 1).bit_length())
+    return levels * (levels + 1) // 2
+
+
+def padded(n: int) -> int:
+    """The codes that a network for n of them sorts."""
+    return 1 << max(1, (n - 1).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """`length` codes in each of some lanes, in room for a power of two or more; what follows is
+    the largest.  `place(i, lane)` is where code i is.  Registers hold `at_once` vectors."""
+
+    name: str
+    codes: Buffer
+    place: Callable[[Expr, Expr], tuple[Expr, ...]]
+    length: int
+    lanes: int
+    at_once: int
+
+    @property
+    def size(self) -> int:
+        return padded(self.length)
+
+    @property
+    def room(self) -> int:
+        return self.codes.shape[-2]
+
+    @property
+    def _block(self) -> int:
+        return min(self.at_once, self.size)
+
+    def pad(self, begin: int) -> Body:
+        """From a position on, codes of no element, which are the largest."""
+        count = self.room - begin
+
+        def one(i: Expr) -> Body:
+            at = index.add(index.constant(begin), i)
+            return (self._vector(lambda lane: (Store(
+                self.codes, self.place(at, lane), const(-1, self.codes.dtype)),)),)
+
+        return (loop("pad", count, LoopKind.SERIAL, one),) if count else ()
+
+    def in_order(self) -> Body:
+        """Blocks that registers hold, then twice as many codes each time."""
+        begin = self._block
+        body = self._steps("block", self.size // begin, lambda b, k: index.add(
+            index.multiply(b, index.constant(begin)), index.constant(k)), sorted_pairs(begin))
+        while begin < self.size:
+            body += self._merged(begin)
+            begin *= 2
+        return body
+
+    def _merged(self, half: int) -> Body:
+        """Pairs of sorted blocks."""
+        apart, body = 2 * half, ()
+        for many in _shares(apart.bit_length() - 1, self._block.bit_length() - 1):
+            step = apart >> many
+            if apart == 2 * half:
+                body += self._first_steps(half, many)
+            else:
+                body += self._further_steps(apart, many)
+            apart = step
+        return body
+
+    def _first_steps(self, half: int, many: int) -> Body:
+        """The first with the second backwards; each half is then one to be put in order."""
+        count, step = 1 << many, 2 * half >> many
+        middle = count // 2
+
+        def blocks(b: Var) -> Body:
+            low = index.multiply(b, index.constant(2 * half))
+            high = index.add(low, index.constant(2 * half - 1))
+
+            def position(j: Expr, k: int) -> Expr:
+                if k < middle:
+                    return index.add(index.add(low, index.constant(k * step)), j)
+                return index.subtract(index.subtract(high, index.constant(
+                    (count - 1 - k) * step)), j)
+
+            backwards = tuple((k, count - 1 - k) for k in range(middle))
+            return self._steps("apart", step, position, (backwards, *(
+                _apart(count, middle >> s) for s in range(1, many))))
+
+        return (loop("merged", self._blocks(2 * half), LoopKind.SERIAL, blocks),)
+
+    def _further_steps(self, apart: int, many: int) -> Body:
+        count, step = 1 << many, apart >> many
+
+        def blocks(b: Var) -> Body:
+            low = index.multiply(b, index.constant(apart))
+            return self._steps("apart", step, lambda j, k: index.add(
+                index.add(low, index.constant(k * step)), j), tuple(
+                _apart(count, count >> s) for s in range(1, many + 1)))
+
+        return (loop("merged", self._blocks(apart), LoopKind.SERIAL, blocks),)
+
+    def _blocks(self, size: int) -> int:
+        """Blocks that have codes of elements."""
+        return -(-self.length // size)
+
+    def _steps(self, name: str, times: int, position: Callable[[Expr, int], Expr],
+               stages: Sequence[Pairs]) -> Body:
+        """Stages of comparisons among codes that registers hold, so many times."""
+        turns = tuple(Buffer(f"{self.name}_turn{k}", self.codes.dtype, (self._block, self.lanes),
+                             "register") for k in range(2))
+        used = sorted({k for pairs in stages for pair in pairs for k in pair})
+
+        def once(j: Var) -> Body:
+            turn = dict.fromkeys(used, 0)
+
+            def held(k: int, r: Expr) -> Expr:
+                return load(turns[turn[k]], (index.constant(k), r))
+
+            body = [self._vector(lambda r: tuple(
+                Store(turns[0], (index.constant(k), r),
+                      load(self.codes, self.place(position(j, k), r))) for k in used))]
+            for pairs in stages:
+                body.append(self._vector(lambda r, pairs=pairs: tuple(
+                    Store(turns[1 - turn[k]], (index.constant(k), r),
+                          apply(op, held(a, r), held(b, r)))
+                    for a, b in pairs for k, op in ((a, "min"), (b, "max")))))
+                turn.update({k: 1 - turn[k] for pair in pairs for k in pair})
+            body.append(self._vector(lambda r: tuple(
+                Store(self.codes, self.place(position(j, k), r), held(k, r)) for k in used)))
+            return allocated(turns, tuple(body))
+
+        return (loop(name, times, LoopKind.SERIAL, once),)
+
+    def _vector(self, body: Callable[[Expr], Body]) -> For:
+        return loop("lane", self.lanes, LoopKind.VECTORIZE, body)
+
+
+def _shares(steps: int, most: int) -> list[int]:
+    """So many steps in parts of nearly equal length, `most` of them at once."""
+    parts = -(-steps // most)
+    return [steps // parts + (k < steps % parts) for k in range(parts)]
+
+
+def _apart(count: int, distance: int) -> Pairs:
+    """All that lie so far apart within blocks of twice that length."""
+    return tuple((k, k + distance) for k in range(count) if not k & distance)
+
+
+def sorted_pairs(count: int) -> tuple[Pairs, ...]:
+    """Stages of comparisons that sort a power of two, by odd-even merges."""
+    stages: list[Pairs] = []
+    half = 1
+    while half < count:
+        distance = half
+        while distance:
+            begin = distance % half
+            stages.append(tuple(
+                (i, i + distance)
+                for j in range(begin, count - distance, 2 * distance)
+                for i in range(j, min(j + distance, count - distance))
+                if i // (2 * half) == (i + distance) // (2 * half)))
+            distance //= 2
+        half *= 2
+    return tuple(stages)
