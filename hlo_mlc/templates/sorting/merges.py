@@ -28,8 +28,8 @@ from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.records import Body, Sorting, row_count
 from hlo_mlc.templates.sorting.ties import Seen, written_again
 
-# Places of a pair of runs that are merged side by side.
-CHAINS = 4
+# Places of a pair of runs that are merged side by side: four take as long, and more code.
+CHAINS = 2
 # Codes of a run that is sorted in a lane, at most: twice as many, and the room to merge them, are
 # more than fits onto the stack.
 RUN = 1024
