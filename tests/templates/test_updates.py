@@ -153,3 +153,25 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
     kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
     assert kinds[0] is LoopKind.PARALLEL
     assert LoopKind.PARALLEL not in kinds[1:]
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_windows_that_begin_elsewhere_are_not_shared_out(check, arrays, take_apart, along):
+    """Gradients of parts of an array at places that data say: parts overlap, in either direction.
+    """
+    x, y = arrays("float32", (90, 190), (16, 60, 130))
+    places = np.arange(16, dtype=np.int32)
+
+    def parts(x, places):
+        return jax.vmap(lambda place: lax.dynamic_slice(
+            x, (place, 3) if along == 0 else (2, place), (60, 130)))(places)
+
+    def function(x, y, places):
+        return jax.vjp(lambda x: parts(x, places), x)[1](y)[0]
+
+    check(function, x, y, places)
+    (decision,) = [d for program in take_apart(function, x, y, places).programs
+                   for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (schedule,) = decision.schedules
+    assert LoopKind.PARALLEL not in [s.kind for s in walk(schedule.program.body)
+                                     if isinstance(s, For)]
