@@ -88,8 +88,8 @@ def is_in_rows(stage: Stage) -> bool:
 
 
 def _apart(stage: Stage) -> frozenset[Var]:
-    """The axes along which no updates meet that differ in nothing else: an index of every place that
-    is written is the axis, from anywhere on, and the other indices have no part in it."""
+    """The axes along which no updates meet that differ in nothing else: of every place that is
+    written one index is the axis, from anywhere on, and the others have no part in it."""
     return frozenset(axis for axis in stage.axes if axis.extent > 1
                      and all(_walks_alone(a.indices, axis) for a in stage.assigns))
 
