@@ -216,6 +216,35 @@ def cost(*roots: Expr) -> int:
     return total
 
 
+def cost_of_row(axis: Var, *roots: Expr) -> int:
+    """`cost` of all elements along an axis, each of which evaluates what conditions on where it
+    stands leave of the expressions."""
+    elements_of = dict.fromkeys(roots, (1 << axis.extent) - 1)  # that evaluate a node, a bit each
+    total = 0
+    for node in reversed([*walk(*roots)]):
+        elements = elements_of.get(node, 0)
+        if isinstance(node, Apply) and node.dtype.name != "index":
+            total += elements.bit_count() * cost_of_node(node)
+        for child, of in zip(node.children, _parts(node, elements, axis), strict=True):
+            elements_of[child] = elements_of.get(child, 0) | of
+    return total
+
+
+def _parts(node: Expr, elements: int, axis: Var) -> tuple[int, ...]:
+    """Which of the elements along an axis evaluate each operand of a node."""
+    everyone = (elements,) * len(node.children)
+    if not isinstance(node, Apply) or node.op not in ("select", "select_unlikely") \
+            or node.args[0].free != {axis}:
+        return everyone
+    kept = 0
+    for position in range(axis.extent):
+        condition = substitute(node.args[0], {axis: index.constant(position)})
+        if not isinstance(condition, Const):
+            return everyone
+        kept |= bool(condition.value) << position
+    return elements, elements & kept, elements & ~kept
+
+
 @derived
 def stage_cost(stage: Stage) -> int:
     """`cost` of everything that a stage evaluates."""

@@ -119,6 +119,17 @@ def test_what_is_joined_has_a_lane_for_each_row(take_apart, arrays) -> None:
     assert templates == ["side_by_side"]
 
 
+def test_what_is_the_same_all_along_a_row_is_not_written_out(take_apart, arrays) -> None:
+    """Of a rolled row, conditions say where an element is read; the rest, 64 times as long, is
+    computed for all."""
+    def function(x):
+        near = sum(jnp.roll(x, d, axis) for d in (1, -1) for axis in (0, 1))
+        return jnp.where(jnp.tanh((x * near).astype(jnp.float32)) > 0.3, -x, x)
+
+    templates, _ = _scheduled(take_apart, function, *arrays("int8", (64, 64)))
+    assert templates == ["elementwise"]
+
+
 @pytest.mark.parametrize("function", [
     lambda x, row: jnp.stack([x[:, 0] * row, x[:, 1] - row, x[:, 2]], -1),
     lambda x, row: jnp.stack([x[:, 0] * row, x[:, 1] - row, x[:, 2]], -1).ravel(),
