@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 
@@ -119,6 +122,16 @@ def test_rows_that_meet_are_vectors(check, arrays, take_apart, width):
                  for d in schedule_program(program, TARGET)[1]]
     assert [d.template.name for d in decisions].count("update") == 2
     check(lambda x, y, places: jax.ops.segment_sum(y, places % 4, 4) + x[:4], x, y, PLACES)
+
+
+@pytest.mark.parametrize("width", [3, 5, 12])
+def test_no_short_row_that_is_added_to_is_under_a_mask(arrays, take_apart, width):
+    """The next addition to the same row would wait for it in memory."""
+    x, = arrays("float32", (10, width))
+    (program,) = take_apart(lambda x, k: jax.ops.segment_sum(x, k, 4), x, PLACES % 4).programs
+    loops = program_text(schedule_program(program, TARGET)[0])
+    lanes = [int(n) for n in re.findall(r"in 0..(\d+) vectorize:\n *r0\[.*\] = r0\[", loops)]
+    assert lanes and all(n & (n - 1) == 0 for n in lanes)
 
 
 def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
