@@ -142,6 +142,18 @@ def test_points_have_vectors_of_coordinates(take_apart, arrays, function) -> Non
     assert re.search(r"in 0..3 unroll:\n *for \S+ in 0..16 vectorize:", loops)
 
 
+def test_points_of_neighbours_have_vectors_of_coordinates(check, take_apart, arrays) -> None:
+    """Conditions say which neighbours there are; they lie side by side."""
+    def function(x):
+        before = jnp.pad(x, [(0, 0), (1, 0)], mode="edge")[:, :-1]
+        return jnp.stack([x, jnp.sqrt(jnp.abs(before + x)), before - x * 2], -1)
+
+    given = arrays("float32", (90, 130))
+    check(function, *given)
+    _, loops = _scheduled(take_apart, function, *given)
+    assert re.search(r"in 0..3 unroll:\n *for \S+ in 0..16 vectorize:", loops)
+
+
 @pytest.mark.parametrize("wide", [5, 7, 70])
 def test_no_vector_under_a_mask_is_written_where_it_is_read(take_apart, arrays, wide) -> None:
     """Along such rows processors wait for every one before."""
