@@ -19,7 +19,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, Parameters, Scheduled, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import share_out, vectorize
-from hlo_mlc.tensor.classify import is_map
+from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -35,7 +35,7 @@ class UpdateTemplate:
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
         stage = coalesce(nest.stages[0])
-        if not _apart(stage):
+        if not _apart(stage) and not is_in_rows(stage):
             return "updates may meet along every axis"
         places = {(a.buffer, a.indices) for a in stage.assigns}
         written = set(stage.outputs)
@@ -87,8 +87,13 @@ def shared_axis(stage: Stage) -> Var | None:
 
 
 def is_in_rows(stage: Stage) -> bool:
-    """Whether updates along the last axis never meet, so that they are vectors."""
-    return stage.axes[-1] in _apart(stage)
+    """Whether the updates along the last axis go to neighbours in memory, so that they are vectors:
+    also where the axis goes through several dimensions of what is updated."""
+    if not stage.axes:
+        return False
+    last = stage.axes[-1]
+    return last in _apart(stage) or (
+        last.extent > 1 and all(stride(a, last) == 1 for a in stage.assigns))
 
 
 def _apart(stage: Stage) -> frozenset[Var]:
