@@ -4,8 +4,9 @@ What is predicted is run at once. Where that is not clear-cut, the other side is
 thread of low priority, without the user's code being traced again: XLA's program where kernels of
 ours are run, one with all that we can compile where none are. Then calls go to either side in turns
 and are timed, until it is clear, and from there on to the faster one alone, which is remembered on
-disk. No call waits for that: results are watched, not waited for. Both sides are right, but not to
-the last bit the same.
+disk. No call waits for that: results are watched, not waited for, and nothing is compiled while
+somebody waits for another function's first call, as XLA compiles all programs with the same
+threads. Both sides are right, but not to the last bit the same.
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from hlo_mlc.interop.function import TracedFunction
 from hlo_mlc.interop.staged import Staged, use_from_now_on
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.support.debug import Level, say
+from hlo_mlc.support.locks import process_lock
+from hlo_mlc.support.quiet import Quiet
 from hlo_mlc.support.turns import short_turns
 
 Jit = Callable[..., Any]
 
+_first_calls = Quiet()
+_one_at_a_time = process_lock()
 # Where our kernels, or XLA, are predicted to be so many times as fast, the other side is not looked
 # at: where ours were to be up to 40 times as fast, XLA has been seen to be faster.
 _CLEAR, _CLEAR_FOR_XLA = 64.0, 4.0
@@ -43,6 +48,9 @@ _WORTH_IT = 0.97  # the other side takes over if it needs less than this share o
 _FEW, _MANY = 3, 12  # pairs of calls: enough where the sides differ much, and in any case
 _MUCH = 1.15
 _NICENESS = 10
+# Since the last first call of a function. What takes XLA 10 s to compile held other first calls of
+# 0.3 s up for 4 to 20 s.
+_QUIET_S = 2.0
 _TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
 
@@ -108,7 +116,8 @@ class Settling:
         try:
             if self._stage is _Stage.TIMING and self._watched is None:
                 return self._timed(args, kwargs)
-            results = self._present.jit(*args, **kwargs)
+            with contextlib.nullcontext() if self._calls else _first_calls.disturbed():
+                results = self._present.jit(*args, **kwargs)
             if self._stage is _Stage.COUNTING:
                 with self._contained():
                     self._count(args, kwargs)
@@ -156,9 +165,12 @@ class Settling:
         with self._contained():
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            other = self._alternative(self._report.settled_at, self._asked)
-            with short_turns(_TURN_S):
-                other.jit.lower(*args, **kwargs).compile()
+            with _one_at_a_time:
+                if not _first_calls.comes(_QUIET_S):
+                    return
+                other = self._alternative(self._report.settled_at, self._asked)
+                with short_turns(_TURN_S):
+                    other.jit.lower(*args, **kwargs).compile()
             is_asked_for = len(other.function.ledger) == 1 and (
                 self._asked == "ours") == bool(other.function.ledger.latest.kernels)
             if is_asked_for and self._kind.context == compat.context():  # threads begin without any

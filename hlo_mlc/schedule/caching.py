@@ -113,8 +113,8 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         buffer = touched[0].buffer
-        together = next((a for a in touched if isinstance(a.stmt, Accumulate)
-                         and len(a.stmt.buffers) > 1), None)
+        together = next((a for a in touched if a.writes
+                         and isinstance(a.stmt, Accumulate) and len(a.stmt.buffers) > 1), None)
         if together is not None:
             raise refuse("cache_write", stmt, f"updates other buffers together with {name} in "
                          f"{together}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Load
+from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -131,10 +131,18 @@ def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
         return False
     width, (*_, down, last) = lanes((stage,), target), stage.axes
     if not 1 < last.extent <= WIDEST_STEP or not 2 * last.extent <= width <= down.extent \
-            or picks_along(stage, down):  # of conditions for each lane nothing is left out
+            or _are_apart_under_conditions(stage, down):
         return False
     return last.extent < WIDEST_STEP or picks_along(stage, last) \
         or any(stride(access, last) not in (0, 1) for access in accesses(stage))
+
+
+def _are_apart_under_conditions(stage: Stage, axis: Var) -> bool:
+    """Whether conditions for each lane of a vector along an axis say which elements are read that
+    are no neighbours: these are read one by one."""
+    return any(read.guard is not None and axis in read.guard.free
+               and stride(read, axis) not in (0, 1)
+               for group in stage.loads_by_buffer.values() for read in group)
 
 
 def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:

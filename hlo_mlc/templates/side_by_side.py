@@ -31,7 +31,15 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.elementwise import share_out
-from hlo_mlc.tensor.classify import cost, is_injective, is_map, picks_along, reads, stride
+from hlo_mlc.tensor.classify import (
+    cost,
+    cost_of_row,
+    is_injective,
+    is_map,
+    picks_along,
+    reads,
+    stride,
+)
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -147,11 +155,11 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     total = 0.0
     for stage in nest.stages:
         elements = math.prod(v.extent for v in _along(nest, stage))
-        # Each element of a row that is joined of several has one of them.
-        results = 1 if _is_one_map(nest) else math.prod(
-            v.extent for v in stage.axes[nest.shared:])
+        results = [a.value for a in stage.assigns]
+        finished = cost_of_row(stage.axes[-1], *results) if _is_one_map(nest) else cost(
+            *results) * math.prod(v.extent for v in stage.axes[nest.shared:])
         total += elements * (cost(*stage.terms) / width + APART * _moved(nest, stage))
-        total += results * cost(*(a.value for a in stage.assigns)) / width
+        total += finished / width
     return total
 
 

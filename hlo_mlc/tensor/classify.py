@@ -209,6 +209,39 @@ def cost(*roots: Expr) -> int:
     return total
 
 
+def cost_of_row(axis: Var, *roots: Expr) -> int:
+    """`cost` of all elements along an axis where each is written out: it evaluates what conditions
+    on where it stands leave of the expressions, and nothing that follows from there."""
+    elements_of = dict.fromkeys(roots, (1 << axis.extent) - 1)  # that evaluate a node, a bit each
+    total = 0
+    for node in reversed([*walk(*roots)]):
+        elements = elements_of.get(node, 0)
+        kept = _chosen(node, axis)
+        below = (elements,) * len(node.children) if kept is None \
+            else (0, elements & kept, elements & ~kept)
+        for child, of in zip(node.children, below, strict=True):
+            elements_of[child] = elements_of.get(child, 0) | of
+        if isinstance(node, Apply) and kept is None and not node.free <= {axis} \
+                and node.dtype.name != "index":
+            total += elements.bit_count() * cost_of_node(node)
+    return total
+
+
+def _chosen(node: Expr, axis: Var) -> int | None:
+    """The elements along an axis, a bit each, that are the first of two; None where more than where
+    they stand decides."""
+    if not isinstance(node, Apply) or node.op not in ("select", "select_unlikely") \
+            or node.args[0].free != {axis}:
+        return None
+    kept = 0
+    for position in range(axis.extent):
+        condition = substitute(node.args[0], {axis: index.constant(position)})
+        if not isinstance(condition, Const):
+            return None
+        kept |= bool(condition.value) << position
+    return kept
+
+
 @derived
 def stage_cost(stage: Stage) -> int:
     """`cost` of everything that a stage evaluates."""

@@ -52,6 +52,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("HLO_MLC_SETTLE", "1")
     monkeypatch.setattr(settling, "_CLEAR", float("inf"))
     monkeypatch.setattr(settling, "_CLEAR_FOR_XLA", float("inf"))
+    monkeypatch.setattr(settling, "_QUIET_S", 0.0)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -431,6 +432,43 @@ def test_looked_at_it_is_what_jax_makes() -> None:
     function.clear_cache()
     close(function(X), softened(X))
     forget()
+
+
+def test_nothing_is_compiled_while_a_first_call_is_waited_for(seconds: dict[str, float]) -> None:
+    """Whose compilation by XLA would stand behind that of the other side."""
+    function = mlc_jit(Traced())
+    with settling._first_calls.disturbed():
+        for _ in range(5):
+            function(X)
+        (thread,) = [t for t in threading.enumerate() if t.name == "hlo_mlc settles"]
+        thread.join(0.5)
+        assert thread.is_alive() and function.func._stage is settling._Stage.COMPILING
+        assert function.func._other is None
+    settled(function, X)
+
+
+def test_one_is_compiled_at_a_time(seconds: dict[str, float], monkeypatch: pytest.MonkeyPatch
+                                   ) -> None:
+    functions = [mlc_jit(Traced(lambda x, by=by: softened(x, by))) for by in (2.0, 3.0, 4.0)]
+    inside, most = [0], []
+
+    def alternative(made: Callable, *args: Any) -> Any:
+        inside[0] += 1
+        most.append(inside[0])
+        time.sleep(0.05)
+        inside[0] -= 1
+        return made(*args)
+
+    for function in functions:
+        made = function.func._alternative
+        monkeypatch.setattr(function.func, "_alternative",
+                            lambda *args, made=made: alternative(made, *args))
+    for _ in range(4):
+        for function in functions:
+            function(X)
+    for function in functions:
+        settled(function, X)
+    assert most == [1, 1, 1]
 
 
 def test_no_thread_is_left(seconds: dict[str, float]) -> None:

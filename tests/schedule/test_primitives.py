@@ -16,7 +16,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Store, While
 from hlo_mlc.loops.interpret import interpret
-from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.schedule import Schedule, Step, replay
@@ -608,13 +608,17 @@ def first_of_pair() -> Combiner:
 
 def argmax(extent: int, *columns: int) -> LoopProgram:
     x = Buffer("x", F32, (extent, *columns), "operand")
-    best, where = Buffer("best", F32, columns, "result"), Buffer("where", I32, columns, "result")
-    k, axes = variable("k", extent), tuple(variable("i", n) for n in columns)
+    results = Buffer("best", F32, columns, "result"), Buffer("where", I32, columns, "result")
+    stage = argmax_stage(x, results, *(variable("i", n) for n in columns))
+    return LoopProgram("argmax", (x,), results, lower_stage(stage))
+
+
+def argmax_stage(x: Buffer, results: tuple[Buffer, ...], *axes: Var) -> Stage:
+    k, (best, where) = variable("k", x.shape[0]), results
     value, position = Var("value", F32), Var("position", I32)
-    stage = Stage("argmax", axes, (Assign(best, axes, value), Assign(where, axes, position)), (k,),
-                  first_of_pair(), (load(x, (k, *axes)), apply("convert", k, dtype=I32)),
-                  (const(-1e30, F32), const(99, I32)), (value, position))
-    return LoopProgram("argmax", (x,), (best, where), lower_stage(stage))
+    return Stage("argmax", axes, (Assign(best, axes, value), Assign(where, axes, position)), (k,),
+                 first_of_pair(), (load(x, (k, *axes)), apply("convert", k, dtype=I32)),
+                 (const(-1e30, F32), const(99, I32)), (value, position))
 
 
 @pytest.mark.parametrize("extent", [4, 11, 16, 37])
@@ -1175,6 +1179,19 @@ def test_cache_write_refuses(tiny, running) -> None:
     stage = tiny.map(y, "ij", lambda i, j: ONE)
     some = Stage("some", stage.axes, (Assign(y, stage.axes, ONE, even),))
     refuses(lambda: Schedule(tiny.program(some)).cache_write("y", "i"), "does not surely write")
+
+
+def test_cache_write_of_what_an_argmax_reads(tiny, assert_same) -> None:
+    """It updates its value and its place together, but not what they are found in."""
+    searched, x = argmax(5, 3), tiny.operand("x", 5, 3)
+    seen = tiny.result("seen", 5, 3)
+    k, i = variable("n", 5), variable("i", 3)
+    stored = Stage("stored", (k,), (Assign(seen, (k, i), apply("neg", load(x, (k, i)))),))
+    found = argmax_stage(seen, searched.results, i)
+    program = LoopProgram("both", (x,), (seen, *searched.results),
+                          lower_nest((i,), (stored, replace(found, axes=()))))
+    cached = Schedule(program).cache_write("seen", "i", "transposed")
+    assert_same(program, cached.program, [np.arange(15, dtype=np.float32).reshape(5, 3) % 7])
 
 
 def test_while_loops_stay_out_of_vectors(copy) -> None:

@@ -119,6 +119,17 @@ def test_what_is_joined_has_a_lane_for_each_row(take_apart, arrays) -> None:
     assert templates == ["side_by_side"]
 
 
+def test_what_is_the_same_all_along_a_row_is_not_written_out(take_apart, arrays) -> None:
+    """Of a rolled row, conditions say where an element is read; the rest, 64 times as long, is
+    computed for all."""
+    def function(x):
+        near = sum(jnp.roll(x, d, axis) for d in (1, -1) for axis in (0, 1))
+        return jnp.where(jnp.tanh((x * near).astype(jnp.float32)) > 0.3, -x, x)
+
+    templates, _ = _scheduled(take_apart, function, *arrays("int8", (64, 64)))
+    assert templates == ["elementwise"]
+
+
 @pytest.mark.parametrize("function", [
     lambda x, row: jnp.stack([x[:, 0] * row, x[:, 1] - row, x[:, 2]], -1),
     lambda x, row: jnp.stack([x[:, 0] * row, x[:, 1] - row, x[:, 2]], -1).ravel(),
@@ -128,6 +139,18 @@ def test_points_have_vectors_of_coordinates(take_apart, arrays, function) -> Non
     """Each coordinate of 16 points at a time."""
     templates, loops = _scheduled(take_apart, function, *arrays("float32", (200, 3), (200,)))
     assert templates == ["elementwise"]
+    assert re.search(r"in 0..3 unroll:\n *for \S+ in 0..16 vectorize:", loops)
+
+
+def test_points_of_neighbours_have_vectors_of_coordinates(check, take_apart, arrays) -> None:
+    """Conditions say which neighbours there are; they lie side by side."""
+    def function(x):
+        before = jnp.pad(x, [(0, 0), (1, 0)], mode="edge")[:, :-1]
+        return jnp.stack([x, jnp.sqrt(jnp.abs(before + x)), before - x * 2], -1)
+
+    given = arrays("float32", (90, 130))
+    check(function, *given)
+    _, loops = _scheduled(take_apart, function, *given)
     assert re.search(r"in 0..3 unroll:\n *for \S+ in 0..16 vectorize:", loops)
 
 

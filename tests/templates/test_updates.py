@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 
@@ -121,6 +124,60 @@ def test_rows_that_meet_are_vectors(check, arrays, take_apart, width):
     check(lambda x, y, places: jax.ops.segment_sum(y, places % 4, 4) + x[:4], x, y, PLACES)
 
 
+@pytest.mark.parametrize("width", [3, 5, 12])
+def test_no_short_row_that_is_added_to_is_under_a_mask(arrays, take_apart, width):
+    """The next addition to the same row would wait for it in memory."""
+    x, = arrays("float32", (10, width))
+    (program,) = take_apart(lambda x, k: jax.ops.segment_sum(x, k, 4), x, PLACES % 4).programs
+    loops = program_text(schedule_program(program, TARGET)[0])
+    lanes = [int(n) for n in re.findall(r"in 0..(\d+) vectorize:\n *r0\[.*\] = r0\[", loops)]
+    assert lanes and all(n & (n - 1) == 0 for n in lanes)
+
+
+@pytest.mark.parametrize("window", [(4, 16), (16, 3), (2, 2, 5)])
+def test_rows_of_several_dimensions_are_vectors(check, arrays, take_apart, window):
+    """As what heads of attention send along edges."""
+    x, y = arrays("float32", (8, *window), (10, *window))
+
+    def function(x, y, places):
+        return x.at[places].add(y), x.at[places].set(y), jax.ops.segment_sum(y, places % 4, 4)
+
+    check(function, x, y, PLACES)
+    decisions = [d for program in take_apart(function, x, y, PLACES).programs
+                 for d in schedule_program(program, TARGET)[1]]
+    assert [d.template.name for d in decisions].count("update") == 3
+
+
+def test_parts_of_rows_of_several_dimensions(check, arrays):
+    """Windows that do not fill the dimensions that they go through, and begin where data say."""
+    x, y = arrays("float32", (8, 9, 16), (10, 4, 16))
+
+    def function(x, y, places):
+        return (x.at[places, 2:6].add(y), x.at[places, :, 3].multiply(y[:, 0, :9]),
+                lax.scatter_add(x, jnp.stack([places, places], 1), y, lax.ScatterDimensionNumbers(
+                    (1, 2), (0,), (0, 1)), mode="clip"))
+
+    check(function, x, y, PLACES)
+
+
+def test_rows_that_lie_in_pieces_are_stored_before_they_are_added_up(check, arrays, take_apart):
+    """Gradients of an image that is resized along columns: a row of the transposed image is in
+    pieces of three colours."""
+    image, weights, places = *arrays("float32", (40, 50, 3), (70, 4)), np.resize(PLACES, (70, 4))
+
+    def resized(x, weights):
+        return jnp.einsum("nk,nkac->nac", weights, x.swapaxes(0, 1)[places % 50]).swapaxes(0, 1)
+
+    def gradient(x, weights):
+        return jax.grad(lambda x: jnp.sum(resized(x, weights) ** 2))(x)
+
+    check(gradient, image, weights, magnitude=200)
+    decisions = [d for program in take_apart(gradient, image, weights).programs
+                 for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (schedule,) = decisions[0].schedules
+    assert "in 0..16 vectorize" in program_text(schedule.program)
+
+
 def test_elements_that_meet_are_no_vectors(check, arrays, take_apart):
     """Places of single elements, and windows whose rows overlap each other in a row's direction."""
     x, y = arrays("float32", (9, 20), (10,))
@@ -153,3 +210,25 @@ def test_axes_on_which_none_meet_are_shared_out(check, arrays, take_apart, shape
     kinds = [s.kind for s in walk(schedule.program.body) if isinstance(s, For)]
     assert kinds[0] is LoopKind.PARALLEL
     assert LoopKind.PARALLEL not in kinds[1:]
+
+
+@pytest.mark.parametrize("along", [0, 1])
+def test_windows_that_begin_elsewhere_are_not_shared_out(check, arrays, take_apart, along):
+    """Gradients of parts of an array at places that data say: parts overlap, in either direction.
+    """
+    x, y = arrays("float32", (90, 190), (16, 60, 130))
+    places = np.arange(16, dtype=np.int32)
+
+    def parts(x, places):
+        return jax.vmap(lambda place: lax.dynamic_slice(
+            x, (place, 3) if along == 0 else (2, place), (60, 130)))(places)
+
+    def function(x, y, places):
+        return jax.vjp(lambda x: parts(x, places), x)[1](y)[0]
+
+    check(function, x, y, places)
+    (decision,) = [d for program in take_apart(function, x, y, places).programs
+                   for d in schedule_program(program, TARGET)[1] if d.template.name == "update"]
+    (schedule,) = decision.schedules
+    assert LoopKind.PARALLEL not in [s.kind for s in walk(schedule.program.body)
+                                     if isinstance(s, For)]
