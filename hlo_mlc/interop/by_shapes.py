@@ -9,7 +9,6 @@ looked at then.
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,17 +18,15 @@ import numpy as np
 
 from hlo_mlc.interop.call_arguments import at_hand
 from hlo_mlc.interop.devices import ANY_ROWS, CPU
+from hlo_mlc.interop.meanwhile import first_calls, meanwhile
 from hlo_mlc.interop.program import Execute, Shapes
 from hlo_mlc.interop.settling import is_open
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
-from hlo_mlc.support.turns import short_turns
 
 _RECURRING = 32
 """Calls after which a program is worth compiling once more: kernels for any number of rows take
 1.0 to 1.5 times as long (scripts/rows.py), and predictions may be wrong."""
-_NICENESS = 10
-_TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +54,7 @@ class ByShapes:
         """The function for these shapes."""
         program = self._known.get(shapes)
         if program is None:
-            with self._lock:
+            with first_calls.disturbed(), self._lock:
                 program = self._known.get(shapes) or self._compiled(shapes)
                 self._known[shapes] = self.latest = program
         return program
@@ -98,10 +95,10 @@ class ByShapes:
     def _specialize(self, shapes: Shapes, program: Compiled, options: Options,
                     given: Sequence[np.ndarray]) -> None:
         """Has calls run what is best for these shapes alone; runs in a thread of its own."""
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         # What fails changes nothing: the program is right as it is.
-        with contextlib.suppress(Exception), short_turns(_TURN_S), at_hand(given):
+        with contextlib.suppress(Exception), meanwhile() as it_is_time, at_hand(given):
+            if not it_is_time:
+                return
             own = self._make(shapes, CPU, options)
             own.calls = _RECURRING
             with self._lock:

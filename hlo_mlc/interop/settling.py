@@ -12,7 +12,6 @@ threads. Both sides are right, but not to the last bit the same.
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import threading
 import time
@@ -28,17 +27,13 @@ from hlo_mlc.backends.base import PromisedKernel
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import Choice, recorded, remember
 from hlo_mlc.interop.function import TracedFunction
+from hlo_mlc.interop.meanwhile import first_calls, meanwhile
 from hlo_mlc.interop.staged import Staged, use_from_now_on
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.support.debug import Level, say
-from hlo_mlc.support.locks import process_lock
-from hlo_mlc.support.quiet import Quiet
-from hlo_mlc.support.turns import short_turns
 
 Jit = Callable[..., Any]
 
-_first_calls = Quiet()
-_one_at_a_time = process_lock()
 # Where our kernels, or XLA, are predicted to be so many times as fast, the other side is not looked
 # at: where ours were to be up to 40 times as fast, XLA has been seen to be faster.
 _CLEAR, _CLEAR_FOR_XLA = 64.0, 4.0
@@ -47,11 +42,6 @@ _FIRST_TIMED = 3  # what is called less often is not worth compiling twice
 _WORTH_IT = 0.97  # the other side takes over if it needs less than this share of the time
 _FEW, _MANY = 3, 12  # pairs of calls: enough where the sides differ much, and in any case
 _MUCH = 1.15
-_NICENESS = 10
-# Since the last first call of a function. What takes XLA 10 s to compile held other first calls of
-# 0.3 s up for 4 to 20 s.
-_QUIET_S = 2.0
-_TURN_S = 5e-4  # for which our compiler keeps the interpreter from the callers
 
 
 class Owner(Protocol):
@@ -116,7 +106,7 @@ class Settling:
         try:
             if self._stage is _Stage.TIMING and self._watched is None:
                 return self._timed(args, kwargs)
-            with contextlib.nullcontext() if self._calls else _first_calls.disturbed():
+            with contextlib.nullcontext() if self._calls else first_calls.disturbed():
                 results = self._present.jit(*args, **kwargs)
             if self._stage is _Stage.COUNTING:
                 with self._contained():
@@ -163,14 +153,11 @@ class Settling:
     def _compile(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compiles the other side; runs in a thread of its own."""
         with self._contained():
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-            with _one_at_a_time:
-                if not _first_calls.comes(_QUIET_S):
+            with meanwhile() as it_is_time:
+                if not it_is_time:
                     return
                 other = self._alternative(self._report.settled_at, self._asked)
-                with short_turns(_TURN_S):
-                    other.jit.lower(*args, **kwargs).compile()
+                other.jit.lower(*args, **kwargs).compile()
             is_asked_for = len(other.function.ledger) == 1 and (
                 self._asked == "ours") == bool(other.function.ledger.latest.kernels)
             if is_asked_for and self._kind.context == compat.context():  # threads begin without any

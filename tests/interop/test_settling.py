@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc import mlc_jit
-from hlo_mlc.interop import settling
+from hlo_mlc.interop import meanwhile, settling
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
 from making.left import by_xla
@@ -52,7 +52,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("HLO_MLC_SETTLE", "1")
     monkeypatch.setattr(settling, "_CLEAR", float("inf"))
     monkeypatch.setattr(settling, "_CLEAR_FOR_XLA", float("inf"))
-    monkeypatch.setattr(settling, "_QUIET_S", 0.0)
+    monkeypatch.setattr(meanwhile, "_QUIET_S", 0.0)
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -437,7 +437,7 @@ def test_looked_at_it_is_what_jax_makes() -> None:
 def test_nothing_is_compiled_while_a_first_call_is_waited_for(seconds: dict[str, float]) -> None:
     """Whose compilation by XLA would stand behind that of the other side."""
     function = mlc_jit(Traced())
-    with settling._first_calls.disturbed():
+    with meanwhile.first_calls.disturbed():
         for _ in range(5):
             function(X)
         (thread,) = [t for t in threading.enumerate() if t.name == "hlo_mlc settles"]
