@@ -1,5 +1,5 @@
-"""What is compiled while a program runs: at low priority, one thing at a time, when nobody waits for
-a first call of a function, as XLA compiles all programs with the same threads."""
+"""What is compiled while a program runs: at low priority, one thing at a time, and when nobody
+waits for a first call of a function, as XLA compiles all programs with the same threads."""
 
 from __future__ import annotations
 
