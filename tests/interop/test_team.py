@@ -226,15 +226,19 @@ def test_a_cluster_takes_trials(cluster: str, tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_workers_of_a_cluster(cluster: str, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/studies.db"
     open_database(url)
-    program = [sys.executable, "-P", "-c", "from hlo_mlc.cli import main; main()"]
-    with subprocess.Popen([*program, *on_dask(cluster, url)], stderr=subprocess.PIPE,
-                          text=True) as process:
+    program = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+               "from hlo_mlc.cli import main; main()")
+    process = subprocess.Popen([sys.executable, "-P", "-c", program, *on_dask(cluster, url)],
+                               stderr=subprocess.PIPE, text=True)
+    try:
         end = time.monotonic() + LIMIT_S
         while not running(url):
             assert process.poll() is None and time.monotonic() < end
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=LIMIT_S)
+    finally:
+        process.kill()
     assert process.returncode == 130 and "the workers have ended" in said
     assert not running(url)
 
