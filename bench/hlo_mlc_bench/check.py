@@ -43,6 +43,8 @@ def error(results: Any, expected: list[np.ndarray]) -> float:
 
 def bound(case: Case, xla_error: float) -> float:
     """The largest error that counts as right."""
+    if not jnp.issubdtype(case.dtype, jnp.floating):
+        return 0.0
     info = jnp.finfo(case.dtype)
     narrow = info.bits <= _NARROW_BITS
     tolerance = min(case.tolerance, _NARROW_TOLERANCE) if narrow else case.tolerance

@@ -196,6 +196,19 @@ def test_runs_of_codes_are_merged(take_apart, machine_code, dtype, shape):
             assert bits(parts.run([x], execute)[0]) == bits(stable(x))
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("pair", [(0.0, -0.0), (-0.0, 0.0), (np.nan, -np.nan), (-np.nan, np.nan)])
+def test_equal_elements_that_differ_lie_far_apart(take_apart, machine_code, level, pair):
+    """In other runs, and other parts."""
+    for size, first, last in ((40, 0, 39), (3000, 100, 2500), (100_003, 7, 99_000)):
+        x = np.full(size, 1.5, np.float32)
+        x[first], x[last] = pair
+        parts = take_apart(lambda x: jnp.sort(x), x)
+        (ordered,) = parts.run([x], machine_code.executing(
+            tuned={0: ("sort", MERGES)}, target=named(level)))
+        assert bits(ordered) == bits(stable(x))
+
+
 @pytest.mark.parametrize("order", ["sorted", "reversed", "equal", "largest", "nan"])
 def test_orders_that_are_there_already(take_apart, machine_code, order):
     """One run has everything that comes first, or all codes are like those behind the last."""

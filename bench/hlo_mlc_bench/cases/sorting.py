@@ -20,13 +20,18 @@ def several_keys(inputs: Inputs, *, kinds: int, size: int) -> Workload:
 
 
 def integers(inputs: Inputs, *, size: int) -> Workload:
-    """Numbers up to two thousand million."""
-    return lambda x: jnp.sort(x), (inputs.places(1 << 31, size),)
+    """Numbers up to two thousand million, or as many bits of them as the case's integers have."""
+    return lambda x: jnp.sort(x), (_numbers(inputs, size),)
 
 
 def rows_of_integers(inputs: Inputs, *, rows: int, columns: int) -> Workload:
     """The same, in rows."""
-    return lambda x: jnp.sort(x, axis=-1), (inputs.places(1 << 31, rows, columns),)
+    return lambda x: jnp.sort(x, axis=-1), (_numbers(inputs, rows, columns),)
+
+
+def _numbers(inputs: Inputs, *shape: int) -> jax.Array:
+    numbers = inputs.places(1 << 31, *shape)
+    return numbers.astype(inputs.dtype) if jnp.issubdtype(inputs.dtype, jnp.integer) else numbers
 
 
 def rounded(inputs: Inputs, *, size: int) -> Workload:
@@ -42,13 +47,15 @@ CASES = (
     .with_neighbours(odd=_ODD, dtype="float64", view="strided"),
     _case("argsort", of_normals(jnp.argsort), _MILLION, tiny=_TINY, figure=15.0)
     .with_neighbours(odd=_ODD, dtype="bfloat16", view="strided"),
-    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=12.0),
+    _case("sort_integers", integers, _MILLION, tiny=_TINY, figure=12.0)
+    .with_neighbours(odd=_ODD, dtype="int16", view="strided"),
     _case("sort_rounded", rounded, _MILLION, tiny=_TINY),
     _case("sort_rows", of_normals(functools.partial(jnp.sort, axis=-1)),
           {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
     .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="float16", view="transposed"),
     _case("sort_rows_of_integers", rows_of_integers,
-          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0),
+          {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}, figure=10.0)
+    .with_neighbours(odd={"rows": 4093, "columns": 251}, dtype="int16", view="transposed"),
     _case("argsort_rows", of_normals(functools.partial(jnp.argsort, axis=-1)),
           {"rows": 4096, "columns": 256}, tiny={"rows": 3, "columns": 19}),
     _case("sort_several_keys", several_keys, {"kinds": 100, "size": 1 << 18},

@@ -18,7 +18,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32, DType
-from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store, While
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store, While
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, across, decoded, parallel_tasks, shared_out
@@ -26,7 +26,8 @@ from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, in_blocks, r
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.records import Body, Sorting, row_count
-from hlo_mlc.templates.sorting.ties import Seen, written_again
+from hlo_mlc.templates.sorting.ties import KINDS, Seen, written_again
+from hlo_mlc.tensor.combine import named_combiner
 
 # Places of a pair of runs that are merged side by side: four take as long, and more code.
 CHAINS = 2
@@ -78,12 +79,13 @@ class _Rows:
         self.rooms = [Buffer(f"{self.name}_room{k}", coded.dtype, (total + self.lanes,), "scratch")
                       for k in range(min(2, self.parts))]
         self.at_once = target.registers // 2
-        self.flags = Buffer(f"{self.name}_differ", U32, (self.sorting.rows * self.parts,
-                                                         max(1, len(coded.ties))), "scratch")
+        # The smallest and the largest code of each range of equal elements, in each part.
+        self.ends = Buffer(f"{self.name}_ends", coded.dtype, (
+            self.sorting.rows * self.parts, max(1, len(coded.ties)), len(KINDS)), "scratch")
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        return (*self.rooms, *((self.flags,) if self.coded.ties else ()))
+        return (*self.rooms, *((self.ends,) if self.coded.ties else ()))
 
     def body(self) -> Body:
         """All of it."""
@@ -140,18 +142,16 @@ class _Rows:
         return in_blocks("column", self.run, TRANSPOSED, column)
 
     def _looked_at(self, number: Expr, codes: Buffer) -> Body:
-        """Whether there are different codes of elements that are equal."""
+        """Which codes of elements that are equal there are."""
         seen = [Seen(f"{self.name}_seen{k}", ties, codes, self.lanes)
                 for k, ties in enumerate(self.coded.ties)]
-        differ = Buffer(f"{self.name}_differs", U32, (), "register")
 
         def look(i: Expr) -> Body:
             return (loop("lane", self.lanes, LoopKind.VECTORIZE, lambda lane: tuple(
                 s for one in seen for s in one.look(load(codes, (i, lane)), lane))),)
 
-        found = allocated((differ,), tuple(s for k, one in enumerate(seen) for s in (
-            Store(differ, (), const(0, U32)), one.differ(differ),
-            Store(self.flags, (number, index.constant(k)), load(differ, ())))))
+        found = tuple(s for k, one in enumerate(seen)
+                      for s in one.keep(self.ends, number, index.constant(k)))
         return allocated([b for one in seen for b in one.buffers], (
             *(one.nothing() for one in seen), loop("seen", self.run, LoopKind.SERIAL, look),
             *found)) if seen else ()
@@ -199,23 +199,26 @@ class _Rows:
     def _with_ties(self, ordered: Buffer) -> Body:
         """What is equal but not the same comes as it came."""
         size = self.parts * self.part
-        differ = Buffer(f"{self.name}_differs", U32, (), "register")
+        ends = [Buffer(f"{self.name}_{kind}", self.coded.dtype, (), "register") for kind in KINDS]
+        folds = [named_combiner(kind, self.coded.dtype) for kind in KINDS]
 
         def row(number: Var) -> Body:
             at = decoded(self.sorting.outer, number)
             first = index.multiply(number, index.constant(size))
+            part = index.multiply(number, index.constant(self.parts))
             body: Body = ()
             for k, codes in enumerate(self.coded.ties):
                 body += (
-                    Store(differ, (), const(0, U32)),
-                    loop("part", self.parts, LoopKind.SERIAL, lambda p, k=k: (Store(
-                        differ, (), apply("or", load(differ, ()), load(self.flags, (index.add(
-                            index.multiply(number, index.constant(self.parts)), p),
-                            index.constant(k))))),)),
-                    If(apply("ne", load(differ, ()), const(0, U32)), written_again(
+                    *(Store(end, (), fold.identity[0])
+                      for end, fold in zip(ends, folds, strict=True)),
+                    loop("part", self.parts, LoopKind.SERIAL, lambda p, k=k: tuple(
+                        Accumulate((end,), (), fold, (load(self.ends, (
+                            index.add(part, p), index.constant(k), index.constant(n))),))
+                        for n, (end, fold) in enumerate(zip(ends, folds, strict=True)))),
+                    If(apply("lt", *(load(end, ()) for end in ends)), written_again(
                         self.name, codes, ordered, lambda i: (index.add(first, i),), size, self.n,
                         lambda i: self.sorting.given(at, i)[0])))
-            return allocated((differ,), body)
+            return allocated(ends, body)
 
         return (loop("row", self.sorting.rows, LoopKind.SERIAL, row),) if self.coded.ties else ()
 

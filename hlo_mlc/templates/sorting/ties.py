@@ -18,6 +18,7 @@ from hlo_mlc.templates.sorting.codes import Range
 from hlo_mlc.templates.sorting.records import Body, Place
 from hlo_mlc.tensor.combine import named_combiner
 
+KINDS = ("min", "max")
 _OR = named_combiner("or", U32)
 
 
@@ -27,7 +28,7 @@ class Seen:
     def __init__(self, name: str, codes: Range, like: Buffer, lanes: int) -> None:
         self.codes, self.lanes = codes, lanes
         self._ends = {kind: Buffer(f"{name}_{kind}", like.dtype, (lanes,), "register")
-                      for kind in ("min", "max")}
+                      for kind in KINDS}
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
@@ -53,6 +54,20 @@ class Seen:
                 apply("convert", apply("lt", least, most), dtype=U32),)),)
 
         return loop("lane", self.lanes, LoopKind.VECTORIZE, one)
+
+    def keep(self, ends: Buffer, *place: Expr) -> Body:
+        """Put the smallest and the largest of all lanes to `ends[place, 0]` and `[place, 1]`."""
+        whole = [Buffer(f"{b.name}_whole", b.dtype, (), "register") for b in self.buffers]
+
+        def one(lane: Expr) -> Body:
+            return tuple(Accumulate((to,), (), named_combiner(kind, b.dtype), (load(b, (lane,)),))
+                         for to, (kind, b) in zip(whole, self._ends.items(), strict=True))
+
+        return allocated(whole, (
+            *(Store(to, (), self._none(kind)) for to, kind in zip(whole, KINDS, strict=True)),
+            loop("lane", self.lanes, LoopKind.VECTORIZE, one),
+            *(Store(ends, (*place, index.constant(n)), load(to, ()))
+              for n, to in enumerate(whole))))
 
     def _none(self, kind: str) -> Expr:
         return named_combiner(kind, self._ends[kind].dtype).identity[0]
