@@ -1,6 +1,6 @@
 // The one XLA custom call, "hlo_mlc_kernel": runs the kernel that its `id` attribute names; or
-// several, where that is "first@64,second@1", in blocks of so many rows each. Of operands, `dims`
-// then has the numbers of those that have rows. All results have.
+// several, where that is "first@64,second@1", in blocks of so many rows each. `dims` then has
+// the number of rows, and for each operand and result the bytes of one, 0 where it has no rows.
 //
 // At load time (instantiate) ids are looked up in the variant table; an execution then takes the
 // current variant from its slot, without any search.
@@ -30,7 +30,7 @@ namespace {
 namespace ffi = ::xla::ffi;
 
 // What a loaded executable holds for each of its custom calls: a kernel and its `dims`, or kernels
-// for blocks and which operands have rows.
+// for blocks and what there is to know of rows.
 struct KernelState {
   static ffi::TypeId id;
 
@@ -121,21 +121,21 @@ std::optional<Failure> RunWhole(const KernelState& state, const XLA_FFI_CallFram
   return RunKernel(*state.slot, executor, threads, buffers.data(), state.dims.data());
 }
 
-RowBuffer Cut(const XLA_FFI_Buffer& buffer) {
-  return {static_cast<char*>(buffer.data), BytesOf(buffer) / buffer.dims[0]};
-}
-
-// The last of several results is one of no bytes that nothing reads (frontend/emit.py).
+// The rows in all, and then how far apart they lie in each buffer: XLA counts a byte for each integer
+// of less, of which there are several in one.
 std::optional<Failure> RunRows(const KernelState& state, const XLA_FFI_CallFrame& frame,
                                Executor& executor, int64_t threads) {
+  const auto row_bytes = state.dims.begin() + 1;
   std::vector<RowBuffer> buffers;
   for (int64_t i = 0; i < frame.args.size; ++i) {
-    buffers.push_back({static_cast<char*>(Operand(frame, i).data), 0});
+    buffers.push_back({static_cast<char*>(Operand(frame, i).data), row_bytes[i]});
   }
-  for (const int64_t i : state.dims) buffers[static_cast<size_t>(i)] = Cut(Operand(frame, i));
-  const int64_t results = std::max<int64_t>(frame.rets.size - 1, 1);
-  for (int64_t i = 0; i < results; ++i) buffers.push_back(Cut(Result(frame, i)));
-  return RunInBlocks(state.blocks, buffers, Result(frame, 0).dims[0], executor, threads);
+  const int64_t count = static_cast<int64_t>(state.dims.size()) - 1;  // without what nothing reads
+  for (int64_t i = frame.args.size; i < count; ++i) {
+    void* const result = Result(frame, i - frame.args.size).data;
+    buffers.push_back({static_cast<char*>(result), row_bytes[i]});
+  }
+  return RunInBlocks(state.blocks, buffers, state.dims.front(), executor, threads);
 }
 
 // Reads the call frame's buffers itself: the headers' decoder wraps and checks each one, which

@@ -20,7 +20,7 @@ from hlo_mlc.cli.function import (
     require_one_way,
 )
 from hlo_mlc.interop.devices import CPU, platform_of
-from hlo_mlc.interop.tuning import TuningInterrupted
+from hlo_mlc.interop.tuning_report import TuningInterrupted
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.target import cuda
 from hlo_mlc.target.levels import runnable

@@ -34,7 +34,7 @@ from hlo_mlc.support.warning import from_users_line
 
 if TYPE_CHECKING:
     from hlo_mlc.interop.scheduling import KernelSchedule
-    from hlo_mlc.interop.tuning import TuningReport
+    from hlo_mlc.interop.tuning_report import TuningReport
 
 # Operations come from the user's code, not from the file here that traces it.
 source_info_util.register_exclusion(str(Path(__file__).parent))

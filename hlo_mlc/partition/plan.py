@@ -431,7 +431,7 @@ def _attributes(cluster: Cluster) -> dict[str, object]:
     if blocks is None:
         return {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()}
     return {"blocks": {size: kernel.fingerprint for size, (_, kernel) in blocks.kernels.items()},
-            "aliases": cluster.aliases, "dims": blocks.operands}
+            "aliases": cluster.aliases, "dims": (blocks.rows, *blocks.row_bytes)}
 
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:

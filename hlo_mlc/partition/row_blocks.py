@@ -23,11 +23,11 @@ _FEWER = 4
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
     """`rows` in all; `kernels`, by the rows that each computes, most first, and how many blocks
-    there are of it; `operands` are the numbers of those that have rows, as all results have."""
+    there are of it; `row_bytes` of each operand and then each result, 0 where it has no rows."""
 
     rows: int
     kernels: dict[int, tuple[int, Kernel]]
-    operands: tuple[int, ...]
+    row_bytes: tuple[int, ...]
 
 
 def row_blocks(kernel: Kernel, block_bytes: int) -> RowBlocks | None:
@@ -41,7 +41,10 @@ def row_blocks(kernel: Kernel, block_bytes: int) -> RowBlocks | None:
     most = min(MOST_ROWS, max(1, block_bytes // max(1, row_bytes)))
     kernels = {size: (count, _of_rows(kernel, rows, size))
                for size, count in _counts(rows.extent, most)}
-    return RowBlocks(rows.extent, kernels, tuple(number for number, _ in rows.operands))
+    cut = {buffer for buffer, _ in rows.dimensions}
+    return RowBlocks(rows.extent, kernels, tuple(
+        buffer.bytes // rows.extent if buffer in cut else 0
+        for buffer in (*program.operands, *program.results)))
 
 
 def _leads(factor: Factor, results: int) -> bool:

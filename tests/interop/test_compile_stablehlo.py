@@ -225,6 +225,22 @@ def exported_layers() -> Any:
     return export.export(jax.jit(layers))(jax.ShapeDtypeStruct((b, 64), jnp.float32))
 
 
+@pytest.mark.parametrize("columns", [4, 5])
+def test_rows_of_integers_of_less_than_a_byte(columns: int) -> None:
+    """Some of which end within a byte."""
+    (b,) = export.symbolic_shape("b")
+    exported = export.export(jax.jit(lambda x: (x + 1, x.astype(jnp.float32) * 2)))(
+        jax.ShapeDtypeStruct((b, columns), jnp.int4))
+    compiled = compile_stablehlo(exported, choose="ours")
+    for rows in (3, 7, 64, 131, 1000):
+        x = np.random.default_rng(rows).integers(-8, 8, (rows, columns)).astype(jnp.int4)
+        wide = x.astype(np.int32)
+        more, twice = compiled(x)
+        np.testing.assert_array_equal(np.asarray(more).astype(np.int32), (wide + 9) % 16 - 8)
+        np.testing.assert_array_equal(twice, wide * 2)
+        assert compiled.report(x).coverage == 1
+
+
 def rows_of_numbers(count: int) -> np.ndarray:
     return np.random.default_rng(count).standard_normal((count, 64)).astype(np.float32)
 

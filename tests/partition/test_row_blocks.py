@@ -194,8 +194,8 @@ def in_blocks(blocks: RowBlocks, operands: Sequence[np.ndarray]) -> list[np.ndar
     for rows, (count, kernel) in blocks.kernels.items():
         for _ in range(count):
             block = list(itertools.islice(places, rows))
-            given = [operand[block] if n in blocks.operands else operand
-                     for n, operand in enumerate(operands)]
+            given = [operand if operand.shape == cut.shape else operand[block]
+                     for operand, cut in zip(operands, kernel.program.operands, strict=True)]
             results.append(interpreted(kernel.program, given))
     assert not list(places)
     return [np.concatenate(parts) for parts in zip(*results, strict=True)]

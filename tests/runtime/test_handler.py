@@ -108,7 +108,8 @@ def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
             ROWS_IR.format(tag=f"{size * 1000}.0", count=3 * size)))
     named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
     x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
-    program = jax.jit(lambda x: call_kernel(named, f32(rows, 3), x, np.float32([0.5]), dims=(0,)))
+    program = jax.jit(lambda x: call_kernel(named, f32(rows, 3), x, np.float32([0.5]),
+                                            dims=(rows, 12, 0, 12)))
     computed_by = [16] * (rows // 16) * 16 + [4] * (rows % 16 // 4) * 4 + [1] * (rows % 4)
     expected = x + 0.5 + 1000 * np.array(computed_by, np.float32)[:, None]
     for _ in range(5):
@@ -122,7 +123,8 @@ def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
 def test_blocks_that_cannot_be_called_are_named(call_kernel, scale_kernel, new_id, named, said):
     known = new_id()
     variants.publish(known, scale_kernel(2.0))
-    program = jax.jit(lambda x: call_kernel(named.format(known=known), f32(8, 2), x, dims=(0,)))
+    program = jax.jit(lambda x: call_kernel(named.format(known=known), f32(8, 2), x,
+                                            dims=(8, 8, 8)))
     with pytest.raises(jax.errors.JaxRuntimeError, match=said):
         program(jnp.ones((8, 2)))
 
