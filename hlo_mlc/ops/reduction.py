@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.build import FALSE, TRUE, apply, substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.evaluate import evaluate
@@ -22,7 +22,14 @@ from hlo_mlc.ops.arrays import dilated, strided
 from hlo_mlc.ops.definition import Fold, Indices, OpDef, OpKind, Read, Scan
 from hlo_mlc.ops.regions import combiner_of
 from hlo_mlc.tensor.access import at_axes, conjunction, masked, undilated
-from hlo_mlc.tensor.combine import is_idempotent, widened, with_identity
+from hlo_mlc.tensor.combine import (
+    chooses,
+    commutes,
+    is_idempotent,
+    skipping,
+    widened,
+    with_identity,
+)
 
 Arrays = Sequence[np.ndarray]
 
@@ -44,25 +51,43 @@ def _halves(items: Sequence) -> tuple[Sequence, Sequence]:
 
 
 def _fold(node: Node, reads: Sequence[Read], extents: tuple[int, ...],
-          element: Callable[[Read, Indices, Indices, Expr], Expr]) -> Fold:
-    """`element(read, indices, reduced, initial)` is what each operand contributes."""
+          element: Callable[[Indices, Indices], tuple[Indices, Expr]], *,
+          may_lack: bool = False) -> Fold:
+    """`element(indices, reduced)` is the place of what is folded, and the guard under which it is
+    there: if it `may_lack` nothing is folded instead, as XLA does; the specification would fold
+    one initial value more, which is another result where that is not neutral."""
     combiner = _combiner(node)
     tensors, starts = _halves(reads)
     dtypes = [v.dtype for v in combiner.lhs]
-    plain = [read(()) for read in starts]
-    initial = tuple(apply("convert", e, dtype=t) for e, t in zip(plain, dtypes, strict=True))
+    initial = tuple(apply("convert", read(()), dtype=t)
+                    for read, t in zip(starts, dtypes, strict=True))
+    # What stands for what is not there: neutral values, or initial ones where their number does not
+    # matter (zeros are read at less cost than -0, which is neutral).
+    absent = initial if is_idempotent(combiner, initial) and (
+        commutes(combiner) or chooses(combiner)) else combiner.identity
+    results = [v.type.dtype for v in node.results]
+
+    def values(indices: Indices, reduced: Indices) -> tuple[list[Expr], Expr]:
+        where, guard = element(indices, reduced)
+        return ([apply("convert", read(where), dtype=t)
+                 for read, t in zip(tensors, dtypes, strict=True)] if guard is not FALSE
+                else list(initial)), guard
 
     def terms(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
-        values = [element(read, indices, reduced, start)
-                  for read, start in zip(tensors, plain, strict=True)]
-        return tuple(apply("convert", v, dtype=t) for v, t in zip(values, dtypes, strict=True))
+        found, guard = values(indices, reduced)
+        return tuple(found if absent is None else (
+            masked(v, guard, a) for v, a in zip(found, absent, strict=True)))
 
-    results = [v.type.dtype for v in node.results]
+    def terms_or_nothing(indices: Indices, reduced: Indices) -> tuple[Expr, ...]:
+        found, guard = values(indices, reduced)
+        return *(masked(v, guard, i) for v, i in zip(found, initial, strict=True)), guard
 
     def finish(accumulators: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(apply("convert", a, dtype=t)
-                     for a, t in zip(accumulators, results, strict=True))
+                     for a, t in zip(accumulators, results, strict=False))  # less whether any was
 
+    if absent is None and may_lack:
+        return Fold(extents, skipping(combiner), terms_or_nothing, (*initial, TRUE), finish)
     return Fold(extents, with_identity(combiner, initial), terms, initial,
                 None if results == dtypes else finish)
 
@@ -74,16 +99,17 @@ def _combine(combiner: Combiner, left: Arrays, right: Arrays) -> list[np.ndarray
 
 
 def _fold_reference(node: Node, operands: Arrays,
-                    rows: Callable[[np.ndarray, np.ndarray], np.ndarray]
-                    ) -> tuple[np.ndarray, ...]:
-    """`rows(tensor, initial)`: what is folded, along axis 0 and in order.
+                    rows: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, ...]:
+    """`rows(tensor)`: what is folded, along axis 0 and in order, with zeros where nothing is.
 
     Neighbours are combined in rounds: as exact as pairwise summation, and log2(n) NumPy calls.
     """
-    combiner = _combiner(node)
+    combiner = skipping(_combiner(node))
     tensors, starts = _halves(operands)
+    tensors = (*tensors, np.ones(tensors[0].shape, bool))
+    starts = (*starts, np.True_)
     dtypes = [v.dtype.numpy for v in combiner.lhs]
-    values = [rows(t, s).astype(d) for t, s, d in zip(tensors, starts, dtypes, strict=True)]
+    values = [rows(t).astype(d) for t, d in zip(tensors, dtypes, strict=True)]
     result = [np.broadcast_to(s, v.shape[1:]).astype(d)
               for s, v, d in zip(starts, values, dtypes, strict=True)]
     while (count := len(values[0])) > 1:
@@ -92,20 +118,21 @@ def _fold_reference(node: Node, operands: Arrays,
         values = [np.concatenate([j, v[pairs:]]) for j, v in zip(joined, values, strict=True)]
     if count:
         result = _combine(combiner, result, [v[0] for v in values])
-    return tuple(r.astype(v.type.dtype.numpy) for r, v in zip(result, node.results, strict=True))
+    return tuple(r.astype(v.type.dtype.numpy)
+                 for r, v in zip(result[:-1], node.results, strict=True))
 
 
 def _reduce(node: Node, reads: Sequence[Read]) -> Fold:
     axes = sorted(node.attributes["dimensions"])
     shape = node.operands[0].type.shape
     return _fold(node, reads, tuple(shape[d] for d in axes),
-                 lambda read, indices, reduced, start: read(at_axes(axes, reduced, indices)))
+                 lambda indices, reduced: (at_axes(axes, reduced, indices), TRUE))
 
 
 def _reduce_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     axes = sorted(node.attributes["dimensions"])
 
-    def rows(tensor: np.ndarray, initial: np.ndarray) -> np.ndarray:
+    def rows(tensor: np.ndarray) -> np.ndarray:
         moved = np.moveaxis(tensor, axes, range(len(axes)))
         shape = node.results[0].type.shape
         return moved.reshape((int(np.prod(moved.shape[:len(axes)], dtype=int)), *shape))
@@ -145,13 +172,13 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
     window, shape = _window(node), node.operands[0].type.shape
     scanned = scanned_axis(node)
     if scanned is not None:
-        fold = _fold(node, reads, (), lambda read, indices, reduced, start: read(indices))
+        fold = _fold(node, reads, (), lambda indices, reduced: (indices, TRUE))
         if fold.combiner.identity is not None and is_idempotent(fold.combiner, fold.initial):
             return _scan(fold, *scanned)
 
-    def element(read: Read, indices: Indices, reduced: Indices, start: Expr) -> Expr:
+    def element(indices: Indices, reduced: Indices) -> tuple[Indices, Expr]:
         if 0 in shape:
-            return start
+            return (), FALSE
         found = []
         for i, r, extent, axis in zip(indices, reduced, shape, window, strict=True):
             _, stride, base_dilation, window_dilation, before, _ = axis
@@ -159,10 +186,11 @@ def _reduce_window(node: Node, reads: Sequence[Read]) -> Fold | Scan:
                               index.multiply(r, index.constant(window_dilation)))
             place = index.subtract(place, index.constant(before))
             found.append(undilated(place, extent, base_dilation))
-        value = read(tuple(place for place, _ in found))
-        return masked(value, conjunction(*(guard for _, guard in found)), start)
+        return tuple(place for place, _ in found), conjunction(*(guard for _, guard in found))
 
-    return _fold(node, reads, tuple(axis[0] for axis in window), element)
+    return _fold(node, reads, tuple(axis[0] for axis in window), element,
+                 may_lack=any(dilation > 1 or max(padding) > 0
+                              for _, _, dilation, _, *padding in window))
 
 
 def _scan(fold: Fold, axis: int, reverse: bool) -> Scan:
@@ -180,9 +208,9 @@ def _scan(fold: Fold, axis: int, reverse: bool) -> Scan:
 def _reduce_window_reference(node: Node, operands: Arrays) -> tuple[np.ndarray, ...]:
     window, shape = _window(node), node.results[0].type.shape
 
-    def rows(tensor: np.ndarray, initial: np.ndarray) -> np.ndarray:
+    def rows(tensor: np.ndarray) -> np.ndarray:
         for d, (_, _, dilation, _, before, after) in enumerate(window):
-            tensor = dilated(tensor, d, dilation, before, after, initial)
+            tensor = dilated(tensor, d, dilation, before, after, 0)
         corners = product(*(range(axis[0]) for axis in window))
         views = [
             tensor[tuple(strided(c * axis[3], axis[1], count)

@@ -8,7 +8,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
-from hlo_mlc.expr.dtypes import INDEX, DType
+from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
 from hlo_mlc.expr.ops import compute_dtype, identity
 
 # Where rounding after every step may be left out: one rounding at the end is at least as exact.
@@ -57,6 +57,14 @@ def commutes(combiner: Combiner) -> bool:
     return all(map(_associative_op, combiner.results, combiner.lhs, combiner.rhs))
 
 
+def chooses(combiner: Combiner) -> bool:
+    """Whether it takes all values of one side, as argmax does."""
+    choices = {(r.args[0], r.args[1:] == (x, y)) if isinstance(r, Apply) and r.op == "select"
+               and set(r.args[1:]) == {x, y} else None
+               for r, x, y in zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)}
+    return len(choices) == 1 and None not in choices
+
+
 def is_several(combiner: Combiner) -> bool:
     """Whether it is one associative op for each of several values that have nothing to do with
     each other."""
@@ -95,6 +103,17 @@ def is_idempotent(combiner: Combiner, initial: tuple[Expr, ...]) -> bool:
     mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*initial, *initial), strict=True))
     return all(isinstance(e, Const) for e in initial) \
         and tuple(substitute(r, mapping) for r in combiner.results) == initial
+
+
+def skipping(combiner: Combiner) -> Combiner:
+    """The combiner of values that may be absent, with whether they are there behind them: what is
+    absent changes nothing."""
+    lhs, rhs = combiner_variables([*(v.dtype for v in combiner.lhs), BOOL])
+    mapping = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs[:-1], *rhs[:-1]), strict=True))
+    results = (apply("select", apply("and", lhs[-1], rhs[-1]), substitute(r, mapping),
+                     apply("select", lhs[-1], x, y))
+               for r, x, y in zip(combiner.results, lhs, rhs, strict=False))
+    return Combiner(lhs, rhs, (*results, apply("or", lhs[-1], rhs[-1])), None)
 
 
 def widened(combiner: Combiner) -> Combiner:

@@ -59,17 +59,21 @@ class _Programs:
 
     def _stored(self, depth: int) -> tuple[Stmt, ...]:
         value = self.random.choice((self._kept(), self._input(), const(3, t.I32),
+                                    self._chosen(const(5, t.I32), const(7, t.I32)),
                                     self._chosen(self._kept(), self._input())))
         guard = apply("lt", self._kept(), self._input()) if self.random.random() < 0.4 else None
         return (Store(self.random.choice(KEPT), (), apply("sub", value, self._kept()), guard),)
 
     def _compared(self, depth: int) -> tuple[Stmt, ...]:
-        return (Store(IS_LESS, (), apply("lt", self._kept(), self._input())),)
+        known = self.random.random() < 0.4
+        return (Store(IS_LESS, (), const(self.random.random() < 0.5, t.BOOL) if known else
+                      apply("lt", self._kept(), self._input())),)
 
     def _loop(self, depth: int) -> tuple[Stmt, ...]:
         self.loops += 1
         kind = self.random.choice((LoopKind.SERIAL, LoopKind.UNROLL))
-        return (For(variable(f"i{self.loops}", 3), index.constant(3), kind,
+        trips = self.random.choice((0, 1, 3))
+        return (For(variable(f"i{self.loops}", 3), index.constant(trips), kind,
                     self.statements(depth - 1)),)
 
     def _branch(self, depth: int) -> tuple[Stmt, ...]:

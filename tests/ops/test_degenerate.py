@@ -52,6 +52,36 @@ def test_windows(check, reducer, window, shape, padding):
             x, initial, op, window, strides, padding)), values(*shape), kernels=None)
 
 
+def second_largest(a, b):
+    """Of pairs of the largest and the second largest."""
+    return lax.max(a[0], b[0]), lax.max(lax.min(a[0], b[0]), lax.max(a[1], b[1]))
+
+
+NOT_NEUTRAL = {"add 1": (lax.add, 1.0), "mul 3": (lax.mul, 3.0), "max 0": (lax.max, 0.0)}
+
+
+@pytest.mark.parametrize("dilations", [(1, 1), (2, 1), (1, 3)], ids=str)
+@pytest.mark.parametrize("fold", NOT_NEUTRAL)
+def test_initial_values_are_folded_once(check, fold, dilations):
+    """They are what a window's fold begins with, not what it finds beside the array."""
+    op, initial = NOT_NEUTRAL[fold]
+    x = np.round(values(7, 6) * 2)  # with zeros, which the derivative of a maximum tells apart
+
+    def window(x):
+        return lax.reduce_window(x, np.array(initial, x.dtype), op, (3, 2), (1, 2),
+                                 [(2, 1), (0, 3)], base_dilation=dilations[:1] * 2,
+                                 window_dilation=dilations[1:] * 2)
+
+    check(lambda x: jax.jvp(window, (x,), (jnp.cos(x),)), x, kernels=None)
+    check(window, x.astype(np.float16), kernels=None)
+
+
+def test_initial_values_of_several_results_are_folded_once(check):
+    x = values(9, 5)
+    check(lambda x: lax.reduce_window((x, jnp.full_like(x, -9)), (np.float32(1), np.float32(1)),
+                                      second_largest, (2, 3), (1, 1), "SAME"), x, kernels=None)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("axis", [0, 1, (0, 1), ()])
 @pytest.mark.parametrize("fold", ["sum", "prod", "max", "min", "mean", "logsumexp"])

@@ -68,7 +68,8 @@ def apply(function: Function, target: CpuTarget, node: Apply, args: Sequence[Val
         return Value(text, element, lanes, depth, reads)
     if node.op in _FOLDS and not lanes and all(types.is_literal(a.text) for a in args):
         folded = _FOLDS[node.op](*(int(a.text) for a in args))
-        return Value(types.literal(folded, node.dtype), types.register_type(node.dtype))
+        return Value(types.literal(folded, node.dtype), types.register_type(node.dtype), 0, depth,
+                     reads)
     if node.op in _COMPARISONS:
         left, right, element = _same_width(function, args, node.args if lanes else ())
         whole = types.vector(element, lanes)

@@ -177,7 +177,8 @@ class Writer:
         with function.truncated(self._placement(node)):
             condition, fast = self.value(node.args[0]), self.value(node.args[2])
             if types.is_literal(condition.text):
-                return self.value(node.args[1]) if condition.text == "true" else fast
+                return _with(condition, self.value(node.args[1])
+                             if condition.text == "true" else fast)
             block, depth = function.block, function.depth
             taken = self.any_lane(condition, block)
             with function.scope(Block(function, function.label()), branch=True) as cold:
@@ -312,16 +313,21 @@ def _is_cheap(node: Expr) -> bool:
 
 
 def _fold_logic(op: str, args: Sequence[Value]) -> Value | None:
-    """and, or, not and select with literal conditions: guards that unrolling has decided."""
-    first = args[0].text
+    """and, or, not and select with literal conditions: guards that unrolling has decided, or that
+    were stored just before, which holds no longer than what they were read from."""
+    first = args[0]
     if op in ("select", "select_unlikely"):
-        return {"true": args[1], "false": args[2]}.get(first)
+        chosen = {"true": args[1], "false": args[2]}.get(first.text)
+        return None if chosen is None else _with(first, chosen)
     if op == "not":
-        return {"true": args[0]._replace(text="false"),
-                "false": args[0]._replace(text="true")}.get(first)
+        return {"true": first._replace(text="false"),
+                "false": first._replace(text="true")}.get(first.text)
     for one, other in (args, args[::-1]):
-        if one.text == "true":
-            return other if op == "and" else one
-        if one.text == "false":
-            return one if op == "and" else other
+        if one.text in ("true", "false"):
+            return _with(one, other) if (one.text == "true") == (op == "and") else one
     return None
+
+
+def _with(known: Value, value: Value) -> Value:
+    """A value that is the one sought because of what another is `known` to be."""
+    return value._replace(depth=max(known.depth, value.depth), reads=known.reads | value.reads)
