@@ -96,14 +96,15 @@ class TracedFunction:
 
 
 def resolve_options(choose: str | None, target: str | None, deterministic: bool | None = None,
-                    records: str | os.PathLike[str] | None = None, tune: str | None = None
-                    ) -> Options:
+                    records: str | os.PathLike[str] | None = None, tune: str | None = None,
+                    any_rows: bool | None = None) -> Options:
     """The options for one function; None stands for what the environment says.
 
     Raises: UsageError, ConfigurationError, and UnknownTargetError.
     """
     options = Options.from_environment(
         choose=choose, target=target, deterministic=deterministic, tune=tune,
+        any_rows=any_rows,
         records=os.fspath(records) if isinstance(records, os.PathLike) else records)
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:

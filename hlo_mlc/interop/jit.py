@@ -25,6 +25,7 @@ class JitOptions(TypedDict, total=False):
     deterministic: bool | None
     records: str | os.PathLike[str] | None
     tune: str | None
+    any_rows: bool | None
     in_shardings: Any
     out_shardings: Any
     static_argnums: int | Sequence[int] | None
@@ -57,6 +58,7 @@ def mlc_jit(
     deterministic: bool | None = None,
     records: str | os.PathLike[str] | None = None,
     tune: str | None = None,
+    any_rows: bool | None = None,
     in_shardings: Any = compat.UNSPECIFIED,
     out_shardings: Any = compat.UNSPECIFIED,
     static_argnums: int | Sequence[int] | None = None,
@@ -80,11 +82,13 @@ def mlc_jit(
     `hlo-mlc records export`: kernels are built by what is recorded there, and by nothing else that
     was tuned or measured. With `tune="background"`, another process looks for faster schedules of
     the kernels that take most of the time, when nobody uses the machine, and calls run them from
-    then on. All else is as for `jax.jit`, and so is what comes back, which composes with every
-    transformation. It has more methods: `report(*args)` says what of the function is compiled for
-    such arguments, `explain(*args)` shows where its time goes, `tune(*args)` looks for faster
-    schedules, `schedule(kernel, *args)` lets you write one, and `choosing(choose)` is the
-    same function with another choice.
+    then on. `any_rows` is for functions that are called with many sizes of a batch: kernels on CPUs
+    serve any number of rows where each row is computed by itself, so that next to nothing is
+    generated for another size; they take up to half as long again. All else is as for `jax.jit`,
+    and so is what comes back, which composes with every transformation. It has more methods:
+    `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` shows
+    where its time goes, `tune(*args)` looks for faster schedules, `schedule(kernel, *args)` lets
+    you write one, and `choosing(choose)` is the same function with another choice.
 
     Usable as `@mlc_jit`, as `@mlc_jit(choose="ours")`, on methods, and in place of `jax.jit`
     (`jax.jit = mlc_jit`; see also `hlo_mlc.install`).
@@ -94,7 +98,7 @@ def mlc_jit(
     """
     decorate = functools.partial(
         jitted,
-        options=resolve_options(choose, target, deterministic, records, tune),
+        options=resolve_options(choose, target, deterministic, records, tune, any_rows),
         jit_arguments={
             "in_shardings": in_shardings,
             "out_shardings": out_shardings,

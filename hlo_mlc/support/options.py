@@ -138,6 +138,10 @@ class Options:
     """Whether kernels for CPUs give the same bits on any number of threads and in every process:
     nothing that was tuned or measured has a say in them, or in what is left to XLA."""
 
+    any_rows: bool = field(default=False, metadata=_from("HLO_MLC_ANY_ROWS", _switch))
+    """Whether kernels for CPUs serve any number of rows where each row is computed by itself: for
+    functions that are called with many sizes of a batch."""
+
     check: bool = field(default=False, metadata=_from("HLO_MLC_CHECK", _switch))
     """Whether kernels for CPUs check every access, on arrays between guard pages: to find faults of
     ours. They take many times as long."""
@@ -166,7 +170,8 @@ class Options:
     @property
     def settles(self) -> bool:
         """Whether calls may show what is faster."""
-        return self.choose == "auto" and self.settle and not (self.deterministic or self.records)
+        return self.choose == "auto" and self.settle and not (
+            self.deterministic or self.records or self.any_rows)
 
     @classmethod
     def from_environment(cls, **overrides: Any) -> Options:

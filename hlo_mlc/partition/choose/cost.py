@@ -358,16 +358,20 @@ def is_small(step: Step, target: CpuTarget, rows: int | None = None) -> bool:
     """Too short to deserve a custom call of its own, so that runs of such become one kernel."""
     if not isinstance(step, Nest):
         return False
-    return sum(_short_us(stage, target) * _share(stage, rows) for stage in step.stages) < SMALL_US
+    return sum(_short_us(stage, target, rows) for stage in step.stages) < SMALL_US
 
 
-def _share(stage: Stage, rows: int | None) -> float:
-    """Of a stage's work, what so many of its rows need."""
-    return 1.0 if rows is None or not stage.axes else rows / max(1, stage.axes[0].extent)
-
-
-def _short_us(stage: Stage, target: CpuTarget) -> float:
+def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
+    """About the time of a stage, or of so many of its rows."""
     work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
-    return max(work.operations / (vector * rates.vector_operations),
-               points(stage) / (vector * rates.vector_products),
-               rates.pass_us(work.moved_bytes))
+    share = 1.0 if rows is None or not stage.axes else rows / max(1, stage.axes[0].extent)
+    moved = sum(size * (share if _has_rows(buffer, stage) else 1.0)
+                for buffer, size in work.moved.items())
+    return max(share * work.operations / (vector * rates.vector_operations),
+               share * points(stage) / (vector * rates.vector_products), rates.pass_us(moved))
+
+
+def _has_rows(buffer: Buffer, stage: Stage) -> bool:
+    """Whether each row of a stage reads or writes a part of its own of a buffer."""
+    read = stage.loads_by_buffer.get(buffer)
+    return not read or not stage.axes or any(stage.axes[0] in load.free for load in read)
