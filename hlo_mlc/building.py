@@ -112,6 +112,7 @@ _Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has 
 _built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
 _building = process_lock()
 _broken: dict[_Key, str] = {}  # promised once and not assembled, and why
+_supplied: dict[tuple[str, bool], KernelObject] = {}  # by fingerprints and whether deterministic
 _keepers: list[list[BuiltKernel]] = []
 
 
@@ -169,6 +170,12 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
         fresh.publish()
         _built[kernel.fingerprint, backend, checked] = fresh
     return fresh
+
+
+def supply(fingerprint: str, deterministic: bool, made: KernelObject) -> None:
+    """Has a kernel for this CPU taken as it came in a file, where the cache has none that was made
+    here."""
+    _supplied[fingerprint, deterministic] = made
 
 
 def kernel_object(kernel: Kernel, options: Options, backend: Backend) -> KernelObject:
@@ -372,7 +379,8 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
     key = object_key(kernel, backend, schedules, checked, _generators(options.cache_dir))
     packed = cache.get(key)
-    stored = None if packed is None else KernelObject.unpack(packed)
+    stored = KernelObject.unpack(packed) if packed is not None else \
+        None if checked else _supplied.get((kernel.fingerprint, options.deterministic))
     name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)

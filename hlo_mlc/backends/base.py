@@ -12,7 +12,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.loops.core import LoopProgram
@@ -47,12 +47,25 @@ class KernelObject:
     proof: Proof
     code: bytes  # as the backend's assembler makes it
 
+    @property
+    def about(self) -> dict[str, Any]:
+        """All but the name and the code, as JSON can hold it."""
+        return {"symbol": self.symbol, "scratch_bytes": self.scratch_bytes, "lines": self.lines,
+                "nests": [asdict(nest) for nest in self.nests], "guarded": self.proof.guarded}
+
+    @classmethod
+    def of(cls, name: str, about: Mapping[str, Any], code: bytes) -> KernelObject:
+        """The object with that name and code, by what it was said to be `about`."""
+        nests = tuple(NestReport(n["template"], n["parameters"],
+                                 tuple(map(tuple, n["refused"])), n["text"],
+                                 None if n["steps"] is None else tuple(n["steps"]))
+                      for n in about["nests"])
+        return cls(name, about["symbol"], about["scratch_bytes"], about["lines"], nests,
+                   Proof(tuple(about["guarded"])), code)
+
     def pack(self, machines: str) -> bytes:
         """The object as bytes; `machines`, such as "CPUs", are what it is for."""
-        about = json.dumps({"symbol": self.symbol, "scratch_bytes": self.scratch_bytes,
-                            "lines": self.lines,
-                            "nests": [asdict(nest) for nest in self.nests],
-                            "guarded": self.proof.guarded}).encode()
+        about = json.dumps(self.about).encode()
         return b"".join((f"kernel for {machines}: {self.name}\n".encode(),
                          _LENGTH.pack(len(about)), about, self.code))
 
@@ -62,13 +75,7 @@ class KernelObject:
         named = data.index(b"\n") + 1
         (length,) = _LENGTH.unpack_from(data, named)
         begin, end = named + _LENGTH.size, named + _LENGTH.size + length
-        about = json.loads(data[begin:end])
-        nests = tuple(NestReport(n["template"], n["parameters"],
-                                 tuple(map(tuple, n["refused"])), n["text"],
-                                 None if n["steps"] is None else tuple(n["steps"]))
-                      for n in about["nests"])
-        return cls(object_name(data), about["symbol"], about["scratch_bytes"], about["lines"],
-                   nests, Proof(tuple(about["guarded"])), data[end:])
+        return cls.of(object_name(data), json.loads(data[begin:end]), data[end:])
 
 
 def object_name(packed: bytes) -> str:

@@ -41,7 +41,7 @@ class CpuTargets:
         made = _made(kernel_id, options, CpuBackend(
             replace(target, deterministic=options.deterministic), pin_of(options)))
         return made.code, {"name": made.name, "symbol": made.symbol,
-                           "scratch_bytes": made.scratch_bytes,
+                           "scratch_bytes": made.scratch_bytes, "about": made.about,
                            "nests": list(map(nest_line, made.nests))}
 
 

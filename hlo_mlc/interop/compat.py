@@ -8,7 +8,7 @@ import inspect
 import io
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -311,6 +311,36 @@ def resolved(module: ir.Module) -> ir.Module:
     mlir.refine_polymorphic_shapes(module).operation.write_bytecode(found)
     with module.context:
         return ir.Module.parse(found.getvalue())
+
+
+def symbols_of(exported: jax.export.Exported) -> dict[str, bool]:
+    """The symbols in the sizes of an exported function's arguments, and of each whether some
+    argument begins with it."""
+    found: dict[str, bool] = {}
+    for aval in exported.in_avals:
+        for position, size in enumerate(aval.shape):
+            for name in sorted(_symbols_in(size)):
+                found[name] = found.get(name, False) or position == 0
+    return found
+
+
+def _symbols_in(size: Any) -> Collection[str]:
+    return size._get_vars() if jax.export.is_symbolic_dim(size) else ()
+
+
+def with_sizes(exported: jax.export.Exported, sizes: Mapping[str, int]
+               ) -> list[jax.ShapeDtypeStruct] | None:
+    """The types of an exported function's arguments with these sizes for its symbols; None where
+    it is not for such."""
+    try:
+        types = [jax.ShapeDtypeStruct(
+            [size._evaluate(sizes) if jax.export.is_symbolic_dim(size) else size
+             for size in aval.shape], aval.dtype) for aval in exported.in_avals]
+        args, kwargs = jax.tree.unflatten(exported.in_tree, types)
+        jax.eval_shape(exported.call, *args, **kwargs)
+    except (TypeError, ValueError):
+        return None
+    return types
 
 
 def source_line(jaxpr: Any) -> tuple[str, int] | None:

@@ -4,7 +4,8 @@ The description of the file (runtime/archive.py) is
 
     platform: what the programs are for, cpu or cuda
     entries:  for each function its name, the blocks of its program and of the original that XLA
-              can run alone, its signature, embedded leaves, the ids of its kernels
+              can run alone, its signature, embedded leaves, the ids of its kernels; where sizes are
+              open, how it is to be compiled for those of a call
     targets:  for each set of code what it is for, and for each kernel its block and how to call it
 
 A kernel is shared by all entries that call it.
@@ -30,8 +31,10 @@ from hlo_mlc.building import keeping
 from hlo_mlc.frontend.emit import KERNEL_TARGET
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.interop.bundle_writer import CpuTargets, GpuTargets
+from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
+from hlo_mlc.interop.open_sizes import is_open, kernels_for_sizes
 from hlo_mlc.report import Report, byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
@@ -100,7 +103,8 @@ def export(
 
     `function` is what `mlc_jit` or `jax.jit` made or any function that JAX can trace, and the other
     arguments are what it is called with, or their types (`jax.ShapeDtypeStruct`, symbolic
-    dimensions included; with these XLA runs it alone). To put several functions into one file,
+    dimensions included: `load` compiles it for the sizes that it is called with then, with kernels
+    for any number of rows, which are in the file). To put several functions into one file,
     give `{"name": hlo_mlc.entry(function, *args, **kwargs), …}`.
 
     `targets` are what to generate code for: "host" (this machine and such as have all that it has)
@@ -177,17 +181,19 @@ class _Writer:
     def _entry(self, prefix: str, name: str, given: Entry) -> tuple[dict[str, Any], ExportedEntry]:
         ours, original, args = _both_sides(given, self._targets.lowered_for)
         program = self._exported(ours, args, given.kwargs)
-        report = ours.report()
-        kernels: dict[str, None] = {}
-        derived = program
-        for order in range(given.vjp_order + 1):
-            derived = derived.vjp() if order else program
-            kernels.update(dict.fromkeys(_kernel_ids(derived)))
-        plain = self._exported(original, args, given.kwargs) if kernels else program
+        report, options = ours.report(), ours.origin.options
+        has_open_sizes = is_open(program) and self._targets.platform == CPU
+        if has_open_sizes:
+            found = kernels_for_sizes(program, options, given.vjp_order)
+            report, kernels = found.report, found.ids
+        else:
+            kernels = _kernels_called(program, given.vjp_order)
         self._blocks[f"{prefix}.program"] = _serialized(program, given.vjp_order)
-        if kernels:
+        has_original = kernels and not has_open_sizes
+        if has_original:
+            plain = self._exported(original, args, given.kwargs)
             self._blocks[f"{prefix}.original"] = _serialized(plain, given.vjp_order)
-        self._kernels.update(dict.fromkeys(kernels, ours.origin.options))
+        self._kernels.update(dict.fromkeys(kernels, options))
         leaves = []
         for number, leaf in enumerate(args[0] if given.embed else ()):
             array = np.asarray(leaf)
@@ -197,7 +203,9 @@ class _Writer:
         signature = _signature(program, embedded=len(leaves))
         description = {
             "name": name, "program": f"{prefix}.program",
-            "original": f"{prefix}.original" if kernels else f"{prefix}.program",
+            "original": f"{prefix}.original" if has_original else f"{prefix}.program",
+            "open_sizes": {"choose": options.choose, "deterministic": options.deterministic}
+            if has_open_sizes else None,
             "signature": signature, "vjp_order": given.vjp_order, "embeds": bool(given.embed),
             "leaves": leaves, "kernels": list(kernels), "coverage": report.coverage,
             "parameters": _parameters(given), "documentation": _documentation(given)}
@@ -254,6 +262,16 @@ def _serialized(exported: jax.export.Exported, vjp_order: int) -> bytes:
                            "with: pip install flatbuffers") from error
     except (TypeError, ValueError) as error:
         raise UsageError(f"The function cannot be exported: {error}") from error
+
+
+def _kernels_called(exported: jax.export.Exported, vjp_order: int) -> tuple[str, ...]:
+    """The ids of the kernels that a program and its derivatives call, in order of the first call.
+    """
+    ids = dict.fromkeys(_kernel_ids(exported))
+    for _ in range(vjp_order):
+        exported = exported.vjp()
+        ids |= dict.fromkeys(_kernel_ids(exported))
+    return tuple(ids)
 
 
 def _kernel_ids(exported: jax.export.Exported) -> Iterator[str]:

@@ -7,11 +7,13 @@ process: loading a file is trusting its author as one trusts a program that one 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import jax
@@ -41,6 +43,7 @@ class LoadedReport:
     coverage: float  # the share of its operations that are in kernels
     nests: Mapping[str, Sequence[str]]  # of each kernel by its name, how it is computed
     target: str | None  # for which the kernels were compiled that run here; None without any
+    has_open_sizes: bool  # it is compiled for those of each call, with these kernels among others
     parameters: inspect.Signature
 
     @property
@@ -49,7 +52,9 @@ class LoadedReport:
 
     def __str__(self) -> str:
         if self.target is None:
-            return f"{self.headline}\nXLA compiles all of it"
+            what = "it is compiled for the sizes of each call" if self.has_open_sizes else \
+                "XLA compiles all of it"
+            return f"{self.headline}\n{what}"
         lines = [self.headline, f"{self.coverage:.0%} of the operations in "
                  f"{counted(len(self.nests), 'kernel')}, compiled for {self.target}"]
         for kernel, nests in self.nests.items():
@@ -162,15 +167,25 @@ def _publish(path: Path, archive: Archive, chosen: Mapping[str, Any], platform: 
     are none that run here."""
     targets = archive.description["targets"]
     target = next(iter(platform.fitting(targets)), None)
-    if target is None:
+    if target is None and not chosen.get("open_sizes"):
         names = ", ".join(target["name"] for target in targets)
         warn(f"hlo_mlc: {path} has kernels for {names}, which this machine cannot run; "
              "XLA compiles the program instead")
+    if target is None:
         return None
     for kernel_id in chosen["kernels"]:
         kernel = target["kernels"][kernel_id]
-        platform.publish(kernel_id, kernel, bytes(archive.blocks[kernel["block"]]))
+        code = bytes(archive.blocks[kernel["block"]])
+        if how := chosen.get("open_sizes"):
+            _open_sizes().supply_kernel(kernel_id, how, kernel, code)
+        else:
+            platform.publish(kernel_id, kernel, code)
     return target
+
+
+def _open_sizes() -> ModuleType:
+    """What compiles for the sizes of a call; nothing else here takes the compiler."""
+    return importlib.import_module("hlo_mlc.interop.open_sizes")
 
 
 def _leaf(leaf: Mapping[str, Any], block: bytes | memoryview) -> jax.Array:
@@ -235,7 +250,8 @@ def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Export
     compat.map_calls_of_exported_functions()
     loaded.__name__ = loaded.__qualname__ = name
     loaded.__doc__ = chosen.get("documentation")
-    jitted = compat.jit(loaded)
+    how = chosen.get("open_sizes")
+    jitted = _open_sizes().jitted(loaded, how) if how else compat.jit(loaded)
     # Leaves are handed over at each call: XLA took twice as long to compile a program that contains
     # 27 MB.  By name, so that messages of JAX's count the arguments as the caller does.
     inside = {} if leaves is None else {_EMBEDDED: leaves}
@@ -243,7 +259,7 @@ def _function(path: Path, chosen: Mapping[str, Any], exported: jax.export.Export
     del function.__wrapped__
     function._report = LoadedReport(
         path, name, chosen["signature"], chosen["coverage"], _nests(chosen, target),
-        target["name"] if target else None,
+        target["name"] if target else None, how is not None,
         _parameters(exported, chosen.get("parameters", ()), embeds=leaves is not None))
     return function
 
