@@ -238,6 +238,8 @@ def _why_not(options: Options, size: int) -> str:
         return "deterministic=True"
     if options.records is not None:
         return "records= says how kernels are built"
+    if options.any_rows:
+        return "any_rows=True: tune(...) for 64, 16 or 4 rows tunes its kernels"
     if options.check:
         return "kernels check their accesses (HLO_MLC_CHECK)"
     if jax.device_count() > 1:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import jax
 
 from hlo_mlc.support.errors import UsageError
+from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import CudaTarget, for_device
 
 CPU = "cpu"
@@ -18,6 +19,12 @@ SHARDED = "cpu, sharded"
 
 ANY_ROWS = "cpu, any rows"
 """CPUs for a program that is compiled for one number of rows after the other."""
+
+
+def compiled_for(platform: str, options: Options) -> str:
+    """For which of these a program is compiled, by the options, that runs on a platform of JAX's.
+    """
+    return ANY_ROWS if platform == CPU and options.any_rows else platform
 
 
 def first_gpu() -> jax.Device | None:

@@ -19,7 +19,7 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.background import BACKGROUND
 from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
-from hlo_mlc.interop.devices import ANY_ROWS, CPU, SHARDED
+from hlo_mlc.interop.devices import CPU, SHARDED, compiled_for
 from hlo_mlc.interop.effects import around_effects
 from hlo_mlc.interop.extraction import (
     MAIN,
@@ -37,7 +37,6 @@ from hlo_mlc.partition.naming import named_at, short_line
 from hlo_mlc.report import FAULT_ADVICE, LeftReport, Report
 from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.debug import Level, say
-from hlo_mlc.support.options import Options
 from hlo_mlc.support.warning import is_internal
 
 mlc_call_p = jex.Primitive("mlc_call")
@@ -163,7 +162,8 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
         with function.faults.contained(subject, leave):
             compiled, report = compile_function(
                 extracted, subject, function.faults, entry=symbol,
-                platform=_backend(platform, mesh, function.options), settled=function.settled)
+                platform=compiled_for(platform, function.options) if mesh is None else SHARDED,
+                settled=function.settled)
             if mesh is None and function.settled is not None \
                     and call.parent.attributes["sym_name"].value == MAIN:
                 report = BACKGROUND.follow(function, extracted, symbol, report)
@@ -178,13 +178,6 @@ def _take_over(module_context: mlir.ModuleContext, cache: _BodyCache, results: A
     if cache.compiled[symbol]:
         for number in _constants(operands):
             call.operands[number] = _placeholder(call.operands[number])
-
-
-def _backend(platform: str, mesh: Any | None, options: Options) -> str:
-    """For what to compile what is lowered for a platform of JAX's, on the devices of a mesh."""
-    if mesh is not None:
-        return SHARDED
-    return ANY_ROWS if platform == CPU and options.any_rows else platform
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from hlo_mlc.interop.cluster_programs import (
     original_program,
 )
 from hlo_mlc.interop.compiling import compile_extracted
-from hlo_mlc.interop.devices import CPU, CUDA, first_gpu, platform_of
+from hlo_mlc.interop.devices import CPU, CUDA, compiled_for, first_gpu, platform_of
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.operands import calls_back, parts_of_call
@@ -173,7 +173,8 @@ class Session:
         self._module, self._entry, self._options = module, entry, options
         self._trials = trials
         self._platform = platform
-        self._backend = BACKENDS[platform](options)
+        self._compiled_for = compiled_for(platform, options)
+        self._backend = BACKENDS[self._compiled_for](options)
         self._target = self._backend.target
         self._records = open_records(options)
         self._is_shared = storage is not None
@@ -192,6 +193,8 @@ class Session:
         `spent` in which kernels, these alone."""
         graph, plan = clusters_of(self._module, self._options, entry=self._entry,
                                   backend=self._backend)
+        for cluster, _ in self._backend.divided(plan, graph, {}).taken:
+            _require_whole(cluster)
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
         least_us: dict[str, float] = {}
@@ -236,7 +239,7 @@ class Session:
         remembered = choice_path(str(original), self._options, self._platform)
         remembered.unlink(missing_ok=True)  # of slower kernels
         compiled, report = compile_extracted(self._module, self._options, entry=self._entry,
-                                             platform=self._platform)
+                                             platform=self._compiled_for)
         if compiled is None:
             return None
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
@@ -422,6 +425,16 @@ def _is_at_least(given: object, kind: type | tuple[type, ...], least: float) -> 
     """Whether a budget is one, if there is any."""
     return given is None or (isinstance(given, kind) and not isinstance(given, bool)
                              and least <= given < math.inf)
+
+
+def _require_whole(cluster: Cluster) -> None:
+    """Raises: UsageError for what is computed in blocks of rows, each by another kernel."""
+    if any(kernel.fingerprint != cluster.kernel.fingerprint for kernel, *_ in cluster.kernels):
+        sizes = ", ".join(map(str, cluster.blocks.kernels))
+        raise UsageError(
+            f"{cluster.kernel.name} has {cluster.blocks.rows} rows here, which any_rows=True "
+            f"computes in blocks of {sizes}: tune it for arguments with so many rows, one number "
+            "after the other")
 
 
 def _tunable(platform: str) -> str:

@@ -452,6 +452,20 @@ def test_dynamic_shapes_are_tuned_for_those_that_are_given(tmp_path: Path) -> No
     assert "tuned: " in f.report().explain()
 
 
+def test_kernels_for_any_number_of_rows() -> None:
+    """As many as a block has are tuned, others are refused."""
+    def exponential(x):
+        return jax.nn.softmax(jnp.exp(x))
+
+    ours = mlc_jit(exponential, any_rows=True, choose="ours")
+    report = ours.tune(X, trials=2)
+    assert [k.id for k in report.kernels] == [k.id for k in ours.report(X).kernels]
+    with pytest.raises(UsageError, match="in blocks of 16, 4, 1: tune it for"):
+        ours.tune(X[:21], trials=2)
+    assert "any_rows=True" in str(mlc_jit(exponential, any_rows=True, tune="background").report(
+        X[:21]).background)
+
+
 def test_killed_and_started_again(tmp_path: Path) -> None:
     """kill -9 leaves no process behind, and what was measured."""
     (tmp_path / "model.mlir").write_text(jax.jit(product).lower(X).as_text())
