@@ -294,6 +294,13 @@ def loop(name: str, extent: Expr | int, kind: LoopKind, body: Callable[[Var], Bo
     return For(var, size, kind, body(var))
 
 
+def when(condition: Expr, body: Body) -> Body:
+    """`body`, if the condition holds."""
+    if condition is build.FALSE:
+        return ()
+    return body if condition is build.TRUE else (If(condition, body),)
+
+
 def constant_extent(stmt: For) -> int | None:
     """The number of iterations where it is known."""
     return stmt.extent.value if isinstance(stmt.extent, Const) else None

@@ -32,15 +32,15 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, kinds.unroll,
                      kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
-                     fusion.distribute, storage.contract, storage.expand, storage.promote,
-                     storage.hoist, caching.cache_read, caching.cache_write, caching.stream,
-                     prefetching.prefetch, prefetching.prefetch_next, pipelining.persist,
-                     pipelining.double_buffer)
+                     fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
+                     storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
+                     caching.stream, prefetching.prefetch, prefetching.prefetch_next,
+                     pipelining.persist, pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
-    for function in (loops.split, loops.reorder, kinds.vectorize, kinds.parallel,
+    for function in (loops.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
                      reduction.rfactor, fusion.fuse_first, fusion.distribute, storage.hoist)
 }
 
@@ -102,14 +102,12 @@ class Schedule:
 
     def apply(self, step: Step) -> Schedule:
         """One more rewrite."""
-        primitive = PRIMITIVES.get(step.name)
-        if primitive is None:
+        if step.name not in PRIMITIVES:
             raise ScheduleError(f"no schedule primitive is called {step.name!r}; there are: "
                                 f"{', '.join(PRIMITIVES)}")
+        primitive = self._primitive(step)
         if step.name != "bind" and self.trace and self.trace[-1].name == "bind":
             raise ScheduleError(f"{step}: expected all rewrites before the first bind")
-        if not self.checked:
-            primitive = UNCHECKED.get(step.name, primitive)
         try:
             rewritten = primitive(self.program, *step.arguments)
         except TypeError as error:
@@ -120,12 +118,16 @@ class Schedule:
         """Every rewrite in turn, and what it led to."""
         program = self.naive or self.program
         for step in self.trace:
-            program = PRIMITIVES[step.name](program, *step.arguments)
+            program = self._primitive(step)(program, *step.arguments)
             yield step, program
+
+    def _primitive(self, step: Step) -> Callable[..., LoopProgram]:
+        known = PRIMITIVES[step.name]
+        return known if self.checked else UNCHECKED.get(step.name, known)
 
     def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`, or
-        in the last block: "shorten", "lengthen", "repeat", "shift"."""
+        in the last block: "shorten", "lengthen", "guard", "repeat", "shift"."""
         return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
     def specialize(self, loop: str, at: str) -> Schedule:
@@ -180,6 +182,10 @@ class Schedule:
         loops in it have `least` iterations in all."""
         narrowest = (least,) if least > 1 else ()
         return self.apply(Step("fuse_first", (first, second, at, *narrowest)))
+
+    def fuse_last(self, last: str, at: tuple[str, ...]) -> Schedule:
+        """A loop behind the nested loops `at` -> one in the last iteration of them."""
+        return self.apply(Step("fuse_last", (last, at)))
 
     def distribute(self, loop: str, inner: str, behind: str = "") -> Schedule:
         """A loop -> one around what is before `inner`, one around that, one around the rest; or one

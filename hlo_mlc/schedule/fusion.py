@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.core import Allocate, For, If, LoopProgram, Stmt, walk
+from hlo_mlc.expr.core import Expr, Var
+from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
@@ -16,9 +16,16 @@ from hlo_mlc.loops.rewrite import (
     allocated,
     substitute,
     transform_lists,
+    when,
     with_body,
 )
-from hlo_mlc.schedule.loops import only_loop, refuse, require_loops, rewrite_loops
+from hlo_mlc.schedule.loops import (
+    only_loop,
+    refuse,
+    require_kind,
+    require_loops,
+    rewrite_loops,
+)
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -126,6 +133,57 @@ def _beside(one: For, two: For, outer: For, memory: Memory | None) -> Stmt:
         check_same_iteration("fuse_first", (two,), moved, two.body, memory)
     both = For(two.var, two.extent, two.kind, (*moved, *two.body))
     return If(index.compare("eq", outer.var, index.constant(0)), (both,), (two,))
+
+
+def fuse_last(program: LoopProgram, last: str, at: tuple[str, ...]) -> LoopProgram:
+    """Run a loop that stands behind others in the last iteration of those.
+
+        for i in 0..2:                       for i in 0..2:
+          for j in 0..4:                       for j in 0..4:
+            y[i * 4 + j] = x[i * 4 + j]  ->      y[i * 4 + j] = x[i * 4 + j]
+        for t in 0..3:                           if i == 1 and j == 3:
+          y[t + 8] = x[t + 8]                      for t in 0..3:
+                                                     y[t + 8] = x[t + 8]
+
+    `at` are nested loops, outermost first, each of which the next one ends: what `split` leaves
+    over needs no task, or launch, of its own.  Halide and TVM: compute_at.
+    """
+    if not at:
+        raise ScheduleError(f"fuse_last: expected the loops in which {last!r} is to be done")
+    found = False
+
+    def visit(statements: Body) -> Body:
+        nonlocal found
+        place = next((n for n, (a, b) in enumerate(pairwise(statements))
+                      if _is_loop(a, at[0]) and _is_loop(b, last)), None)
+        if place is None:
+            return statements
+        found = True
+        outer, one = statements[place:place + 2]
+        return (*statements[:place], _ending(outer, at[1:], one, ()), *statements[place + 2:])
+
+    result = transform_lists(program.body, visit)
+    if not found:
+        raise ScheduleError(f"fuse_last: expected {at[0]!r} and right behind it {last!r}")
+    return with_body(program, result)
+
+
+def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...]) -> For:
+    """A loop in whose last iteration, and that of the loops `inner` in it, the loop `one` is done;
+    `known` say so of the loops around it."""
+    require_kind("fuse_last", outer, LoopKind.SERIAL)
+    if index.bounds(outer.extent)[0] < 1:
+        raise refuse("fuse_last", outer, "may have no iteration")
+    known = (*known, index.compare("eq", outer.var, index.subtract(
+        outer.extent, index.constant(1))))
+    *before, end = outer.body
+    if not inner:
+        body = (*outer.body, *when(build.all_of(*known), (one,)))
+    elif not _is_loop(end, inner[0]):
+        raise refuse("fuse_last", outer, f"does not end with the loop {inner[0]}")
+    else:
+        body = (*before, _ending(end, inner[1:], one, known))
+    return For(outer.var, outer.extent, outer.kind, body)
 
 
 def _holder(statements: Body, name: str, start: int) -> int | None:

@@ -114,7 +114,7 @@ def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
     return _mark(program, "parallel", name, LoopKind.PARALLEL)
 
 
-def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
+def bind(program: LoopProgram, name: str, to: str, *, checked: bool = True) -> LoopProgram:
     """Run the iterations of a loop as the blocks of a GPU's grid, or as the threads of a block.
 
         for i.o in 0..8:             for i.o in 0..8 block:
@@ -128,6 +128,8 @@ def bind(program: LoopProgram, name: str, to: str) -> LoopProgram:
     kind = {"block": LoopKind.BLOCK, "thread": LoopKind.THREAD}.get(to)
     if kind is None:
         raise ScheduleError(f'bind: expected "block" or "thread" for {name!r}, got {to!r}')
+    if not checked:
+        return _mark(program, "bind", name, kind, checked)
     outer = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.THREAD)
     refuse_inside(program, "bind", name, *outer, *((kind,) if kind is LoopKind.BLOCK else ()))
     for *above, stmt in paths(program.body):

@@ -44,6 +44,7 @@ from hlo_mlc.loops.rewrite import (
     paths,
     substitute,
     transform,
+    when,
     with_body,
 )
 from hlo_mlc.loops.text import body_text, headline
@@ -51,7 +52,7 @@ from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.guards import conjuncts
 
-TAILS = ("peel", "shorten", "lengthen", "repeat", "shift")
+TAILS = ("peel", "shorten", "lengthen", "guard", "repeat", "shift")
 """What `split` does with what is left over."""
 
 
@@ -152,6 +153,13 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
           y[i] = x[i]         ->       for i.i in 0..floordiv(i.o + 1, 2) * 2 + 4:
                                          y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
+    With "guard" all blocks have as many iterations, some of which do nothing in the last one.
+
+        for i in 0..10:              for i.o in 0..3:
+          y[i] = x[i]         ->       for i.i in 0..4:
+                                         if (i.i + i.o * 4) < 10:
+                                           y[i.i + i.o * 4] = x[i.i + i.o * 4]
+
     With "repeat" it begins early, and does again what the block before it did.  Refused unless
     iterations are independent, and read nothing of what they write but what they have stored.
 
@@ -168,8 +176,8 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
                                            where (i.i + min(i.o * 4, 6)) >= (i.o * 4)
 
     A parallel loop stays parallel on the outside, and does nothing twice.  Halide: split with a
-    specialised tail, with GuardWithIf around the whole block, ShiftInwards and PredicateStores;
-    TVM: split and loop partition.
+    specialised tail, with GuardWithIf around the whole block, GuardWithIf, ShiftInwards and
+    PredicateStores; TVM: split and loop partition.
     """
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
@@ -188,6 +196,8 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
             return _shortened(stmt, factor)
         if tail == "lengthen":
             return _lengthened(stmt, factor)
+        if tail == "guard":
+            return _left_out(stmt, factor)
         extent = require_constant("split", stmt)
         size = min(factor, extent)
         count = -(-extent // size)
@@ -216,13 +226,17 @@ def _peeled(stmt: For, factor: int) -> Body:
 
 def _shortened(stmt: For, factor: int) -> Body:
     size = index.constant(factor)
-    count = index.floordiv(index.add(stmt.extent, index.constant(factor - 1)), factor)
 
     def block(o: Var) -> Body:
         start = index.multiply(index.constant(0) if o.extent == 1 else o, size)
         return _block(stmt, start, index.minimum(size, index.subtract(stmt.extent, start)))
 
-    return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
+    return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
+
+
+def _blocks(stmt: For, factor: int) -> Expr:
+    """How many blocks of so many iterations there are, with one that is not full."""
+    return index.floordiv(index.add(stmt.extent, index.constant(factor - 1)), factor)
 
 
 def _lengthened(stmt: For, factor: int) -> Body:
@@ -237,6 +251,20 @@ def _lengthened(stmt: For, factor: int) -> Body:
                       index.add(size, index.multiply(is_last, more)))
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
+
+
+def _left_out(stmt: For, factor: int) -> Body:
+    """Blocks of one size, in which what is behind the last iteration is left out."""
+    size = index.constant(factor)
+
+    def one(o: Var, i: Var) -> Body:
+        position = index.add(index.multiply(o, size), i)
+        return when(index.compare("lt", position, stmt.extent),
+                     substitute(stmt.body, {stmt.var: position}))
+
+    name = stmt.var.name
+    return (loop(f"{name}.o", _blocks(stmt, factor), stmt.kind, lambda o: (
+        loop(f"{name}.i", factor, LoopKind.SERIAL, lambda i: one(o, i)),)),)
 
 
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:

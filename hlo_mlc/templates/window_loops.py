@@ -11,7 +11,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, lanes, shared_out
 from hlo_mlc.templates.window_roles import (
@@ -185,10 +185,9 @@ class WindowLoops:
 
         return across(f"{lane.name}_{prefix}", width, self.lanes, within, kind)
 
-    def _where_it_exists(self, where: Place, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    def _where_it_exists(self, place: Place, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         """`body` for a result, if it is one."""
-        exists = all_of(*self._ragged(where))
-        return body if exists is TRUE else (If(exists, body),)
+        return when(all_of(*self._ragged(place)), body)
 
     def _over_tile(self, prefix: str, base: Place, body: Body) -> tuple[Stmt, ...]:
         """`body(numbers, axes)` for the results of a tile, written out."""
@@ -255,7 +254,7 @@ class WindowLoops:
             points = [point for group in groups.values() for point in group]
             free = self._add(sums, points, width, self.free_terms)
             parts = free if rest is TRUE else (If(rest, free, parts),)
-        return (If(all_of(*common), parts),) if common else parts
+        return when(all_of(*common), parts)
 
     def _groups(self, points: Iterable[Point]) -> dict[tuple[Expr, ...], list[Point]]:
         """The points by what they ask for, but for those that do not exist."""
@@ -273,9 +272,8 @@ class WindowLoops:
         """The terms of each group behind what they ask for, as far as it is not known to hold."""
         parts: tuple[Stmt, ...] = ()
         for asked, points in groups.items():
-            part = self._add(sums, points, width, self.checked_terms)
-            condition = all_of(*(c for c in asked if c not in known))
-            parts += part if condition is TRUE else (If(condition, part),)
+            parts += when(all_of(*(c for c in asked if c not in known)),
+                           self._add(sums, points, width, self.checked_terms))
         return parts
 
     def _checked_in_turn(self, sums: tuple[Buffer, ...], base: Place, width: int,

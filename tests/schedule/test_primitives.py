@@ -208,16 +208,29 @@ def test_split_that_shifts(copy, running, column_sums, assert_same) -> None:
                     [np.arange(size, dtype=np.float32)])
 
 
-@pytest.mark.parametrize("tail", ["shorten", "lengthen", "repeat", "shift"])
+def test_split_with_guards(copy, tiny, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "guard").program, """
+        for i.o in 0..3:
+          for i.i in 0..4:
+            if (i.i + i.o * 4) < 10:
+              y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        """)
+    assert "if" not in str(Schedule(copy).split("i", 5, "guard"))
+    for factor in (1, 3, 5, 10, 16):
+        whole = Schedule(copy).split("i", factor, "guard").reorder("i.i", "i.o").parallel("i.i")
+        assert_same(copy, whole.program, [np.arange(10, dtype=np.float32)])
+
+
+@pytest.mark.parametrize("tail", ["shorten", "guard", "lengthen", "repeat", "shift"])
 def test_split_refuses_tails(copy, tail) -> None:
     refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
     shortened = Schedule(copy).split("i", 4, "shorten")
-    if tail == "shorten":
+    if tail in ("shorten", "guard"):
         assert str(shortened.split("i.i", 2, tail)).count("for") == 3
     else:
         refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
     refuses(lambda: Schedule(copy).split("i", 4, "mask"),
-            "peel, shorten, lengthen, repeat, shift", "got 'mask'")
+            "peel, shorten, lengthen, guard, repeat, shift", "got 'mask'")
 
 
 def test_specialize(copy, assert_same) -> None:
@@ -1069,6 +1082,42 @@ def test_hoist_refuses(tiny, product, total, grand_total) -> None:
     refuses(lambda: Schedule(own).hoist("i", "i"), "also writes s")
     refuses(lambda: product.split("k", 5, "shift").split("i", 2, "shift").hoist("i.o", "i.i"),
             "does not always happen")
+
+
+def test_fuse_last(copy, transposed, assert_same) -> None:
+    cut = Schedule(copy).split("i", 4)
+    shows(cut.fuse_last("i.t", ("i.o",)).program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+          if i.o == 1:
+            for i.t in 0..2:
+              y[i.t + 8] = x[i.t + 8]
+        """)
+    shows(cut.fuse_last("i.t", ("i.o", "i.i")).program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+            if (i.o == 1) & (i.i == 3):
+              for i.t in 0..2:
+                y[i.t + 8] = x[i.t + 8]
+        """)
+    assert "if" not in str(Schedule(copy).split("i", 6).fuse_last("i.t", ("i.o",)))
+    for factor in (3, 4, 7, 9):
+        last = Schedule(copy).split("i", factor).fuse_last("i.t", ("i.o", "i.i"))
+        bound = last.bind("i.o", "block").bind("i.i", "thread")
+        for schedule in (last, bound):
+            assert_same(copy, schedule.program, [np.arange(10, dtype=np.float32)])
+
+
+def test_fuse_last_refuses(copy, transposed) -> None:
+    cut = Schedule(copy).split("i", 4)
+    refuses(lambda: cut.fuse_last("i.t", ()), "expected the loops")
+    refuses(lambda: cut.fuse_last("i.o", ("i.t",)), "expected 'i.t' and right behind it 'i.o'")
+    refuses(lambda: cut.fuse_last("i.t", ("i.o", "i.t")), "does not end with the loop i.t")
+    refuses(lambda: cut.vectorize("i.i").fuse_last("i.t", ("i.o", "i.i")), "must be serial")
+    inner = Schedule(transposed).split("i", 3, "shorten").split("i.i", 2)
+    refuses(lambda: inner.fuse_last("i.i.t", ("i.i.o",)), "may have no iteration")
 
 
 def test_fuse_first(product, matrices, assert_same) -> None:

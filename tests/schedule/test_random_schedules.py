@@ -77,6 +77,11 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             first = hoisted[int(rng.integers(len(hoisted)))] if hoisted else loop
             at, _, second = first.partition(".h.") if number > 1 else (other, "", loop)
             return Step(primitive, (first, second, at))
+        case "fuse_last":
+            rest = [name for name in names if name.endswith(".t")]
+            last = rest[int(rng.integers(len(rest)))] if rest else loop
+            inner = (f"{last[:-2]}.i",) if number > 3 else ()
+            return Step(primitive, (last, (f"{last[:-2]}.o", *inner)))
         case "bind":
             return Step(primitive, (loop, ("block", "thread")[int(rng.integers(2))]))
     name, _, tail = primitive.partition(" ")
@@ -87,7 +92,7 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "cache_read": "split", "cache_read loops": "split", "prefetch": "vectorize",
-              "fuse_first": "hoist", "prefetch_next": "split",
+              "fuse_first": "hoist", "fuse_last": "split", "prefetch_next": "split",
               "specialize": "split shift"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 

@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, apply, substitute
+from hlo_mlc.expr.build import apply, substitute
 from hlo_mlc.expr.core import Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Named, Parameters, Scheduled
 from hlo_mlc.tensor.access import Pair
@@ -73,16 +75,42 @@ def thread_loop(var: Var, body: tuple[Stmt, ...], extent: Expr | int | None = No
     return For(var, size, LoopKind.THREAD, body)
 
 
+def by_threads(schedule: Schedule, name: str, threads: int, outer: LoopKind, unroll: int = 1
+               ) -> tuple[Schedule, tuple[str, ...]]:
+    """The iterations of a loop, neighbouring ones for neighbouring threads, `unroll` for each, and
+    the loops that are to be bound to blocks and threads; or to threads alone where one block does
+    it all, round by round."""
+    schedule = schedule.split(name, threads * unroll, "guard")
+    block, thread = f"{name}.o", f"{name}.i"
+    if outer is LoopKind.SERIAL:
+        return schedule.reorder(thread, block), (thread,)
+    if unroll == 1:
+        return schedule, (block, thread)
+    schedule, each = schedule.split(thread, threads), f"{thread}.o"
+    return schedule.reorder(f"{thread}.i", each).unroll(each), (block, f"{thread}.i")
+
+
+def bound(schedule: Schedule, loops: Sequence[str]) -> Schedule:
+    """The last of these loops bound to threads, one around it to blocks."""
+    *blocks, threads = loops
+    for block in blocks:
+        schedule = schedule.bind(block, "block")
+    return schedule.bind(threads, "thread")
+
+
+def by_one_thread(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
+    """The naive loops of a stage, done by a single thread."""
+    thread = thread_loop(thread_var(f"{stage.name}_t", 1), lower_stage(stage))
+    if outer is LoopKind.SERIAL:
+        return (thread,)
+    return (loop(f"{stage.name}_b", 1, outer, lambda b: (thread,)),)
+
+
 def lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
     """`body` for each lane of a vector; without a loop for vectors of one."""
     if width == 1:
         return body(index.constant(0))
     return (loop(name, width, LoopKind.VECTORIZE, body),)
-
-
-def where(condition: Expr, body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """`body`, if the condition holds."""
-    return body if condition is TRUE else (If(condition, body),)
 
 
 def below(position: Expr, extent: int) -> Expr:

@@ -19,7 +19,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import loop, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -34,7 +34,6 @@ from hlo_mlc.templates.cuda.base import (
     thread_loop,
     thread_var,
     vector_width,
-    where,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import walks_columns
@@ -154,7 +153,7 @@ class _Block:
 
     def _within(self, each: Callable[[Expr], tuple[Stmt, ...]], warps: int) -> For:
         """`each(lane of the vector)` for the columns there are, by the first so many warps."""
-        inside = where(below(self._first, self._stage.axes[-1].extent), self._vector(each))
+        inside = when(below(self._first, self._stage.axes[-1].extent), self._vector(each))
         return thread_loop(self._warp, (thread_loop(self._lane, inside),), warps)
 
     def _places(self, v: Expr) -> tuple[Expr, ...]:
@@ -183,7 +182,7 @@ class _Block:
 
         inside = build.all_of(below(row, product(stage.reduce_axes)),
                               below(self._first, stage.axes[-1].extent))
-        return where(inside, self._vector(step))
+        return when(inside, self._vector(step))
 
     def _keep(self, v: Expr) -> tuple[Stmt, ...]:
         return tuple(Store(s, self._places(v), Load(r, self._places(v)))

@@ -28,7 +28,7 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.loops import matrices
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import (
@@ -42,7 +42,6 @@ from hlo_mlc.templates.cuda.base import (
     store,
     thread_loop,
     thread_var,
-    where,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
@@ -273,7 +272,7 @@ class _Builder:
             whole = stored(lambda mapping: substitute(side.value, mapping))
             if inside is not build.TRUE:
                 whole = (If(inside, whole, stored(lambda mapping: zero)),)
-            return where(below(a, outer), whole)
+            return when(below(a, outer), whole)
 
         if rounds == 1:
             return one(index.constant(0))
@@ -385,7 +384,7 @@ class _Builder:
             row, column, _ = place(index.constant(0))
             inside = build.all_of(below(row, product(roles.rows)),
                                   below(column, product(roles.columns)))
-            return where(inside, lanes(f"{self.name}_v", width, stored))
+            return when(inside, lanes(f"{self.name}_v", width, stored))
 
         return (loop(f"{self.name}_i", down, LoopKind.UNROLL, lambda i: (
             loop(f"{self.name}_j", across, LoopKind.UNROLL, lambda j: (

@@ -1,5 +1,7 @@
 """Maps: 16 bytes a thread and step, neighbouring threads side by side.
 
+    naive loops  ->  fuse  ->  split, vectorize  ->  split "guard", unroll  ->  fuse_last  ->  bind
+
     for b block:
       for t thread:
         for u unroll:
@@ -10,28 +12,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.loops.core import LoopKind, Stmt
+from hlo_mlc.expr.core import Load
+from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop, substitute
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import (
     THREADS,
-    at,
-    below,
-    flat,
+    bound,
+    by_one_thread,
+    by_threads,
     lane_bytes,
-    lanes,
     power_of_two,
     product,
-    thread_loop,
-    thread_var,
     vector_width,
-    where,
 )
 from hlo_mlc.tensor.classify import cost, is_injective, is_map
 from hlo_mlc.tensor.coalesce import accesses, coalesce
@@ -70,47 +69,28 @@ class ElementwiseTemplate:
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        threads, unroll = parameters["threads"], parameters["unroll"]
-        width, total = _width(stage), product(stage.axes)
-        vectors, rest = divmod(total, width)
-        name = stage.axes[-1].name if stage.axes else stage.name
-        point = lower_stage(Stage(stage.name, (), stage.assigns))
+        if not stage.axes:
+            return Scheduled(by_one_thread(stage, outer), ())
+        schedule, vector = _in_vectors(open_schedule(nest, lower_stage(stage), checked=False),
+                                       [v.name for v in stage.axes], _width(stage))
+        count = constant_extent(schedule.loops(vector)[0])
+        threads = min(parameters["threads"], power_of_two(count))
+        # One block that does it all: its threads need not wait.
+        unroll = 1 if outer is LoopKind.SERIAL else min(parameters["unroll"],
+                                                        max(1, count // threads))
+        schedule, around = by_threads(schedule, vector, threads, outer, unroll)
+        rest = f"{vector.removesuffix('.o')}.t"
+        if rest in schedule.loop_names:
+            schedule = schedule.fuse_last(rest, around)
+        return Scheduled.of(bound(schedule, around))
 
-        def element(position: Expr) -> tuple[Stmt, ...]:
-            return substitute(point, at(position, stage.axes))
 
-        def one(vector: Expr) -> tuple[Stmt, ...]:
-            return where(below(vector, vectors), lanes(
-                f"{name}_v", width, lambda v: element(flat((vector, 1), (v, width)))))
-
-        def tail(place: Expr, places: int) -> tuple[Stmt, ...]:
-            """The elements behind the last vector, by the last of all threads."""
-            if not rest:
-                return ()
-            return where(index.compare("eq", place, index.constant(places - 1)), (
-                loop(f"{name}_r", rest, LoopKind.SERIAL, lambda r: element(
-                    index.add(index.constant(vectors * width), r))),))
-
-        threads = min(threads, power_of_two(vectors))
-        t = thread_var(f"{name}_t", threads)
-        if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
-            rounds = loop(f"{name}_o", -(-vectors // threads), LoopKind.SERIAL,
-                          lambda o: one(flat((o, 1), (t, threads))))
-            return Scheduled((thread_loop(t, (*((rounds,) if vectors else ()),
-                                              *tail(t, threads))),), ())
-        unroll = min(unroll, max(1, vectors // threads))
-        blocks = max(1, -(-vectors // (threads * unroll)))
-
-        def block(b: Var) -> tuple[Stmt, ...]:
-            last = tail(flat((b, 1), (t, threads)), blocks * threads)
-            if not vectors:
-                return (thread_loop(t, last),)
-            if unroll == 1:
-                return (thread_loop(t, (*one(flat((b, 1), (t, threads))), *last)),)
-            return (thread_loop(t, (loop(f"{name}_u", unroll, LoopKind.UNROLL, lambda u: one(
-                flat((b, 1), (u, unroll), (t, threads)))), *last)),)
-
-        return Scheduled((loop(f"{name}_b", blocks, LoopKind.BLOCK, block),), ())
+def _in_vectors(schedule: Schedule, axes: Sequence[str], width: int) -> tuple[Schedule, str]:
+    """The axes as one, in vectors of so many elements, and what the loop over vectors is called."""
+    schedule, name = schedule.fuse(*axes), ".".join(axes)
+    if width == 1:
+        return schedule, name
+    return schedule.split(name, width).vectorize(f"{name}.i"), f"{name}.o"
 
 
 def reads_foreign_results(stage: Stage) -> str:
@@ -129,5 +109,7 @@ def _width(stage: Stage) -> int:
     if not stage.axes:
         return 1
     inner = stage.axes[-1]
-    return VECTOR_BYTES // lane_bytes(stage, inner) if len(stage.axes) == 1 \
-        else vector_width(stage, inner)
+    if len(stage.axes) > 1:
+        return vector_width(stage, inner)
+    width = VECTOR_BYTES // lane_bytes(stage, inner)
+    return width if width <= inner.extent else 1

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Expr, Var
-from hlo_mlc.loops.core import For, LoopKind, Stmt
+from hlo_mlc.expr.core import Var
+from hlo_mlc.loops.core import For, LoopKind
 from hlo_mlc.loops.dependence import Memory, carried
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop, substitute
-from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import (
     THREADS,
-    at,
-    below,
-    flat,
+    bound,
+    by_one_thread,
+    by_threads,
     power_of_two,
     product,
-    thread_loop,
-    thread_var,
-    where,
 )
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -51,24 +46,18 @@ class PlainTemplate:
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        axes = _independent(nest, stage)
-        if not axes:
-            return Scheduled(_by_one_thread(stage, outer), ())
-        if outer is LoopKind.SERIAL:
-            return Scheduled(_by_one_block(stage, axes), ())
-        names = [axis.name for axis in axes]
-        schedule = open_schedule(nest, lower_stage(stage)).fuse(*names)
-        threads = min(parameters["threads"], power_of_two(product(axes)))
+        names = [axis.name for axis in _independent(nest, stage)]
+        if not names:
+            return Scheduled(by_one_thread(stage, outer), ())
+        in_blocks = outer is LoopKind.BLOCK
+        schedule = open_schedule(nest, lower_stage(stage), in_blocks).fuse(*names)
+        count = constant_extent(schedule.loops(".".join(names))[0])
+        threads = parameters["threads"] if in_blocks else 2 * THREADS
         try:
-            schedule = _shared_out(schedule, ".".join(names), threads)
+            return Scheduled.of(bound(*by_threads(
+                schedule, ".".join(names), min(threads, power_of_two(count)), outer)))
         except ScheduleError:  # what the joined loop does cannot be told apart any more
-            return Scheduled(_by_one_thread(stage, outer), ())
-        return Scheduled(schedule.program.body, ())
-
-
-def _shared_out(schedule: Schedule, name: str, threads: int) -> Schedule:
-    schedule = schedule.split(name, threads, "shorten")
-    return schedule.bind(f"{name}.o", "block").bind(f"{name}.i", "thread")
+            return Scheduled(by_one_thread(stage, outer), ())
 
 
 def _independent(nest: Nest, stage: Stage) -> tuple[Var, ...]:
@@ -83,26 +72,3 @@ def _independent(nest: Nest, stage: Stage) -> tuple[Var, ...]:
         found.append(axis)
         body = body[0].body
     return tuple(found)
-
-
-def _by_one_thread(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
-    thread = thread_loop(thread_var(f"{stage.name}_t", 1), lower_stage(stage))
-    if outer is LoopKind.SERIAL:
-        return (thread,)
-    return (loop(f"{stage.name}_b", 1, outer, lambda b: (thread,)),)
-
-
-def _by_one_block(stage: Stage, axes: tuple[Var, ...]) -> tuple[Stmt, ...]:
-    """All points by the threads of one block, each taking every so manyth."""
-    total = product(axes)
-    t = thread_var(f"{stage.name}_t", min(2 * THREADS, power_of_two(total)))
-    point = lower_stage(replace(stage, axes=stage.axes[len(axes):]))
-
-    def one(o: Expr) -> tuple[Stmt, ...]:
-        position = flat((o, 1), (t, t.extent))
-        return where(below(position, total), substitute(point, at(position, axes)))
-
-    rounds = -(-total // t.extent)
-    if rounds == 1:
-        return (thread_loop(t, one(index.constant(0))),)
-    return (thread_loop(t, (loop(f"{stage.name}_o", rounds, LoopKind.SERIAL, one),)),)

@@ -113,7 +113,7 @@ class _Assembler:
         common = {name: values[0] for name, values in COMMON.items()}
         parameters = {**template.default(nest, self.target), **common, **given}
         scheduled = template.apply(nest, parameters, outer)
-        self.decisions.append(Decision(nest, template, parameters, refused))
+        self.decisions.append(Decision(nest, template, parameters, refused, scheduled.schedules))
         scratch += scheduled.scratch
         blocks = parameters[GRID] * self.target.multiprocessors
         return _persistent(nest, scheduled.body, blocks) if blocks else scheduled.body

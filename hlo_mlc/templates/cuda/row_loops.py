@@ -11,7 +11,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP
 from hlo_mlc.templates.base import Parameters
 from hlo_mlc.templates.cuda.base import (
@@ -24,7 +24,6 @@ from hlo_mlc.templates.cuda.base import (
     thread_loop,
     thread_var,
     vector_width,
-    where,
 )
 from hlo_mlc.tensor.classify import cost, is_map, offset
 from hlo_mlc.tensor.coalesce import coalesce
@@ -164,7 +163,7 @@ class RowLoops:
         def chunk(c: Expr) -> tuple[Stmt, ...]:
             first = index.multiply(flat((c, 1), (self._member, self.team)),
                                    index.constant(self.width))
-            return where(below(first, length), lanes(
+            return when(below(first, length), lanes(
                 f"{stage.name}_v", self.width, lambda v: body(index.add(first, v), c, v)))
 
         chunks = self._chunks(stage)

@@ -24,7 +24,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -39,7 +39,6 @@ from hlo_mlc.templates.cuda.base import (
     store,
     thread_loop,
     thread_var,
-    where,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
@@ -187,7 +186,7 @@ class _Lines:
     def loops(self) -> tuple[Stmt, ...]:
         """All tiles of a line, and the loop over lines."""
         tiles = -(-self.extent // (self.team * self.own))
-        start = self._threads(where(equals(self.member, 0), self._begun()))
+        start = self._threads(when(equals(self.member, 0), self._begun()))
         body: tuple[Stmt, ...] = (start, loop(f"{self.name}_o", tiles, LoopKind.SERIAL,
                                               lambda o: self._tile(o, tiles)))
         body = allocated(self.allocated, body)
@@ -216,7 +215,7 @@ class _Lines:
             target = self.totals[1] if source is self.totals[0] else self.totals[0]
             rounds.append(self._threads(self._doubled(source, target, distance)))
             source = target
-        last = where(equals(self.member, self.team - 1), self._copied(
+        last = when(equals(self.member, self.team - 1), self._copied(
             self.carry, (self.column,), source, self._me))
         return (self._threads((*self._folded(o), *self._total())), *rounds,
                 self._threads(self._stored(o, source)),
@@ -246,7 +245,7 @@ class _Lines:
             inside = build.all_of(condition, self.exists)
             whole = one(lambda u: body(position(u), number(u)))
             if otherwise is None or inside is build.TRUE:
-                return where(inside, whole)
+                return when(inside, whole)
             return (If(inside, whole, one(lambda u: otherwise(number(u)))),)
 
         if self.width > 1:

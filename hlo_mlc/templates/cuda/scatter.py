@@ -12,27 +12,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Apply, Expr, Load, loads
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import transform
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import (
-    THREADS,
-    at,
-    below,
-    flat,
-    power_of_two,
-    product,
-    thread_loop,
-    thread_var,
-    where,
-)
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.cuda.base import THREADS, bound, by_threads, power_of_two, product
 from hlo_mlc.tensor.classify import is_injective, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import named_combiner
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest
 
 # Ops of which any order of updates gives one result, up to rounding.
 OPS = ("add", "mul", "max", "min", "and", "or", "xor")
@@ -77,22 +68,15 @@ class ScatterTemplate:
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        total = product(stage.axes)
-        t = thread_var(f"{stage.name}_t", min(parameters["threads"], power_of_two(total)))
-        rounds = -(-total // t.extent)
-
-        def one(number: Expr) -> tuple[Stmt, ...]:
-            position = flat((number, 1), (t, t.extent))
-            return where(below(position, total), _updates(stage, at(position, stage.axes)))
-
-        if outer is LoopKind.SERIAL:
-            return Scheduled((thread_loop(t, (
-                loop(f"{stage.name}_o", rounds, LoopKind.SERIAL, one),)),), ())
-        return Scheduled((loop(f"{stage.name}_b", rounds, outer,
-                               lambda b: (thread_loop(t, one(b)),)),), ())
+        body = transform(lower_stage(stage),
+                         lambda s: _at_once(s) if isinstance(s, Store) else None)
+        names = [v.name for v in stage.axes]
+        schedule = open_schedule(nest, body, checked=False).fuse(*names)
+        threads = min(parameters["threads"], power_of_two(product(stage.axes)))
+        return Scheduled.of(bound(*by_threads(schedule, ".".join(names), threads, outer)))
 
 
-def _update(assign: Assign) -> tuple[str, Expr] | None:
+def _update(assign: Assign | Store) -> tuple[str, Expr] | None:
     """The op and the term with which an assignment updates its element."""
     def is_own(e: Expr) -> bool:
         return isinstance(e, Load) and e.source == assign.buffer and e.guard is None \
@@ -109,12 +93,8 @@ def _update(assign: Assign) -> tuple[str, Expr] | None:
                  if is_own(own)), None)
 
 
-def _updates(stage: Stage, mapping: dict) -> tuple[Stmt, ...]:
-    result = []
-    for assign in stage.assigns:
-        op, term = _update(assign)
-        guard = None if assign.guard is None else substitute(assign.guard, mapping)
-        result.append(Accumulate(
-            (assign.buffer,), tuple(substitute(i, mapping) for i in assign.indices),
-            named_combiner(op, assign.buffer.dtype), (substitute(term, mapping),), guard, True))
-    return tuple(result)
+def _at_once(store: Store) -> tuple[Stmt, ...]:
+    """An update that nothing comes between."""
+    op, term = _update(store)
+    return (Accumulate((store.buffer,), store.indices, named_combiner(op, store.buffer.dtype),
+                       (term,), store.guard, True),)

@@ -16,10 +16,10 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop, map_expressions, substitute
+from hlo_mlc.loops.rewrite import loop, map_expressions, substitute, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop, thread_var, where
+from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop, thread_var
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.classify import stride
@@ -117,7 +117,7 @@ def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
 
     def read(position: Expr) -> tuple[Stmt, ...]:
         place, inside = point(lane, position)
-        return where(inside, tuple(
+        return when(inside, tuple(
             Store(tile, (position, lane), build.substitute(load, place))
             for load, tile in tiles.items()))
 
@@ -131,7 +131,7 @@ def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
         memo: dict[Expr, Expr] = {}
         stores = map_expressions(lower_stage(replace(stage, axes=())),
                                  lambda e: build.transform(e, from_tile, memo))
-        return where(inside, substitute(stores, place))
+        return when(inside, substitute(stores, place))
 
     body: tuple[Stmt, ...] = (threads(read), threads(write))
     for tile in tiles.values():

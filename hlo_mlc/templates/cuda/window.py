@@ -22,7 +22,7 @@ from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -37,7 +37,6 @@ from hlo_mlc.templates.cuda.base import (
     thread_loop,
     thread_var,
     vector_width,
-    where,
 )
 from hlo_mlc.templates.cuda.contraction import ContractionTemplate
 from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
@@ -190,7 +189,7 @@ class _Thread:
                                          zip(stage.accumulators, self.sums, strict=True)}}
             return tuple(store(a, mapping) for a in stage.assigns)
 
-        return where(below(position, self.threads), (
+        return when(below(position, self.threads), (
             *self._each(begin), *self._over_window(self._each(step)), *self._each(finish)))
 
     def _each(self, body: Callable[[Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:

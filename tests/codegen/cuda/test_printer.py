@@ -46,15 +46,15 @@ def test_a_kernel_word_by_word(take_apart, cuda_source, arrays) -> None:
     assert kernel(source).replace(program.name, "k") == textwrap.dedent("""\
         extern "C" __global__ void __launch_bounds__(256)
         k_0(const float* __restrict__ a0, float* __restrict__ r0) {
-          const int i0_b = blockIdx.x;
-          const int i0_t = threadIdx.x;
-          const auto v0 = mlc_load<4>(a0 + (i0_b * 1024 + i0_t * 4));
+          const int i0_o_o = blockIdx.x;
+          const int i0_o_i = threadIdx.x;
+          const auto v0 = mlc_load<4>(a0 + (i0_o_i * 4 + i0_o_o * 1024));
           Vector<float, 4> v1;
           #pragma unroll
-          for (int i0_v = 0; i0_v < 4; ++i0_v) {
-            v1.at[i0_v] = fabsf(v0.at[i0_v]) + 1.0f;
+          for (int i0_i = 0; i0_i < 4; ++i0_i) {
+            v1.at[i0_i] = fabsf(v0.at[i0_i]) + 1.0f;
           }
-          mlc_store<4>(r0 + (i0_b * 1024 + i0_t * 4), v1);
+          mlc_store<4>(r0 + (i0_o_i * 4 + i0_o_o * 1024), v1);
         }
         """)
     (launch,) = source.launches
