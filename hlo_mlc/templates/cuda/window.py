@@ -1,5 +1,7 @@
 """Folds over windows that overlap: depthwise and narrow convolutions, pooling, stencils as sums.
 
+    naive loops  ->  split, reorder  ->  expand, distribute  ->  fuse, split "guard"  ->  bind
+
     for b block:
       for t thread:                        some outputs along an axis of the windows, as vectors
         for u, v: sums[u, v] = initial
@@ -14,28 +16,23 @@ first cache, which is the same memory as shared memory would be.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop, when
+from hlo_mlc.expr.core import Var, loads
+from hlo_mlc.loops.core import LoopKind
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import (
     THREADS,
-    at,
-    below,
-    flat,
-    lanes,
+    bound,
+    by_threads,
     power_of_two,
     product,
-    store,
-    thread_loop,
-    thread_var,
     vector_width,
 )
 from hlo_mlc.templates.cuda.contraction import ContractionTemplate
@@ -101,7 +98,9 @@ class WindowTemplate:
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
-        return Scheduled(_windows(coalesce(nest.stages[0]), parameters, outer), ())
+        stage = coalesce(nest.stages[0])
+        schedule = open_schedule(nest, lower_stage(stage), checked=False)
+        return Scheduled.of(_windows(schedule, stage, parameters, outer))
 
 
 def _axis(stage: Stage) -> Var | None:
@@ -129,83 +128,41 @@ def _vector(stage: Stage) -> int:
     return vector_width(stage, last)
 
 
-def _windows(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:
-    thread = _Thread(stage, parameters)
-    number, name = thread.number, stage.name
-    blocks = -(-thread.threads // number.extent)
-    if outer is LoopKind.SERIAL:  # one block does it all: its threads need not wait
-        rounds = loop(f"{name}_o", blocks, LoopKind.SERIAL,
-                      lambda o: thread.body(flat((o, 1), (number, number.extent))))
-        body: tuple[Stmt, ...] = (thread_loop(number, (rounds,)),)
-    else:
-        body = (loop(f"{name}_b", blocks, LoopKind.BLOCK,
-                     lambda b: allocated(thread.sums, (thread_loop(number, thread.body(flat(
-                         (b, 1), (number, number.extent)))),))),)
-    return body if outer is LoopKind.BLOCK else allocated(thread.sums, body)
+def _windows(schedule: Schedule, stage: Stage, parameters: Parameters, outer: LoopKind
+             ) -> Schedule:
+    """The rewrites of naive loops."""
+    axis, last = _axis(stage), stage.axes[-1]
+    along = math.gcd(parameters["along"], axis.extent) if axis is not None else 1
+    vector = math.gcd(parameters["vector"], _vector(stage))
+    shares = {v: along if v is axis else vector if v is last else 1 for v in stage.axes}
+    own = [f"{v.name}.i" for v, share in shares.items() if share > 1]
+    others = [f"{v.name}.o" if share > 1 else v.name for v, share in shares.items()]
+    for v, share in shares.items():
+        schedule = schedule.split(v.name, share) if share > 1 else schedule
+    schedule = schedule.reorder(*others, *own) if own else schedule
+    schedule = _over_windows(schedule, stage, own, along * vector)
+    if along > 1:
+        schedule = schedule.unroll(f"{axis.name}.i")
+    if vector > 1:
+        schedule = schedule.vectorize(f"{last.name}.i")
+    schedule, name = schedule.fuse(*others), ".".join(others)
+    number = constant_extent(schedule.loops(name)[0])
+    return bound(*by_threads(
+        schedule, name, min(parameters["threads"], power_of_two(number)), outer))
 
 
-class _Thread:
-    """What one thread does: some outputs along an axis of the windows, as vectors.
-
-    `threads` are how many there are to be, `number` is this one's in its block, `sums` what its
-    outputs are folded in.
-    """
-
-    def __init__(self, stage: Stage, parameters: Parameters) -> None:
-        self._stage, self._axis = stage, _axis(stage)
-        self._along = (math.gcd(parameters["along"], self._axis.extent)
-                       if self._axis is not None else 1)
-        self._vector = math.gcd(parameters["vector"], _vector(stage))
-        self._share = {v: self._along if v is self._axis else
-                       self._vector if v is stage.axes[-1] else 1 for v in stage.axes}
-        self._parts = tuple(Var(v.name, INDEX, v.extent // self._share[v]) for v in stage.axes)
-        self.threads = product(self._parts)
-        self.number = thread_var(f"{stage.name}_t",
-                                 min(parameters["threads"], power_of_two(self.threads)))
-        shape = (self.number.extent, self._along, self._vector)
-        self.sums = tuple(Buffer(f"{stage.name}_{n}_sum", a.dtype, shape, "thread")
-                          for n, a in enumerate(stage.accumulators))
-
-    def body(self, position: Expr) -> tuple[Stmt, ...]:
-        """The thread of that number among all."""
-        stage, here = self._stage, at(position, self._parts)
-
-        def place(u: Expr, v: Expr) -> dict[Var, Expr]:
-            inner = {self._axis: u, stage.axes[-1]: v}
-            return {x: index.add(index.multiply(here[part], index.constant(share)),
-                                 inner[x] if share > 1 else index.constant(0))
-                    for (x, share), part in zip(self._share.items(), self._parts, strict=True)}
-
-        def begin(u: Expr, v: Expr) -> tuple[Stmt, ...]:
-            return tuple(Store(b, (self.number, u, v), substitute(e, place(u, v)))
-                         for b, e in zip(self.sums, stage.initial, strict=True))
-
-        def step(u: Expr, v: Expr) -> tuple[Stmt, ...]:
-            terms = tuple(substitute(e, place(u, v)) for e in stage.terms)
-            return (Accumulate(self.sums, (self.number, u, v), stage.combiner, terms),)
-
-        def finish(u: Expr, v: Expr) -> tuple[Stmt, ...]:
-            mapping = {**place(u, v), **{a: Load(b, (self.number, u, v)) for a, b in
-                                         zip(stage.accumulators, self.sums, strict=True)}}
-            return tuple(store(a, mapping) for a in stage.assigns)
-
-        return when(below(position, self.threads), (
-            *self._each(begin), *self._over_window(self._each(step)), *self._each(finish)))
-
-    def _each(self, body: Callable[[Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        """`body(along the axis, along the vector)` for each output of the thread."""
-        def row(u: Expr) -> tuple[Stmt, ...]:
-            return lanes(f"{self._stage.name}_v", self._vector, lambda v: body(u, v))
-
-        if self._along == 1:
-            return row(index.constant(0))
-        return (loop(f"{self._stage.name}_u", self._along, LoopKind.UNROLL, row),)
-
-    def _over_window(self, step: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        """`step` for each place of the window: the inner loops are written out."""
-        written = self._along * self._vector * max(1, cost(*self._stage.terms))
-        for window in reversed(self._stage.reduce_axes):
-            written *= window.extent
-            kind = LoopKind.UNROLL if written <= WRITTEN_OUT else LoopKind.SERIAL
-            step = (For(window, index.constant(window.extent), kind, step),)
-        return step
+def _over_windows(schedule: Schedule, stage: Stage, own: Sequence[str], outputs: int) -> Schedule:
+    """The windows of all outputs of a thread, which the loops `own` are over, one place after the
+    other: the inner loops over them are written out."""
+    windows = [v.name for v in stage.reduce_axes]
+    for each in reversed(own):
+        schedule = schedule.expand(each, "register")
+    if own:
+        schedule = schedule.distribute(own[0], windows[0]).reorder(*windows, *own)
+    written = outputs * max(1, cost(*stage.terms))
+    for window in reversed(stage.reduce_axes):
+        written *= window.extent
+        if written > WRITTEN_OUT:
+            break
+        schedule = schedule.unroll(window.name)
+    return schedule
