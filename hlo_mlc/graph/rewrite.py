@@ -4,6 +4,7 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -81,11 +82,8 @@ class Rewriter:
         outer, self._nodes = self._nodes, []
         for node in graph.nodes:
             self._visit(node)
-        nodes, self._nodes = tuple(self._nodes), outer
-        results = self._resolve(graph.results)
-        if nodes == graph.nodes and results == graph.results:
-            return graph
-        return Graph(graph.parameters, nodes, results)
+        nodes, self._nodes = self._nodes, outer
+        return with_body(graph, nodes, self._resolve(graph.results))
 
     def _visit(self, node: Node) -> None:
         operands = self._resolve(node.operands)
@@ -117,6 +115,40 @@ class Rewriter:
     def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
         replaced = self._replaced
         return tuple([replaced.get(value, value) for value in values])
+
+
+@dataclass(slots=True)
+class NodeList:
+    """Nodes that a pass makes, in order; `location`: of the user's code that they stand for."""
+
+    location: str = ""
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
+            attributes: Mapping[str, Attribute] | None = None, regions: Sequence[Graph] = (),
+            literal: np.ndarray | None = None) -> Value:
+        """One more node, whose result is of this type, or is this value."""
+        result = result if isinstance(result, Value) else Value(result)
+        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {}, tuple(regions),
+                               literal, self.location))
+        return result
+
+    def constant(self, number: float, tensor: TensorType) -> Value:
+        """A number in every place."""
+        return self.array(np.broadcast_to(np.asarray(number, tensor.dtype.numpy), tensor.shape))
+
+    def array(self, literal: np.ndarray) -> Value:
+        """A constant of the array's own type."""
+        self.nodes.append(constant_node(literal, self.location))
+        return self.nodes[-1].results[0]
+
+
+def with_body(graph: Graph, nodes: Iterable[Node], results: tuple[Value, ...]) -> Graph:
+    """The graph with other nodes and results; the same object where they are the same."""
+    nodes = tuple(nodes)
+    if nodes == graph.nodes and results == graph.results:
+        return graph
+    return Graph(graph.parameters, nodes, results)
 
 
 def with_parts(node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ...]) -> Node:
@@ -173,8 +205,7 @@ def _live_part(graph: Graph, live: set[Value]) -> Graph:
         regions = tuple([_live_part(region, live) for region in node.regions])
         live.update(node.operands)
         kept.append(with_parts(node, node.operands, regions))
-    nodes = tuple(reversed(kept))
-    return graph if nodes == graph.nodes else Graph(graph.parameters, nodes, graph.results)
+    return with_body(graph, reversed(kept), graph.results)
 
 
 def uses_among(nodes: Iterable[Node]) -> dict[Value, tuple[Node, ...]]:

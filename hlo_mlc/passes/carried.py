@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.effects import is_removable
-from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.graph.rewrite import with_body, with_parts
 
 WHILE_OP = "stablehlo.while"
 
@@ -44,11 +44,8 @@ class _Closer:
         self._replaced: dict[Value, Value] = {}
 
     def graph(self, graph: Graph) -> Graph:
-        nodes = tuple([self._node(node) for node in graph.nodes])
-        results = self._resolve(graph.results)
-        if nodes == graph.nodes and results == graph.results:
-            return graph
-        return Graph(graph.parameters, nodes, results)
+        nodes = [self._node(node) for node in graph.nodes]
+        return with_body(graph, nodes, self._resolve(graph.results))
 
     def _node(self, node: Node) -> Node:
         node = with_parts(node, self._resolve(node.operands), node.regions)

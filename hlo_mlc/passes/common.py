@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.effects import is_mergeable
-from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.graph.rewrite import with_body, with_parts
 
 # Comparing larger constants costs more than a duplicate does.
 _MAX_COMPARED_BYTES = 64 * 1024
@@ -35,10 +35,7 @@ def _merge(graph: Graph, replaced: dict[Value, Value]) -> Graph:
             replaced.update(zip(node.results, first.results, strict=True))
             continue
         nodes.append(node)
-    results = tuple([replaced.get(value, value) for value in graph.results])
-    if tuple(nodes) == graph.nodes and results == graph.results:
-        return graph
-    return Graph(graph.parameters, tuple(nodes), results)
+    return with_body(graph, nodes, tuple([replaced.get(value, value) for value in graph.results]))
 
 
 def _first(node: Node, known: dict[Hashable, Node], alike: dict[Hashable, Node]) -> Node:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import with_other_values, with_parts
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import NodeList, with_other_values, with_parts
 from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
@@ -101,19 +101,18 @@ def _is_complex(value: Value) -> bool:
     return value.type is not None and value.type.dtype.kind is Kind.COMPLEX
 
 
-class _Splitter:
+class _Splitter(NodeList):
     """One walk over a graph and its regions.  `parts`: of every complex number that is in parts;
     `there`: those that exist as a whole; `real`: those whose imaginary parts are known to be zero;
     `renamed`: what other values have become."""
 
     def __init__(self, stays: Callable[[Node], bool]) -> None:
+        super().__init__()
         self.stays = stays
         self.parts: dict[Value, Parts] = {}
         self.there: set[Value] = set()
         self.real: set[Value] = set()
         self.renamed: dict[Value, Value] = {}
-        self.nodes: list[Node] = []
-        self.location = ""
 
     def whole(self, graph: Graph) -> Graph:
         """A graph whose parameters and results stay as they are."""
@@ -142,24 +141,9 @@ class _Splitter:
         nodes, self.nodes = tuple(self.nodes), outer
         return Graph(tuple(parameters), nodes, results)
 
-    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
-            attributes: Mapping[str, Attribute] | None = None, regions: Sequence[Graph] = ()
-            ) -> Value:
-        """A new node of one result."""
-        result = Value(tensor)
-        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {},
-                               tuple(regions), location=self.location))
-        return result
-
     def like(self, op: str, *operands: Value) -> Value:
         """A new node of the type of its first operand."""
         return self.add(op, operands, operands[0].type)
-
-    def constant(self, number: float, tensor: TensorType) -> Value:
-        """A number in every place."""
-        literal = np.broadcast_to(np.asarray(number, tensor.dtype.numpy), tensor.shape)
-        self.nodes.append(constant_node(literal, self.location))
-        return self.nodes[-1].results[0]
 
     def compare(self, direction: str, one: Value, other: Value) -> Value:
         """Whether one part is so to another."""
@@ -331,9 +315,7 @@ def _constant(node: Node, s: _Splitter) -> Parts:
         s.real.add(node.results[0])
     for part in (node.literal.real, node.literal.imag):
         # One number for all places stays one; tables lie part by part.
-        literal = part if 0 in part.strides else part.copy()
-        s.nodes.append(constant_node(literal, s.location))
-        found.append(s.nodes[-1].results[0])
+        found.append(s.array(part if 0 in part.strides else part.copy()))
     return found[0], found[1]
 
 
@@ -449,8 +431,8 @@ def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
     re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]
 
     def multiply(array: Value, axis: int, matrix: np.ndarray) -> Value:
-        s.nodes.append(constant_node(matrix.astype(array.type.dtype.numpy), s.location))
-        return s.add("stablehlo.dot_general", (array, s.nodes[-1].results[0]),
+        factor = s.array(matrix.astype(array.type.dtype.numpy))
+        return s.add("stablehlo.dot_general", (array, factor),
                      product_type(array.type, axis, matrix), {
                          "lhs_batching_dimensions": (), "rhs_batching_dimensions": (),
                          "lhs_contracting_dimensions": (axis,), "rhs_contracting_dimensions": (0,)})

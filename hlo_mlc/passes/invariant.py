@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.graph.effects import is_mergeable
-from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.graph.rewrite import with_body, with_parts
 from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
 from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
 
@@ -65,10 +65,7 @@ class _LoopRewriter:
         nodes: list[Node] = []
         for node in graph.nodes:
             nodes += self._node(node)
-        results = self._resolve(graph.results)
-        if tuple(nodes) == graph.nodes and results == graph.results:
-            return graph
-        return Graph(graph.parameters, tuple(nodes), results)
+        return with_body(graph, nodes, self._resolve(graph.results))
 
     def _resolve(self, values: tuple[Value, ...]) -> tuple[Value, ...]:
         return tuple([self._replaced.get(value, value) for value in values])

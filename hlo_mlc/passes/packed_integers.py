@@ -13,13 +13,11 @@ not known here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from hlo_mlc.expr.dtypes import I8, PACKED, U8, U16, U32, U64, DType, Kind, TensorType
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import with_other_values
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import NodeList, with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
 
@@ -69,15 +67,14 @@ def _byte_of(dtype: DType) -> DType:
     return I8 if dtype.is_signed else U8
 
 
-class _Unpacking:
+class _Unpacking(NodeList):
     """One walk over a graph and its regions.  `bytes`: what packed integers have become; `packed`:
     those that exist as they were."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.bytes: dict[Value, Value] = {}
         self.packed: dict[Value, Value] = {}
-        self.nodes: list[Node] = []
-        self.location = ""
 
     def border(self, graph: Graph) -> Graph:
         """A graph whose parameters and results stay as they are."""
@@ -98,20 +95,6 @@ class _Unpacking:
         found = tuple(results())
         nodes, self.nodes = tuple(self.nodes), outer
         return Graph(parameters, nodes, found)
-
-    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
-            attributes: Mapping[str, Attribute] | None = None) -> Value:
-        """A new node of one result."""
-        result = Value(tensor)
-        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {},
-                               location=self.location))
-        return result
-
-    def constant(self, number: int, tensor: TensorType) -> Value:
-        """A number in every place."""
-        literal = np.broadcast_to(np.asarray(number, tensor.dtype.numpy), tensor.shape)
-        self.nodes.append(constant_node(literal, self.location))
-        return self.nodes[-1].results[0]
 
     def _another(self, value: Value) -> Value:
         """What takes the place of a value that a known node or a region defines."""

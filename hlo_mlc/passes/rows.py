@@ -7,13 +7,14 @@ Holds for every `start`, in any order and as often as wanted; start is clamped a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Attribute, Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.rewrite import NodeList
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 from hlo_mlc.passes.invariant import invariant_nodes
@@ -24,26 +25,14 @@ _MOVES = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "concatenate", "reshape", "reverse", "slice", "transpose"))
 
 
-@dataclass(slots=True)
-class NewNodes:
-    """Nodes that a pass makes, in order."""
+class NewNodes(NodeList):
+    """Nodes that loops are rewritten with."""
 
-    location: str  # of the user's code that they stand for
-    nodes: list[Node] = field(default_factory=list)
-
-    def add(self, op: str, operands: Sequence[Value], result: TensorType | Value,
-            attributes: Mapping[str, Attribute] | None = None,
-            literal: np.ndarray | None = None) -> Value:
-        """One more node, whose result is of this type, or is this value."""
-        result = result if isinstance(result, Value) else Value(result)
-        self.nodes.append(Node(op, tuple(operands), (result,), attributes or {}, literal=literal,
-                               location=self.location))
-        return result
+    __slots__ = ()
 
     def number(self, number: int) -> Value:
         """A constant i32."""
-        self.nodes.append(constant_node(np.asarray(number, np.int32), self.location))
-        return self.nodes[-1].results[0]
+        return self.array(np.asarray(number, np.int32))
 
     def reshape(self, value: Value, shape: tuple[int, ...]) -> Value:
         """`value` in another shape."""
@@ -168,7 +157,7 @@ class Rows:
             else:
                 operands = [self._outside.get(v, v) for v in node.operands]
                 self._outside[value] = new.add(node.op, operands, value.type, node.attributes,
-                                               node.literal)
+                                               literal=node.literal)
 
     def _all_rows(self, node: Node, count: int, new: NewNodes) -> Value:
         (result,) = node.results

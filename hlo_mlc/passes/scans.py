@@ -40,19 +40,16 @@ def scan_as_windows(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     if shape[axis] == 0:
         return None
     lines, scalar = NewNodes(node.location), TensorType((), xs.type.dtype)
-    lines.nodes.append(constant_node(
-        np.asarray(_NEUTRAL[step.op], scalar.dtype.numpy), node.location))
+    neutral = lines.constant(_NEUTRAL[step.op], scalar)
     folded, one, other = (Value(scalar) for _ in range(3))
     fold = Graph((one, other), (Node(step.op, (one, other), (folded,), {},
                                      location=node.location),), (folded,))
     around = (shape[axis] - 1, 0) if not node.attributes.get("is_reverse") else \
         (0, shape[axis] - 1)
-    running = Value(xs.type)
-    lines.nodes.append(Node(
-        "stablehlo.reduce_window", (xs, lines.nodes[0].results[0]), (running,),
+    running = lines.add(
+        "stablehlo.reduce_window", (xs, neutral), xs.type,
         {"window_dimensions": tuple(n if d == axis else 1 for d, n in enumerate(shape)),
-         "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape)))},
-        (fold,), location=node.location))
+         "padding": tuple(around if d == axis else (0, 0) for d in range(len(shape)))}, (fold,))
     end = 0 if node.attributes.get("is_reverse") else shape[axis] - 1
     last = lines.reshape(lines.cut(running, axis, end, 1), start.type.shape)
     return context.splice(Graph((), tuple(lines.nodes), (running, last)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hlo_mlc.graph.core import Graph, Node, Value, constant_node
-from hlo_mlc.graph.rewrite import with_parts
+from hlo_mlc.graph.rewrite import with_body, with_parts
 
 # Ops whose regions may use values from outside.
 _CAPTURING = frozenset(f"stablehlo.{name}" for name in ("case", "if", "while"))
@@ -62,9 +62,7 @@ def _sink(graph: Graph, outside: Mapping[Value, Node]) -> Graph:
         regions = node.regions if node.opaque else tuple([_sink(r, known) for r in node.regions])
         nodes.append(with_parts(node, tuple([here(v) for v in node.operands]), regions))
     results = tuple([here(v) for v in graph.results])
-    if tuple(nodes) == graph.nodes and results == graph.results:
-        return graph
-    return Graph(graph.parameters, (*copies.values(), *nodes), results)
+    return with_body(graph, (*copies.values(), *nodes), results)
 
 
 def _is_splat(node: Node) -> bool:

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
-from hlo_mlc.loops.core import Allocate, LoopKind, Stmt
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import LoopKind, Stmt
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import (
     Parameters,
@@ -179,9 +179,7 @@ class _Builder:
             every = self._block(at, start, self.rows) if self._may_pad(rest) else None
             body = either_block(index.compare("lt", block, index.constant(whole)), inside, last,
                                 every)
-        for buffer in self._stack():
-            body = (Allocate(buffer, body),)
-        return body
+        return allocated(reversed((*self._stack(),)), body)
 
     def _may_pad(self, rest: int) -> bool:
         """Whether the last block may compute rows that there are not, up to as many vectors as the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -101,6 +101,19 @@ class Decision(Generic[T]):
     refused: tuple[tuple[str, str], ...]
     schedules: tuple[Schedule, ...] = ()
     by_hand: bool = False
+
+
+def first_taking(templates: Iterable[T], wanted: str, why_not: Callable[[T], str]
+                 ) -> tuple[T | None, tuple[tuple[str, str], ...]]:
+    """The wanted template if it takes a nest, else the first that does, and why those before it do
+    not; None where none does."""
+    refused = []
+    for template in sorted(templates, key=lambda template: template.name != wanted):
+        reason = why_not(template)
+        if not reason:
+            return template, tuple(refused)
+        refused.append((template.name, reason))
+    return None, tuple(refused)
 
 
 def points(stage: Stage) -> int:

@@ -34,7 +34,7 @@ from hlo_mlc.templates.base import (
     worth_a_task,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import stride, walks_columns
+from hlo_mlc.tensor.classify import stride, walks_columns, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -67,11 +67,7 @@ class ColumnsTemplate:
         stage = nest.stages[0]
         if not walks_columns(stage):
             return "its terms, not its results, are neighbours in memory"
-        if stage.along:
-            return "it stores on the way"
-        if any(v.extent == 0 for v in stage.reduce_axes):
-            return "an axis without elements"
-        return ""
+        return why_not_folded(stage)
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per block of columns, chunks of rows, rows fetched ahead, and rows at a time."""

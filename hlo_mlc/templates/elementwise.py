@@ -98,7 +98,7 @@ class ElementwiseTemplate:
                 and stage.axes[-1].extent < SHORT_ROW * width
             schedule = vectorize(
                 schedule, stage.axes[-1].name, width, parameters["unroll"],
-                in_pieces=short or not set(stage.inputs).isdisjoint(stage.outputs))
+                in_pieces=short or is_in_place(nest, stage))
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
@@ -112,6 +112,12 @@ class ElementwiseTemplate:
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled.of(schedule)
+
+
+def is_in_place(nest: Nest, stage: Stage) -> bool:
+    """Whether a stage writes what its nest reads in memory."""
+    read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
+    return not read.isdisjoint(stage.outputs)
 
 
 def _own(access: Load, stage: Stage) -> bool:

@@ -27,7 +27,7 @@ from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
 from hlo_mlc.tensor.classify import stride
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
 # Elements of a tensor from which on squares gain something over element by element.
 _SMALLEST = 4
@@ -40,7 +40,7 @@ Tensor = tuple[Buffer, tuple[Expr, ...]]
 def begin(access: Access, axis: Var) -> int | None:
     """The first dimension of the tensors that an access is about, which come one after the other
     along `axis`, and of which it meets the same element in each; None where that is not so."""
-    buffer = access.source if isinstance(access, Load) else access.buffer
+    buffer = buffer_of(access)
     if any(loads(i) for i in access.indices):
         return None
     apart, size, position = stride(access, axis), 1, len(buffer.shape)
@@ -54,7 +54,7 @@ def begin(access: Access, axis: Var) -> int | None:
 
 def tensor(access: Access, axis: Var) -> Tensor:
     """The tensor of an access that has a `begin`."""
-    buffer = access.source if isinstance(access, Load) else access.buffer
+    buffer = buffer_of(access)
     return buffer, access.indices[:begin(access, axis)]
 
 

@@ -25,7 +25,7 @@ from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import ElementwiseTemplate, vectorize
 from hlo_mlc.tensor.classify import offset, stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
-from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage
+from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, buffer_of
 from hlo_mlc.tensor.rewrite import map_expressions
 
 # Points of a block come in runs of this many: whole cache lines, and no short vectors but the last.
@@ -51,7 +51,7 @@ class Pointwise:
         touched: dict[Buffer | Load | Assign, int] = {}
         for stage in self.stages:
             for access in accesses(stage):
-                buffer, apart = _buffer(access), stride(access, stage.axes[0])
+                buffer, apart = buffer_of(access), stride(access, stage.axes[0])
                 if buffer.size == 1 or apart == 0:
                     continue
                 is_row = apart in (1, -1)
@@ -114,7 +114,7 @@ def pointwise(loop: Loop, target: CpuTarget) -> Pointwise | None:
     own_rows: dict[Buffer, set[object]] = {}
     for stage, original in zip(stages, originals, strict=True):
         for access, before in zip(accesses(stage), accesses(original), strict=True):
-            buffer = _buffer(access)
+            buffer = buffer_of(access)
             if buffer in written:
                 if access.guard is not None:
                     return None
@@ -125,19 +125,15 @@ def pointwise(loop: Loop, target: CpuTarget) -> Pointwise | None:
         if own[buffer] != {True} and not (same_axes and len(own_rows[buffer]) == 1
                                           and None not in own_rows[buffer]):
             return None
-    moving = {_buffer(access) for stage in stages for access in accesses(stage)
+    moving = {buffer_of(access) for stage in stages for access in accesses(stage)
               if any(loop.counter in i.free for i in access.indices)}
     return Pointwise(tuple(stages), frozenset(
         b for s in stages for b in (*s.inputs, *s.outputs) if b not in moving)) if stages else None
 
 
-def _buffer(access: Load | Assign) -> Buffer:
-    return access.source if isinstance(access, Load) else access.buffer
-
-
 def _is_flat(access: Load | Assign, axis: Var) -> bool:
     """Whether a point has the element of its number in memory, and no other."""
-    return index.affine(offset(_buffer(access), access.indices)) == ({axis: 1}, 0)
+    return index.affine(offset(buffer_of(access), access.indices)) == ({axis: 1}, 0)
 
 
 def _rows(access: Load | Assign, axes: tuple[Var, ...]) -> tuple[int, ...] | None:

@@ -34,6 +34,7 @@ from hlo_mlc.templates.base import (
     Scheduled,
     Template,
     Way,
+    first_taking,
     naive_loops,
     points,
     work,
@@ -69,15 +70,12 @@ def choose_template(nest: Nest, target: CpuTarget, wanted: str = ""
                     ) -> tuple[Template, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not."""
-    refused = []
     is_stepwise = any(stage.procedure is not None for stage in nest.stages)
-    for template in sorted(TEMPLATES, key=lambda template: template.name != wanted):
-        reason = "its steps come one after the other" \
-            if is_stepwise and template.name not in STEPWISE else template.refusal(nest, target)
-        if not reason:
-            return template, tuple(refused)
-        refused.append((template.name, reason))
-    raise AssertionError("the plain template takes every nest")
+    template, refused = first_taking(
+        TEMPLATES, wanted, lambda template: "its steps come one after the other"
+        if is_stepwise and template.name not in STEPWISE else template.refusal(nest, target))
+    assert template is not None, "the plain template takes every nest"
+    return template, refused
 
 
 def schedule_program(program: TensorProgram, target: CpuTarget,
@@ -97,11 +95,15 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     if any(not isinstance(step, Nest) for step in program.steps):
         registers = LoopRegisters(touched(tuple(stmt for _, body in parts for stmt in body)))
         parts = [(step, registers.within(body)) for step, body in parts]
-    arena = plan_arena(program, parts, assembler.extra)
-    body = tuple(stmt for _, statements in parts for stmt in statements)
-    loops = LoopProgram(program.name, program.operands, program.results, body, arena,
-                        program.aliases)
-    return loops, tuple(assembler.decisions)
+    return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
+
+
+def loops_of(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
+             extra: Mapping[Step, list[Buffer]]) -> LoopProgram:
+    """The loops of all steps, and where what they keep meanwhile lies in the arena."""
+    return LoopProgram(program.name, program.operands, program.results,
+                       tuple(stmt for _, statements in parts for stmt in statements),
+                       _plan_arena(program, parts, extra), program.aliases)
 
 
 def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
@@ -293,7 +295,7 @@ def _outer_variables(nest: Nest) -> bool:
     return False
 
 
-def plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
+def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
                 extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
     """Byte offsets such that buffers alive at the same time do not overlap: first fit in time.
 

@@ -25,7 +25,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
-from hlo_mlc.templates.elementwise import share_out, vectorize
+from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
@@ -147,9 +147,8 @@ def _row(schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parame
     if is_map(stage):
         if not stage.axes:
             return schedule
-        read = {b for s in nest.stages for b in s.inputs}.difference(nest.private)
         return vectorize(schedule, stage.axes[-1].name, width, parameters["unroll"],
-                         in_pieces=not read.isdisjoint(stage.outputs))
+                         in_pieces=is_in_place(nest, stage))
     axis = stage.reduce_axes[-1]
     if (stage.combiner.identity is None and axis.extent < width) \
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:

@@ -10,7 +10,7 @@ from hlo_mlc.expr.build import FALSE, TRUE, apply, const, load, substitute, tran
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import across, bounded, may_repeat
 from hlo_mlc.templates.product import Tile, covering_strips, in_squares, over, panels, strips
@@ -161,9 +161,7 @@ class RowBlock:
 
         every = (loop(f"{self.name}_chunk{number}", chunks, LoopKind.SERIAL, run),)
         body = begin + every + self._store_rows(f"{number}e", step.rows, totals)
-        for buffer in totals.values():
-            body = (Allocate(buffer, body),)
-        return body
+        return allocated(reversed((*totals.values(),)), body)
 
     def _store_rows(self, name: str, stored: Iterable[Stored],
                     totals: Mapping[Var, Buffer]) -> Body:
@@ -299,9 +297,7 @@ class RowBlock:
             if partial:
                 body = (*across(f"{name}z", rows, self.lanes, begin), *body,
                         *across(f"{name}e", rows, self.lanes, end))
-            for buffer in partial.values():
-                body = (Allocate(buffer, body),)
-            return body
+            return allocated(reversed((*partial.values(),)), body)
 
         across_rows = panels(f"{name}p", self.height, abreast * self.lanes, some)
         return self._pack_crossing(name, needed, chunk) + across_rows

@@ -23,8 +23,8 @@ from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop
+from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
 from hlo_mlc.tensor.classify import cost, stride
@@ -154,9 +154,7 @@ class _Strip:
             body += self._each(lambda v: self._block(levels, v, index.constant(blocks), rest))
         if self.last:
             body += self._each(lambda v: self._finish(levels, v))
-        for buffer in (b for buffers in levels for b in buffers):
-            body = [Allocate(buffer, tuple(body))]
-        return tuple(body)
+        return allocated(reversed([b for buffers in levels for b in buffers]), tuple(body))
 
     def _levels(self, inexact: bool, chained: bool) -> tuple[tuple[Buffer, ...], ...]:
         """What is accumulated before a block, outermost first: what came before the scan, where
@@ -280,9 +278,7 @@ class _Strip:
                     tuple(load(b, (lane,)) for b in prefix)),)))
         if tiles:
             body = (*body, loop(f"{self._axis}_r", width, LoopKind.UNROLL, write_out))
-        for buffer in (*prefix, *base, *result, *tiles.values()):
-            body = (Allocate(buffer, body),)
-        return body
+        return allocated(reversed((*prefix, *base, *result, *tiles.values())), body)
 
     def _start(self, levels: tuple[tuple[Buffer, ...], ...], base: tuple[Buffer, ...],
                prefix: tuple[Buffer, ...], v: Expr) -> tuple[Stmt, ...]:

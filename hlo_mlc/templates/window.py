@@ -44,7 +44,7 @@ from hlo_mlc.templates.window_roles import (
     windows_along,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import Contraction, contraction, is_map
+from hlo_mlc.tensor.classify import Contraction, contraction, is_map, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -82,10 +82,8 @@ class WindowTemplate:
         if len(nest.stages) != 1 or is_map(nest.stages[0]):
             return "not a single reduction"
         stage = nest.stages[0]
-        if stage.along or stage.scan:
-            return "it stores on the way"
-        if any(v.extent == 0 for v in stage.reduce_axes):
-            return "an axis without elements"
+        if reason := why_not_folded(stage):
+            return reason
         if not stage.combiner.name:
             return "its terms are not folded by one associative and commutative operation"
         stage = _stage(nest, target)

@@ -13,7 +13,7 @@ from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.tensor.access import Pair
-from hlo_mlc.tensor.core import Assign, Stage, derived
+from hlo_mlc.tensor.core import Assign, Stage, buffer_of, derived
 
 # Elements from which on reading a tensor against the grain takes longer than transposing it.
 CROSSING_LEAST = 1 << 14
@@ -169,7 +169,7 @@ def offset(buffer: Buffer, indices: tuple[Expr, ...]) -> Expr:
 
 def stride(access: Load | Assign, variable: Var) -> int | None:
     """Elements between what neighbouring values of `variable` access; None where irregular."""
-    buffer = access.source if isinstance(access, Load) else access.buffer
+    buffer = buffer_of(access)
     total = 0
     for i, apart in zip(access.indices, buffer.element_strides, strict=True):
         if variable not in i.free:
@@ -262,6 +262,13 @@ def divides_integers(node: Apply) -> bool:
 def reads(stage: Stage, buffer: Buffer) -> tuple[Load, ...]:
     """The distinct loads of `buffer`."""
     return stage.loads_by_buffer.get(buffer, ())
+
+
+def why_not_folded(stage: Stage) -> str:
+    """Why a stage is more than a fold, or has nothing to fold; empty where neither is so."""
+    if stage.along or stage.scan is not None:
+        return "it stores on the way"
+    return "an axis without elements" if any(v.extent == 0 for v in stage.reduce_axes) else ""
 
 
 @derived

@@ -46,6 +46,11 @@ class Assign:
     guard: Expr | None = None
 
 
+def buffer_of(access: Load | Assign) -> Buffer:
+    """What is read or written."""
+    return access.source if isinstance(access, Load) else access.buffer
+
+
 @dataclass(frozen=True, slots=True)
 class ScanAxis:
     """Fold along an axis with all results on the way, from its low end or from its high one."""

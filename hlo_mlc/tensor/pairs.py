@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer, Load, Var, loads
-from hlo_mlc.tensor.classify import contraction, stride, walks_columns
+from hlo_mlc.tensor.classify import contraction, stride, walks_columns, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Stage, derived
 
@@ -47,11 +47,8 @@ def terms_refusal(stage: Stage) -> str:
     """Why a stage is no fold whose terms may be taken in any order; empty where it is."""
     if stage.combiner is None or stage.sort is not None or stage.scan is not None:
         return "not a fold"
-    if stage.along:
-        return "it stores on the way"
-    if any(v.extent == 0 for v in stage.reduce_axes):
-        return "an axis without elements"
-    return "a product of matrices" if contraction(stage) is not None else ""
+    return why_not_folded(stage) or (
+        "a product of matrices" if contraction(stage) is not None else "")
 
 
 def all_roles(stage: Stage) -> Iterator[Roles]:

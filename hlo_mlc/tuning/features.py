@@ -37,7 +37,7 @@ from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
 
-_UNKNOWN_TRIPS = 16  # of a loop that ends when its values say so
+UNKNOWN_TRIPS = 16  # of a loop that ends when its values say so
 _UNKNOWN_SHARE = 0.5  # of the runs in which a condition on values holds
 _DIVIDER = ("div", "rem", "sqrt", "rsqrt")
 
@@ -188,7 +188,7 @@ class _Point:
 
     def within(self, loop: For, target: CpuTarget) -> _Point:
         """The same inside of a loop."""
-        level = _Level(loop.var, _trips(loop.extent), loop.kind)
+        level = _Level(loop.var, trips_of(loop.extent), loop.kind)
         if loop.kind is LoopKind.VECTORIZE:
             return _Point(self.levels, self.share, self.speed, level, self.registers)
         speed = self.speed
@@ -198,9 +198,10 @@ class _Point:
                       self.registers)
 
 
-def _trips(extent: Expr) -> float:
+def trips_of(extent: Expr) -> float:
+    """How often a loop is gone through at most, as far as that is known."""
     _, high = index.bounds(extent)
-    return max(0.0, high) if math.isfinite(high) else _UNKNOWN_TRIPS
+    return max(0.0, high) if math.isfinite(high) else UNKNOWN_TRIPS
 
 
 def _share(condition: Expr) -> float:
@@ -273,7 +274,7 @@ def _goes(atom: Expr, trips: Mapping[Var, float]) -> float:
         inner, other = (_moves(arg, trips) for arg in atom.args)
         divisor = atom.args[1].value if atom.op == "floordiv" else 1
         return min(high - low, max(inner / divisor, other))
-    return high - low if math.isfinite(high - low) else _UNKNOWN_TRIPS
+    return high - low if math.isfinite(high - low) else UNKNOWN_TRIPS
 
 
 def _held(reaches: Iterator[_Reach]) -> float:
@@ -327,7 +328,7 @@ class _Survey:
                          point.registers))]
             return _around(parts, point)
         if isinstance(stmt, While):
-            counter = _Level(Var("trip", INDEX, None), _UNKNOWN_TRIPS, LoopKind.SERIAL)
+            counter = _Level(Var("trip", INDEX, None), UNKNOWN_TRIPS, LoopKind.SERIAL)
             inner = _Point((*point.levels, counter), point.share, point.speed, point.lanes,
                            point.registers)
             return _around(self.over(stmt.body, inner), point)
@@ -346,7 +347,7 @@ class _Survey:
             self.found["entered"] += point.times / point.speed
             self.found["iterations"] += inner.times / point.speed
         parts = self.over(loop.body, inner)
-        level = _Level(loop.var, _trips(loop.extent), loop.kind)
+        level = _Level(loop.var, trips_of(loop.extent), loop.kind)
         for part in parts:
             for reach in part.reaches:
                 reach.grow(level)

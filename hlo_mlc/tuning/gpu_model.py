@@ -45,6 +45,7 @@ from hlo_mlc.runtime.measure import PairedTimes
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
+from hlo_mlc.tuning.features import UNKNOWN_TRIPS, trips_of
 
 # Of a multiprocessor.  Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per
 # Compute Capability", 8.0 and 9.0.
@@ -61,7 +62,6 @@ _SECTOR_BYTES, _BANKS, _WORD_BYTES = 32, 32, 4
 # A product of small matrices by a warp: its tensor core is busy for 8 cycles, and reads 6 vectors.
 _PRODUCT_SLOTS, _PRODUCT_READS = 8, 6
 _SHUFFLES = 2 * 5  # a value is passed on and combined, by halves of a warp
-_UNKNOWN_TRIPS = 16  # of a loop that ends when its values say so
 _PRIVATE = frozenset(("register", "thread", "stack"))
 
 
@@ -184,22 +184,17 @@ class _Point:
 
     @property
     def warps(self) -> int:
-        return math.ceil(math.prod(_trips(loop.extent) for loop in self.threads) / WARP)
+        return math.ceil(math.prod(trips_of(loop.extent) for loop in self.threads) / WARP)
 
     @property
     def lanes(self) -> dict[Var, np.ndarray]:
         """The variables of the loops over threads in the first warp: the innermost runs fastest."""
-        rest = np.arange(WARP) % max(1, int(math.prod(_trips(t.extent) for t in self.threads)))
+        rest = np.arange(WARP) % max(1, int(math.prod(trips_of(t.extent) for t in self.threads)))
         found = {}
         for loop in reversed(self.threads):
-            extent = int(_trips(loop.extent))
+            extent = int(trips_of(loop.extent))
             found[loop.var], rest = rest % extent, rest // extent
         return found
-
-
-def _trips(extent: Expr) -> float:
-    _, high = index.bounds(extent)
-    return max(0.0, high) if math.isfinite(high) else _UNKNOWN_TRIPS
 
 
 class _Survey:
@@ -226,7 +221,7 @@ class _Survey:
         if isinstance(stmt, Call):
             return self.over(stmt.program.body, point)
         if isinstance(stmt, While):
-            times = point.times * _UNKNOWN_TRIPS
+            times = point.times * UNKNOWN_TRIPS
             self.found["waits"] += times * self.over(stmt.body, replace(point, times=times))
             return 0
         if isinstance(stmt, If):
@@ -236,7 +231,7 @@ class _Survey:
         return 0
 
     def _loop(self, loop: For, point: _Point) -> int:
-        trips = _trips(loop.extent)
+        trips = trips_of(loop.extent)
         if loop.kind is LoopKind.THREAD:
             return self._threads(loop, point)
         if loop.kind is LoopKind.VECTORIZE:
@@ -264,7 +259,7 @@ class _Survey:
         return waits
 
     def _leaf(self, stmt: Store | Accumulate, point: _Point, known: set[Expr]) -> int:
-        elements = 1 if point.vector is None else _trips(point.vector.extent)
+        elements = 1 if point.vector is None else trips_of(point.vector.extent)
         runs, waits = point.times * point.warps, 0
         for node in walk(*expressions(stmt)):
             if node in known:
@@ -290,7 +285,7 @@ class _Survey:
         runs, width = point.times * point.warps, buffer.dtype.bytes
         starts = _addresses(buffer, indices, point)
         if point.vector is not None and any(point.vector.var in i.free for i in indices):
-            elements = int(_trips(point.vector.extent))
+            elements = int(trips_of(point.vector.extent))
             if _is_contiguous(buffer, indices, point.vector.var):
                 whole = elements * width
                 width = min(whole, VECTOR_BYTES)

@@ -15,10 +15,12 @@ from jax import lax
 from hlo_mlc.loops.core import Allocate, LoopProgram, Prefetch, walk
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.schedule import replay
+from hlo_mlc.target import cuda as gpus
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.templates.base import Scheduled, Template
 from hlo_mlc.templates.columns import ColumnsTemplate
 from hlo_mlc.templates.contraction import ContractionTemplate
+from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
@@ -282,3 +284,36 @@ def test_columns_fetch_ahead_what_lies_in_rows(take_apart, arrays) -> None:
         asked = [s for s in walk(body) if isinstance(s, Prefetch)]
         assert {(s.buffer.shape, s.ahead) for s in asked} == {((301, 64), 8 * 64)}
         assert len(asked) == 1
+
+
+# Of x: [n, m] and y: [n, m]: templates for GPUs by which they are computed.
+FOR_GPUS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "map": ("elementwise", lambda x, y: jnp.exp(x) * y),
+    "flat": ("elementwise", lambda x, y: x.reshape(-1)[1:] + y[0, 0]),
+    "apart": ("elementwise", lambda x, y: x[:, ::2] * y[:, :1]),
+    "counts": ("scatter", lambda x, y: jnp.zeros(9).at[jnp.abs(x).astype(jnp.int32) % 9].add(y)),
+    "windows": ("window", lambda x, y: lax.reduce_window(
+        x, 0.0, lax.add, (3, 3), (1, 1), "SAME")),
+    "windows apart": ("window", lambda x, y: lax.reduce_window(
+        x, -jnp.inf, lax.max, (2, 3), (2, 1), "VALID")),
+    "channels": ("window", lambda x, y: lax.reduce_window(
+        jnp.stack([x] * 8, -1), 0.0, lax.add, (3, 3, 1), (1, 1, 1), "SAME")),
+}
+
+
+@pytest.mark.parametrize("name", FOR_GPUS)
+def test_for_gpus(take_apart, arrays, name) -> None:
+    """What comes before blocks and threads is legal step by step."""
+    wanted, function = FOR_GPUS[name]
+    taken = 0
+    for n, m in ((1, 3), (7, 33), (64, 128), (48, 1000)):
+        for program in take_apart(function, *arrays("float32", (n, m), (n, m))).programs:
+            _, decisions = schedule_for_gpu(program, gpus.named("sm_90"))
+            for schedule in (s for d in decisions if d.template.name == wanted
+                             for s in d.schedules):
+                steps = [step for step in schedule.trace if step.name != "bind"]
+                before = [p for step, p in schedule.history() if step.name != "bind"][-1]
+                again = replay(schedule.naive, steps)
+                assert program_text(again.program) == program_text(before)
+                taken += 1
+    assert taken >= 2

@@ -22,7 +22,8 @@ from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Named, Parameters, Scheduled
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.combine import merging
+from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
 # Threads of a block: enough warps to hide latencies, few enough that each has 255 registers.
 THREADS = 256
@@ -44,6 +45,13 @@ class CudaTemplate(Named, Protocol):
         """The loops for the given parameters; `outer` is the kind of the loop over blocks."""
 
 
+def why_not_in_parts(stage: Stage, axes: Sequence[Var]) -> str:
+    """Why threads cannot fold parts of the terms along some axes; empty where they can."""
+    if stage.combiner.identity is None:
+        return "its combiner has no identity to start from"
+    return "" if merging(stage.combiner, stage.terms, axes) else "its combiner takes terms in order"
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << max(0, number - 1).bit_length()
@@ -56,7 +64,7 @@ def lane_bytes(stage: Stage, along: Var) -> int:
 
 
 def _bytes_at_once(access: Load | Assign) -> int:
-    buffer = access.source if isinstance(access, Load) else access.buffer
+    buffer = buffer_of(access)
     pair = Pair.of(buffer, access.indices) if access.indices else None
     return buffer.dtype.bytes if pair is None else min(VECTOR_BYTES, 2 * buffer.dtype.bytes)
 

@@ -18,8 +18,8 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop, when
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import (
@@ -34,9 +34,10 @@ from hlo_mlc.templates.cuda.base import (
     thread_loop,
     thread_var,
     vector_width,
+    why_not_in_parts,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import walks_columns
+from hlo_mlc.tensor.classify import walks_columns, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
@@ -53,15 +54,7 @@ def why_not_columns(nest: Nest) -> str:
     stage = nest.stages[0]
     if not walks_columns(stage):
         return "its terms, not its results, are neighbours in memory"
-    if stage.along or stage.scan is not None:
-        return "it stores on the way"
-    if any(v.extent == 0 for v in stage.reduce_axes):
-        return "an axis without elements"
-    if stage.combiner.identity is None:
-        return "its combiner has no identity to start from"
-    if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
-        return "its combiner takes terms in order"
-    return ""
+    return why_not_folded(stage) or why_not_in_parts(stage, stage.reduce_axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +137,7 @@ class _Block:
         halves = [warps >> n for n in range(1, warps.bit_length())]
         body: tuple[Stmt, ...] = (
             whole_warps, *map(self._join, halves), self._within(self._finish, 1))
-        for buffer in (*self._registers, *self._shared):
-            body = (Allocate(buffer, body),)
-        return body
+        return allocated(reversed((*self._registers, *self._shared)), body)
 
     def _vector(self, each: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
         return lanes(f"{self._stage.name}_v", self._width, each)

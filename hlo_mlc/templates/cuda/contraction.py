@@ -27,8 +27,8 @@ from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.loops import matrices
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop, when
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import (
@@ -44,11 +44,11 @@ from hlo_mlc.templates.cuda.base import (
     thread_var,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
-from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
+from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.templates.cuda.plain import PlainTemplate
 from hlo_mlc.templates.cuda.tiles import Shape, Side, kept_factors, side_of
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_injective, is_map
+from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -93,9 +93,7 @@ class ContractionTemplate:
             return "too small for tiles"
         if not isinstance(stage.initial[0], Const):
             return "its sums start from values of their own"
-        if not all(is_injective(a, stage.axes) for a in stage.assigns):
-            return "several points may write one element"
-        return reads_foreign_results(stage)
+        return why_not_apart(stage)
 
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Rows and columns of a tile, bytes of its depth, warps of a block; whether the next tiles
@@ -208,8 +206,7 @@ class _Builder:
                 Store(self.sums, self._own(i, j, e), self.stage.initial[0]),))),
             loop(f"{self.name}_o", steps, LoopKind.SERIAL, self._step),
             self._threads(self._finish()))
-        for buffer in (*self.factors, self.sums, self.lhs_tile, self.rhs_tile):
-            body = (Allocate(buffer, body),)
+        body = allocated((self.rhs_tile, self.lhs_tile, self.sums, *reversed(self.factors)), body)
         return (For(self.block, index.constant(self.block.extent), self.outer, body),)
 
     def _threads(self, body: tuple[Stmt, ...]) -> For:

@@ -48,9 +48,7 @@ class ElementwiseTemplate:
         if len(nest.stages) != 1 or not is_map(nest.stages[0]):
             return "not a single elementwise stage"
         stage = nest.stages[0]
-        if not all(is_injective(a, stage.axes) for a in stage.assigns):
-            return "several points may write one element"
-        return reads_foreign_results(stage)
+        return why_not_apart(stage)
 
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Vectors a thread, and threads a block."""
@@ -93,8 +91,11 @@ def _in_vectors(schedule: Schedule, axes: Sequence[str], width: int) -> tuple[Sc
     return schedule.split(name, width).vectorize(f"{name}.i"), f"{name}.o"
 
 
-def reads_foreign_results(stage: Stage) -> str:
-    """Says so where a point of the stage reads an element that another one overwrites."""
+def why_not_apart(stage: Stage) -> str:
+    """Why points of a stage cannot be computed in any order: they write, or read, what others do;
+    empty where they can."""
+    if not all(is_injective(a, stage.axes) for a in stage.assigns):
+        return "several points may write one element"
     written = set(stage.outputs)
     for access in accesses(stage):
         if isinstance(access, Load) and access.source in written and not any(

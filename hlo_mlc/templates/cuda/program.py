@@ -11,10 +11,10 @@ from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.support.errors import CodegenError, ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates.base import Decision, Parameters, Way, open_schedule, work
+from hlo_mlc.templates.base import Decision, Parameters, Way, first_taking, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
-from hlo_mlc.templates.program import plan_arena
+from hlo_mlc.templates.program import loops_of
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.verify import verify
 
@@ -46,24 +46,14 @@ def schedule_program(program: TensorProgram, target: CudaTarget,
     verify(program)
     assembler = _Assembler(target, tuned or {})
     parts = [(step, assembler.top(step)) for step in program.steps]
-    arena = plan_arena(program, parts, assembler.extra)
-    body = tuple(stmt for _, statements in parts for stmt in statements)
-    loops = LoopProgram(program.name, program.operands, program.results, body, arena,
-                        program.aliases)
-    return loops, tuple(assembler.decisions)
+    return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
 def choose_template(nest: Nest, target: CudaTarget, wanted: str = ""
                     ) -> tuple[CudaTemplate | None, tuple[tuple[str, str], ...]]:
     """The wanted template if it takes the nest, else the first that does, and why those before it
     do not; None where none does: then the stages are computed one after the other."""
-    refused = []
-    for template in sorted(TEMPLATES, key=lambda template: template.name != wanted):
-        reason = template.refusal(nest, target)
-        if not reason:
-            return template, tuple(refused)
-        refused.append((template.name, reason))
-    return None, tuple(refused)
+    return first_taking(TEMPLATES, wanted, lambda template: template.refusal(nest, target))
 
 
 class _Assembler:

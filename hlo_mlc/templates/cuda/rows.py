@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
+from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, why_not_in_parts
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
     RowLoops,
@@ -55,10 +55,8 @@ class RowsTemplate:
                 return "a scan stores all results on the way"
             if len(stage.axes) != shared:
                 return "several results in a row"
-            if stage.combiner.identity is None:
-                return "its combiner has no identity to start from"
-            if merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
-                return "its combiner takes terms in order"
+            if reason := why_not_in_parts(stage, stage.reduce_axes):
+                return reason
         return ""
 
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:

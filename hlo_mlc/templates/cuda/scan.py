@@ -39,6 +39,7 @@ from hlo_mlc.templates.cuda.base import (
     store,
     thread_loop,
     thread_var,
+    why_not_in_parts,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
@@ -48,7 +49,7 @@ from hlo_mlc.tensor.chunks import scan_in_chunks
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage, buffer_of
 
 # Terms of a line that one thread has of a tile.
 OWN = 4
@@ -74,10 +75,8 @@ class ScanTemplate:
             return "it stores under a condition"
         if any(v.extent == 0 for v in stage.axes):
             return "an axis without elements"
-        if stage.combiner.identity is None:
-            return "its combiner has no identity to start from"
-        if merging(stage.combiner, stage.terms, (stage.scan.axis,)) is None:
-            return "its combiner takes terms in order"
+        if reason := why_not_in_parts(stage, (stage.scan.axis,)):
+            return reason
         written = set(stage.outputs)
         if any(isinstance(a, Load) and a.source in written for a in accesses(stage)):
             return "it reads what it overwrites"
@@ -170,7 +169,7 @@ class _Lines:
         self.carry = self._buffers("carry", (count,), "shared")
         self.neutral = stage.combiner.identity
         widest = max([a.dtype.bytes for a in values] + [
-            (a.source if isinstance(a, Load) else a.buffer).dtype.bytes for a in accesses(stage)])
+            buffer_of(a).dtype.bytes for a in accesses(stage)])
         # Whole vectors of a thread's terms, where they lie side by side.
         self.width = self.own if self.across is None and self.extent % self.own == 0 \
             and self.own * widest <= VECTOR_BYTES else 1

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Allocate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop, map_expressions, substitute, when
+from hlo_mlc.loops.rewrite import allocated, loop, map_expressions, substitute, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
 from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop, thread_var
@@ -133,7 +133,5 @@ def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
                                  lambda e: build.transform(e, from_tile, memo))
         return when(inside, substitute(stores, place))
 
-    body: tuple[Stmt, ...] = (threads(read), threads(write))
-    for tile in tiles.values():
-        body = (Allocate(tile, body),)
+    body = allocated(reversed((*tiles.values(),)), (threads(read), threads(write)))
     return (For(block, index.constant(block.extent), outer, body),)

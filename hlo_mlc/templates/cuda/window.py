@@ -36,8 +36,16 @@ from hlo_mlc.templates.cuda.base import (
     vector_width,
 )
 from hlo_mlc.templates.cuda.contraction import ContractionTemplate
-from hlo_mlc.templates.cuda.elementwise import reads_foreign_results
-from hlo_mlc.tensor.classify import contraction, cost, is_injective, is_map, slides, sliding, stride
+from hlo_mlc.templates.cuda.elementwise import why_not_apart
+from hlo_mlc.tensor.classify import (
+    contraction,
+    cost,
+    is_map,
+    slides,
+    sliding,
+    stride,
+    why_not_folded,
+)
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -64,10 +72,8 @@ class WindowTemplate:
         if len(nest.stages) != 1 or is_map(nest.stages[0]):
             return "not a single reduction"
         stage = nest.stages[0]
-        if stage.along or stage.scan is not None:
-            return "it stores on the way"
-        if any(v.extent == 0 for v in stage.reduce_axes):
-            return "an axis without elements"
+        if reason := why_not_folded(stage):
+            return reason
         if not slides(stage) and not (stage.axes and product(stage.reduce_axes) <= FEW_TERMS):
             return "its terms are used once"
         roles = contraction(stage)
@@ -75,9 +81,7 @@ class WindowTemplate:
                 and product(roles.rows) >= MANY_FEATURES \
                 and not ContractionTemplate().refusal(nest, target):
             return "features enough for tiles of a matrix product"
-        if not all(is_injective(a, stage.axes) for a in stage.assigns):
-            return "several points may write one element"
-        return reads_foreign_results(stage)
+        return why_not_apart(stage)
 
     def space(self, nest: Nest, target: CudaTarget) -> dict[str, tuple[int, ...]]:
         """Outputs of a thread along an axis of the windows, elements of a vector, threads."""
