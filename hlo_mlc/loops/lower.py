@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
@@ -44,7 +44,7 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
         return _nest(stage, others, _sort(stage))
     if stage.procedure is not None:
         return _nest(stage, stage.axes, _steps(stage))
-    body = _stores(stage.assigns, {})
+    body = stores_at(stage.assigns, {})
     if stage.combiner is not None:
         body = _reduction(stage)
     return _nest(stage, stage.axes, body)
@@ -57,7 +57,7 @@ def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, 
 
 def _steps(stage: Stage) -> tuple[Stmt, ...]:
     results = tuple(_nest(stage, tuple(v for v in stage.reduce_axes if v in assign.indices),
-                          _stores((assign,), {})) for assign in stage.along)
+                          stores_at((assign,), {})) for assign in stage.along)
     body = (*procedure_loops(stage.procedure.body), *(s for loops in results for s in loops))
     return rewrite.allocated(stage.procedure.arrays, body)
 
@@ -79,19 +79,19 @@ def procedure_loops(body: Sequence[Move],
 
 def _reduction(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
-    step = (*_stores(stage.along, {}), Accumulate(buffers, (), stage.combiner, stage.terms))
+    step = (*stores_at(stage.along, {}), Accumulate(buffers, (), stage.combiner, stage.terms))
     if any(_extent(stage, axis) == 0 for axis in stage.reduce_axes):
         fold: tuple[Stmt, ...] = ()
     else:
         fold = _nest(stage, stage.reduce_axes, step)
-    return rewrite.allocated(buffers, (*start, *fold, *_stores(stage.assigns, results)))
+    return rewrite.allocated(buffers, (*start, *fold, *stores_at(stage.assigns, results)))
 
 
 def _scan(stage: Stage) -> tuple[Stmt, ...]:
     buffers, start, results = _accumulators(stage)
     axis, extent = stage.scan.axis, _extent(stage, stage.scan.axis)
     step = (Accumulate(buffers, (), stage.combiner, stage.terms),
-            *_stores(stage.assigns, results))
+            *stores_at(stage.assigns, results))
     if stage.scan.reverse:
         step = rewrite.substitute(
             step, {axis: index.subtract(index.constant(extent - 1), axis)})
@@ -123,10 +123,10 @@ def _sort(stage: Stage) -> tuple[Stmt, ...]:
                        (build.apply("convert", before, dtype=U32),))
     taken = build.as_index(Load(rank, ()))
     if stage.sort.at is place:
-        stores = _stores(stage.assigns, {**here, place: taken})
+        stores = stores_at(stage.assigns, {**here, place: taken})
         fits = build.apply("lt", taken, index.constant(_extent(stage, place)))
     else:
-        stores = _stores(stage.assigns, here)
+        stores = stores_at(stage.assigns, here)
         fits = build.apply("eq", taken, stage.sort.at)
     body = (Store(rank, (), build.const(0, U32)), *_nest(stage, (other,), (count,)),
             *(rewrite.guarded(s, fits) for s in stores))
@@ -143,11 +143,12 @@ def _accumulators(stage: Stage) -> tuple[tuple[Buffer, ...], tuple[Stmt, ...], d
     return buffers, start, results
 
 
-def _stores(assigns: tuple[Assign, ...], results: dict[Var, Expr]) -> tuple[Store, ...]:
+def stores_at(assigns: Iterable[Assign], point: Mapping[Var, Expr]) -> tuple[Store, ...]:
+    """What is assigned where variables have these values."""
     memo: dict[Expr, Expr] = {}
 
     def finish(e: Expr) -> Expr:
-        return build.substitute(e, results, memo) if results else e
+        return build.substitute(e, point, memo) if point else e
 
     return tuple(
         Store(a.buffer, tuple(map(finish, a.indices)), finish(a.value),

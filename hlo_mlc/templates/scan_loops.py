@@ -24,6 +24,7 @@ from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
@@ -255,10 +256,9 @@ class _Strip:
         def store(c: Expr, lane: Expr, point: dict[Var, Expr], found: tuple[Expr, ...]
                   ) -> tuple[Stmt, ...]:
             where = {**point, **dict(zip(stage.accumulators, found, strict=True))}
-            return tuple(
-                Store(tiles[a], (c, lane), substitute(a.value, where)) if a in tiles else
-                Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
-                      substitute(a.value, where)) for a in stage.assigns)
+            return tuple(Store(tiles[a], (c, lane), s.value) if a in tiles else s
+                         for a, s in zip(stage.assigns, stores_at(stage.assigns, where),
+                                         strict=True))
 
         def write_out(r: Var) -> tuple[Stmt, ...]:
             return (loop(f"{self._axis}_w", width, LoopKind.VECTORIZE, lambda w: tuple(
@@ -293,8 +293,7 @@ class _Strip:
         def finish(lane: Expr) -> tuple[Stmt, ...]:
             where = self._point(v, lane, index.constant(0))
             where |= zip(self.stage.accumulators, self._before(levels, v, lane), strict=True)
-            return tuple(Store(a.buffer, tuple(substitute(i, where) for i in a.indices),
-                               substitute(a.value, where)) for a in self.last)
+            return stores_at(self.last, where)
 
         return self._lanes("e", finish)
 

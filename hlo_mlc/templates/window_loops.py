@@ -11,7 +11,8 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, all_of, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop, when
+from hlo_mlc.loops.lower import stores_at
+from hlo_mlc.loops.rewrite import allocated, guarded, loop, when
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, across, bounded, epilogue_cost, lanes, shared_out
 from hlo_mlc.templates.window_roles import (
@@ -359,9 +360,8 @@ class WindowLoops:
                 if first is not None:
                     own = index.compare("ge", where[self.roles.lane], first)
                     exists = all_of(exists, own)
-                return tuple(Store(a.buffer, tuple(substitute(i, values) for i in a.indices),
-                                   substitute(a.value, values),
-                                   None if exists is TRUE else exists) for a in stage.assigns)
+                return tuple(filter(None, (
+                    guarded(s, exists) for s in stores_at(stage.assigns, values))))
             return one
 
         if self._reduces_lanes:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, substitute
+from hlo_mlc.expr.build import apply, variable
 from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import For, LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
@@ -108,7 +107,7 @@ def bound(schedule: Schedule, loops: Sequence[str]) -> Schedule:
 
 def by_one_thread(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
     """The naive loops of a stage, done by a single thread."""
-    thread = thread_loop(thread_var(f"{stage.name}_t", 1), lower_stage(stage))
+    thread = thread_loop(variable(f"{stage.name}_t", 1), lower_stage(stage))
     if outer is LoopKind.SERIAL:
         return (thread,)
     return (loop(f"{stage.name}_b", 1, outer, lambda b: (thread,)),)
@@ -147,18 +146,6 @@ def flat(*parts: tuple[Expr, int]) -> Expr:
 def product(axes: Sequence[Var]) -> int:
     """How many points nested loops have."""
     return math.prod(v.extent for v in axes)
-
-
-def thread_var(name: str, extent: int) -> Var:
-    """The variable of a loop over so many threads."""
-    return Var(name, INDEX, extent)
-
-
-def store(assign: Assign, mapping: Mapping[Var, Expr]) -> Store:
-    """An assignment at one point."""
-    guard = None if assign.guard is None else substitute(assign.guard, mapping)
-    return Store(assign.buffer, tuple(substitute(i, mapping) for i in assign.indices),
-                 substitute(assign.value, mapping), guard)
 
 
 def equals(e: Expr, value: int) -> Expr:

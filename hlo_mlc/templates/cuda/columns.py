@@ -15,10 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
+from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
@@ -30,9 +32,7 @@ from hlo_mlc.templates.cuda.base import (
     lanes,
     power_of_two,
     product,
-    store,
     thread_loop,
-    thread_var,
     vector_width,
     why_not_in_parts,
 )
@@ -113,8 +113,8 @@ class _Block:
     def __init__(self, stage: Stage, merged: Combiner, warps: int, number: Var) -> None:
         self.number = number
         self._stage, self._merged, self._width = stage, merged, _width(stage)
-        self._warp = thread_var(f"{stage.name}_w", warps)
-        self._lane = thread_var(f"{stage.name}_l", WARP)
+        self._warp = variable(f"{stage.name}_w", warps)
+        self._lane = variable(f"{stage.name}_l", WARP)
         self._registers = self._partial_results("part", "thread")
         self._shared = self._partial_results("all", "shared")
         groups = -(-stage.axes[-1].extent // (WARP * self._width))
@@ -189,4 +189,4 @@ class _Block:
     def _finish(self, v: Expr) -> tuple[Stmt, ...]:
         values = {a: Load(s, self._places(v))
                   for a, s in zip(self._stage.accumulators, self._shared, strict=True)}
-        return tuple(store(assign, {**self._column(v), **values}) for assign in self._stage.assigns)
+        return stores_at(self._stage.assigns, {**self._column(v), **values})

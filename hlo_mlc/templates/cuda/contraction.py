@@ -23,11 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.build import substitute, variable
 from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX, DType
 from hlo_mlc.loops import matrices
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
@@ -39,9 +40,7 @@ from hlo_mlc.templates.cuda.base import (
     lanes,
     power_of_two,
     product,
-    store,
     thread_loop,
-    thread_var,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import why_not_apart
@@ -178,8 +177,8 @@ class _Builder:
         self.tiles_across = -(-product(roles.columns) // shape.columns)
         self.block = Var(f"{name}_b", INDEX,
                          product(roles.batch) * self.tiles_down * self.tiles_across)
-        self.warp = thread_var(f"{name}_w", shape.down * shape.across)
-        self.lane = thread_var(f"{name}_l", WARP)
+        self.warp = variable(f"{name}_w", shape.down * shape.across)
+        self.lane = variable(f"{name}_l", WARP)
         tile = index.floordiv(self.block, self.tiles_across)
         self.first_row = index.multiply(index.floormod(tile, self.tiles_down),
                                         index.constant(shape.rows))
@@ -376,7 +375,7 @@ class _Builder:
                 row, column, e = place(v)
                 mapping = {**self.batch, **at(row, roles.rows), **at(column, roles.columns),
                            self.stage.accumulators[0]: Load(self.sums, self._own(i, j, e))}
-                return tuple(store(a, mapping) for a in self.stage.assigns)
+                return stores_at(self.stage.assigns, mapping)
 
             row, column, _ = place(index.constant(0))
             inside = build.all_of(below(row, product(roles.rows)),

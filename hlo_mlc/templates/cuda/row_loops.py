@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hlo_mlc.expr import build, index
+from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
@@ -22,7 +23,6 @@ from hlo_mlc.templates.cuda.base import (
     lanes,
     product,
     thread_loop,
-    thread_var,
     vector_width,
 )
 from hlo_mlc.tensor.classify import cost, is_map, offset
@@ -97,9 +97,9 @@ class RowLoops:
         self.team, self.kept = parameters["team"], parameters["kept"] * KIB
         self.count = max(1, min(parameters["rows"], MOST_THREADS // self.team))
         self.total = product(self.axes)
-        self.row = thread_var(f"{self.name}_r", self.count)
-        self.warp = thread_var(f"{self.name}_w", max(1, self.team // WARP))
-        self.lane = thread_var(f"{self.name}_l", min(self.team, WARP))
+        self.row = variable(f"{self.name}_r", self.count)
+        self.warp = variable(f"{self.name}_w", max(1, self.team // WARP))
+        self.lane = variable(f"{self.name}_l", min(self.team, WARP))
         self.group = Var(f"{self.name}_b", INDEX, -(-self.total // self.count))
         self.here = at(flat((self.group, 1), (self.row, self.count)), self.axes)
         self.owned: dict[Buffer, Buffer] = {}  # private buffers of which threads keep their part
@@ -357,8 +357,8 @@ class RowLoops:
     def _across_warps(self, of_warps: list[Buffer], totals: list[Buffer],
                       merged: Combiner) -> For:
         warps = self.warp.extent
-        p = thread_var(f"{self.name}_p", warps)
-        rest = thread_var(f"{self.name}_z", self.team // warps)
+        p = variable(f"{self.name}_p", warps)
+        rest = variable(f"{self.name}_z", self.team // warps)
         fold = Accumulate(tuple(totals), (self.row,), merged,
                           tuple(Load(b, (self.row, p)) for b in of_warps))
         return self._of_rows(thread_loop(rest, (thread_loop(p, (fold,)),), 1))

@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.build import substitute, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop, when
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
@@ -36,9 +37,7 @@ from hlo_mlc.templates.cuda.base import (
     lanes,
     power_of_two,
     product,
-    store,
     thread_loop,
-    thread_var,
     why_not_in_parts,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
@@ -149,8 +148,8 @@ class _Lines:
         self.across = _across(stage)
         count = 1 if self.across is None else min(WARP, power_of_two(self.across.extent))
         self.team = max(1, min(self.team, MOST_THREADS // count))
-        self.member = thread_var(f"{self.name}_s", self.team)
-        self.column = thread_var(f"{self.name}_c", count)
+        self.member = variable(f"{self.name}_s", self.team)
+        self.column = variable(f"{self.name}_c", count)
         groups = 1 if self.across is None else -(-self.across.extent // count)
         others = tuple(v for v in stage.axes if v not in (stage.scan.axis, self.across))
         self.block = Var(f"{self.name}_b", INDEX, groups * product(others))
@@ -309,7 +308,7 @@ class _Lines:
             values = {a: Load(b, (*self._me, v)) for a, b in
                       zip(self.stage.accumulators, self.results, strict=True)}
             mapping = {**self.line, self.stage.scan.axis: position, **values}
-            return tuple(store(a, mapping) for a in self.stage.assigns)
+            return stores_at(self.stage.assigns, mapping)
 
         return (*start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
                 *self._each(o, finish))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import build, index
+from hlo_mlc.expr.build import variable
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
@@ -19,7 +20,7 @@ from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import allocated, loop, map_expressions, substitute, when
 from hlo_mlc.target.cuda import WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop, thread_var
+from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.classify import stride
@@ -94,7 +95,7 @@ def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
     others = tuple(v for v in stage.axes if v not in (axis, last))
     down, across = -(-axis.extent // WARP), -(-last.extent // WARP)
     block = Var(f"{name}_b", INDEX, down * across * product(others))
-    row, lane = thread_var(f"{name}_t", rows), thread_var(f"{name}_l", WARP)
+    row, lane = variable(f"{name}_t", rows)(f"{name}_l", WARP)
     outermost = at(index.floordiv(block, down * across), others)
     first_row = index.multiply(index.floormod(index.floordiv(block, across), down),
                                index.constant(WARP))

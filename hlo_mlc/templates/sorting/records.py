@@ -13,6 +13,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, apply, as_index, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import LoopKind, Stmt, Store
+from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import across, lanes
 from hlo_mlc.tensor.core import Stage
@@ -139,8 +140,7 @@ class Sorting:
         """The record that takes a place of a row is stored there."""
         point = {**at, self.stage.sort.place: place,
                  **dict(zip(self.kept, values, strict=False))}
-        return tuple(Store(a.buffer, tuple(substitute(i, point) for i in a.indices),
-                           substitute(a.value, point)) for a in self.stage.assigns)
+        return stores_at(self.stage.assigns, point)
 
     def fill(self, into: Room, at: dict[Var, Expr], first: Expr, count: int) -> Body:
         """The records of `count` elements from the one at `first` on."""
