@@ -95,7 +95,7 @@ def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
     others = tuple(v for v in stage.axes if v not in (axis, last))
     down, across = -(-axis.extent // WARP), -(-last.extent // WARP)
     block = Var(f"{name}_b", INDEX, down * across * product(others))
-    row, lane = variable(f"{name}_t", rows)(f"{name}_l", WARP)
+    row, lane = variable(f"{name}_t", rows), variable(f"{name}_l", WARP)
     outermost = at(index.floordiv(block, down * across), others)
     first_row = index.multiply(index.floormod(index.floordiv(block, across), down),
                                index.constant(WARP))
