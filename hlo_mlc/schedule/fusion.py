@@ -146,7 +146,8 @@ def fuse_last(program: LoopProgram, last: str, at: tuple[str, ...]) -> LoopProgr
                                                      y[t + 8] = x[t + 8]
 
     `at` are nested loops, outermost first, each of which the next one ends: what `split` leaves
-    over needs no task, or launch, of its own.  Halide and TVM: compute_at.
+    over needs no launch of its own.  Refused where one of them may have no iteration.  Halide and
+    TVM: compute_at.
     """
     if not at:
         raise ScheduleError(f"fuse_last: expected the loops in which {last!r} is to be done")
@@ -174,6 +175,8 @@ def _ending(outer: For, inner: Sequence[str], one: For, known: tuple[Expr, ...])
     require_kind("fuse_last", outer, LoopKind.SERIAL)
     if index.bounds(outer.extent)[0] < 1:
         raise refuse("fuse_last", outer, "may have no iteration")
+    if any(isinstance(s, For) and s.var is outer.var for s in walk((one,))):
+        raise refuse("fuse_last", outer, f"has the variable of a loop of {one.var.name}")
     known = (*known, index.compare("eq", outer.var, index.subtract(
         outer.extent, index.constant(1))))
     *before, end = outer.body

@@ -1110,6 +1110,11 @@ def test_fuse_last(copy, transposed, assert_same) -> None:
             assert_same(copy, schedule.program, [np.arange(10, dtype=np.float32)])
 
 
+def _twice(program: LoopProgram) -> Schedule:
+    """A program that does the same again."""
+    return Schedule(replace(program, body=program.body * 2))
+
+
 def test_fuse_last_refuses(copy, transposed) -> None:
     cut = Schedule(copy).split("i", 4)
     refuses(lambda: cut.fuse_last("i.t", ()), "expected the loops")
@@ -1118,6 +1123,7 @@ def test_fuse_last_refuses(copy, transposed) -> None:
     refuses(lambda: cut.vectorize("i.i").fuse_last("i.t", ("i.o", "i.i")), "must be serial")
     inner = Schedule(transposed).split("i", 3, "shorten").split("i.i", 2)
     refuses(lambda: inner.fuse_last("i.i.t", ("i.i.o",)), "may have no iteration")
+    refuses(lambda: _twice(copy).fuse_last("i", ("i",)), "has the variable of a loop of i")
 
 
 def test_fuse_first(product, matrices, assert_same) -> None:
