@@ -25,7 +25,15 @@ from hlo_mlc.loops.facts import (
     never_positive,
     resolved,
 )
-from hlo_mlc.loops.regions import Points, Unknown, apart, enumerated, merged_axes, parted_axes
+from hlo_mlc.loops.regions import (
+    Points,
+    Unknown,
+    apart,
+    enumerated,
+    merged_axes,
+    never_equal,
+    parted_axes,
+)
 from hlo_mlc.loops.rewrite import inlined
 
 __all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "lane_invariant", "pairs",
@@ -183,8 +191,8 @@ class _Question:
                     a, b = first[0], second[0]
                     if (any(x.writes for x in first) or any(x.writes for x in second)) \
                             and self.memory.may_overlap(a.buffer, b.buffer) \
-                            and not (self.memory.comparable(a.buffer, b.buffer)
-                                     and self._settled(a, b)):
+                            and not (self.memory.comparable(a.buffer, b.buffer) and (
+                                self._settled(a, b) or self._differ(a, b))):
                         yield first, second
 
     def _have_parts(self, places: Iterable[tuple[Buffer, tuple[Expr, ...]]]) -> bool:
@@ -205,6 +213,13 @@ class _Question:
                  highest: Mapping[Expr, int] = MappingProxyType({})) -> bool:
         settled = settle(a, b, self.varying, self.unstable, known, highest)
         return settled is None or self.loop.var in settled
+
+    def _differ(self, a: Access, b: Access) -> bool:
+        """Whether the loops around alone, which both are in the same iteration of, tell the places
+        apart: rooms that are read and written in turns."""
+        return any(i is not j and (i.free | j.free).isdisjoint(self.varying) and never_equal(i, j)
+                   for i, j in zip(a.indices, b.indices, strict=True)
+                   if not loads(i) and not loads(j))
 
     def apart(self, a: Access, b: Access) -> bool:
         """Whether the accesses miss each other in different iterations, by all that is known about

@@ -169,6 +169,19 @@ def within_in_numbers(i: Expr, extent: int, facts: Facts, extents: Mapping[Var, 
     return bool(np.all(boxes.low[0] >= 0) and np.all(boxes.high[0] < extent))
 
 
+def never_equal(i: Expr, j: Expr) -> bool:
+    """Whether two index expressions differ at all values of their variables, which both share."""
+    variables = i.free | j.free
+    if any(v.extent is None for v in variables):
+        return False
+    try:
+        points = Points(enumerated({v: v.extent for v in variables}), {})
+        (low, high), (first, last) = points.interval(i), points.interval(j)
+    except Unknown:
+        return False
+    return bool(np.all((high < first) | (last < low)))
+
+
 def apart(parts: Iterable[Boxes]) -> bool:
     """Whether boxes of different owners share no element.
 

@@ -10,7 +10,7 @@ import pytest
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32, I32, INDEX
+from hlo_mlc.expr.dtypes import F32, I32, INDEX, U32
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried
@@ -198,6 +198,21 @@ def test_groups_of_tasks_are_told_apart(last: int, independent: bool) -> None:
     nest = loop(group, loop(task, loop(row, loop(lane, Store(
         wide, (place, index.constant(0)), ONE)))))
     assert (carried(nest, NONE) is None) is independent
+
+
+@pytest.mark.parametrize(("turn", "independent"), [(1, True), (3, True), (0, False), (2, False)])
+def test_rooms_that_are_read_and_written_in_turns(turn: int, independent: bool) -> None:
+    """Each task reads from anywhere in one room and writes its own part of another."""
+    round_, task, lane = variable("k", 5), variable("t", 4), variable("l", 8)
+    rooms = Buffer("rooms", F32, (2, 32), "scratch")
+    chosen = Buffer("chosen", U32, (4,), "operand")
+    anywhere = index.minimum(apply("convert", load(chosen, (task,)), dtype=INDEX),
+                             index.constant(31))
+    tasks = loop(task, loop(lane, Store(
+        rooms, (index.floormod(plus(round_, turn), 2), index.add(times(task, 8), lane)),
+        load(rooms, (index.floormod(round_, 2), anywhere)))))
+    assert (carried(tasks, NONE) is None) is independent
+    assert carried(loop(round_, tasks), NONE) is not None
 
 
 def random_index(rng: np.random.Generator, variables: list[Var]) -> Expr:
