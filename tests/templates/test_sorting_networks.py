@@ -12,6 +12,7 @@ from jax import lax
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.interop.jit import mlc_jit
+from hlo_mlc.loops.core import walk
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.target.cpu import named
@@ -235,3 +236,13 @@ def test_merges_are_proved_and_mean_the_same(take_apart, level, dtype):
             return interpret(loops, operands, seed=1)
 
         assert bits(parts.run([x], interpreted)[0]) == bits(stable(x))
+
+
+def test_long_rows_take_no_more_code(take_apart):
+    """What is done at every level of merges is there once."""
+    def statements(size):
+        (program,) = take_apart(jnp.sort, np.zeros((size,), np.float32)).programs
+        loops, _ = schedule_program(program, named("x86-64-v3"), {0: ("sort", MERGES)})
+        return sum(1 for _ in walk(loops.body))
+
+    assert statements(1 << 21) == statements(1 << 17)

@@ -3,8 +3,11 @@ is one.
 
 A vector of codes is merged with the next one of the run that has the smaller first code, by a
 bitonic network whose comparisons are between the lanes of vectors: the smaller half of both goes to
-its place, the larger one waits for the next.  Several places of a pair are merged side by side,
-since each of them waits for its own results; where they begin is found by bisection.
+its place, the larger one waits for the next.  Several pieces of what pairs become are merged side
+by side, since each of them waits for its own results; where they begin is found by bisection.
+
+Pieces are as long when runs are short and when they are long, so that levels differ in numbers
+alone and are a loop: to compile a copy for each takes longer than to sort a million.
 
 Source: H. Inoue et al., AA-sort, PACT 2007; O. Green et al., Merge path, 2012.
 """
@@ -17,7 +20,7 @@ from collections.abc import Callable
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import BOOL, U32, DType
+from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store, While
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
@@ -29,7 +32,7 @@ from hlo_mlc.templates.sorting.records import Body, Sorting, row_count
 from hlo_mlc.templates.sorting.ties import KINDS, Seen, written_again
 from hlo_mlc.tensor.combine import named_combiner
 
-# Places of a pair of runs that are merged side by side: four take as long, and more code.
+# Pieces that are merged side by side: four take as long, and more code.
 CHAINS = 2
 # Codes of a run that is sorted in a lane, at most: twice as many, and the room to merge them, are
 # more than fits onto the stack.
@@ -38,10 +41,11 @@ RUN = 1024
 PART = 1 << 13
 # Comparisons that take as long as a code takes to be merged once.
 MERGED = 8
-# Bytes of a share.
-SHARE_BYTES = 1 << 18
 # Results that are handed out together.
 BLOCK = 1 << 15
+
+Place = Callable[[Expr], tuple[Expr, ...]]
+"""Where code i of all is, or belongs."""
 
 
 def part_count(coded: Coded, target: CpuTarget) -> int:
@@ -65,19 +69,21 @@ def by_merges(coded: Coded, target: CpuTarget) -> Scheduled:
 
 
 class _Rows:
-    """Rows of codes, each a power of two of parts; a part is a run in each lane."""
+    """Rows of codes, each a power of two of parts; a part is a run in each lane.
+
+    Rooms that are read and written in turns are rows of one buffer.
+    """
 
     def __init__(self, coded: Coded, target: CpuTarget) -> None:
         self.coded, self.lanes = coded, rows_abreast(coded, target)
         self.sorting = Sorting(coded.stage, 0, self.lanes, coded.stage.accumulators, ())
         self.n, self.name = self.sorting.element.extent, coded.stage.name
         self.parts = part_count(coded, target)
-        unit = CHAINS * self.lanes  # of which places that are merged side by side have whole ones
-        self.run = -(-self.n // (self.parts * self.lanes * unit)) * unit
+        self.run = -(-self.n // (self.parts * self.lanes * self.lanes)) * self.lanes
         self.part = self.run * self.lanes
         total = self.sorting.rows * self.parts * self.part
-        self.rooms = [Buffer(f"{self.name}_room{k}", coded.dtype, (total + self.lanes,), "scratch")
-                      for k in range(min(2, self.parts))]
+        self.rooms = Buffer(f"{self.name}_rooms", coded.dtype,
+                            (min(2, self.parts), total + self.lanes), "scratch")
         self.at_once = target.registers // 2
         # The smallest and the largest code of each range of equal elements, in each part.
         self.ends = Buffer(f"{self.name}_ends", coded.dtype, (
@@ -85,20 +91,19 @@ class _Rows:
 
     @property
     def scratch(self) -> tuple[Buffer, ...]:
-        return (*self.rooms, *((self.ends,) if self.coded.ties else ()))
+        return (self.rooms, *((self.ends,) if self.coded.ties else ()))
 
     def body(self) -> Body:
         """All of it."""
         parts = self.sorting.rows * self.parts
         work = parts * self.part * COMPARED * (steps(self.run) + MERGED * self.lanes.bit_length())
-        body = shared_out(f"{self.name}_part", parts, work, self._part)
-        source, length = self.rooms[0], self.part
-        body += tuple(_behind(room, self.lanes) for room in self.rooms[:self.parts])
-        while length < self.parts * self.part:
-            into = self.rooms[source is self.rooms[0]]
-            body += self._merged(source, into, length)
-            source, length = into, 2 * length
-        return body + self._with_ties(source) + self._handed_out(source)
+        return (*shared_out(f"{self.name}_part", parts, work, self._part),
+                *_behind(self.rooms, self.lanes), *self._merged(), *self._with_ties(),
+                *self._handed_out())
+
+    def _in_order(self, position: Expr) -> tuple[Expr, ...]:
+        """Where the codes of all rows are in the end."""
+        return (index.constant((self.parts.bit_length() - 1) % 2), position)
 
     # Parts
 
@@ -108,20 +113,25 @@ class _Rows:
                        "stack")
         network = Network(self.name, codes, lambda i, lane: (i, lane), self.run, self.lanes,
                           self.at_once)
-        stacks = [Buffer(f"{self.name}_stack{k}", self.coded.dtype, (self.part + self.lanes,),
-                         "stack") for k in range(2)]
-        body = (*self._fill(number, codes), *self._looked_at(number, codes),
-                *network.pad(self.run), *network.in_order(), *self._apart(codes, stacks[0]),
-                *(_behind(stack, self.lanes) for stack in stacks))
-        source, length = stacks[0], self.run
-        while length < self.part:
-            last = 2 * length == self.part
-            into = self.rooms[0] if last else stacks[source is stacks[0]]
-            begin = index.multiply(number, index.constant(self.part)) if last \
-                else index.constant(0)
-            body += self._pairs(source, into, length, begin)
-            source, length = into, 2 * length
-        return allocated((codes, *stacks), body)
+        stacks = Buffer(f"{self.name}_stacks", self.coded.dtype, (2, self.part + self.lanes),
+                        "stack")
+        levels, place = self.lanes.bit_length() - 1, index.multiply(
+            number, index.constant(self.part))
+        piece = min(2 * self.run, self.part // CHAINS)
+
+        def merged(level: Expr, write: Place, into: Buffer) -> Body:
+            merge = Merge(f"{self.name}_", self.lanes, self.run, level, self.part, piece)
+            return (loop("piece", self.part // (CHAINS * piece), LoopKind.SERIAL, lambda p:
+                    merge.pieces(p, stacks, _in_turn(level), into, write)),)
+
+        return allocated((codes, stacks), (
+            *self._fill(number, codes), *self._looked_at(number, codes),
+            *network.pad(self.run), *network.in_order(), *self._apart(codes, stacks),
+            *_behind(stacks, self.lanes),
+            *((loop("level", levels - 1, LoopKind.SERIAL, lambda k: merged(
+                k, _in_turn(index.add(k, index.constant(1))), stacks)),) if levels > 1 else ()),
+            *merged(index.constant(levels - 1),
+                    lambda i: (index.constant(0), index.add(place, i)), self.rooms)))
 
     def _fill(self, number: Expr, codes: Buffer) -> Body:
         """The runs of a part, each in a lane; the largest codes where there are no elements."""
@@ -161,42 +171,38 @@ class _Rows:
         def vectors(v: Var) -> Body:
             begin = index.multiply(v, index.constant(self.lanes))
             return in_blocks("run", self.lanes, self.lanes, lambda r: (
-                loop("lane", self.lanes, LoopKind.VECTORIZE, lambda i: (Store(into, (index.add(
-                    index.multiply(r, index.constant(self.run)), index.add(begin, i)),),
+                loop("lane", self.lanes, LoopKind.VECTORIZE, lambda i: (Store(into, (
+                    index.constant(0), index.add(index.multiply(r, index.constant(self.run)),
+                                                 index.add(begin, i))),
                     load(codes, (index.add(begin, i), r))),)),))
 
         return (loop("vectors", self.run // self.lanes, LoopKind.SERIAL, vectors),)
 
-    def _pairs(self, source: Buffer, into: Buffer, length: int, begin: Expr) -> Body:
-        """All pairs of runs of a part."""
-        def pair(p: Var) -> Body:
-            first = index.multiply(p, index.constant(2 * length))
-            return self._merge(source, first, into, index.add(begin, first), length).share(
-                index.constant(0), 1)
-
-        return (loop("pair", self.part // (2 * length), LoopKind.SERIAL, pair),)
-
-    def _merge(self, source: Buffer, first: Expr, into: Buffer, begin: Expr, length: int) -> Merge:
-        return Merge(f"{self.name}_", self.coded.dtype, self.lanes, length, source,
-                     lambda i: index.add(first, i),
-                     lambda place, lane, code: (Store(
-                         into, (index.add(begin, index.add(place, lane)),), code),))
-
     # Rows
 
-    def _merged(self, source: Buffer, into: Buffer, length: int) -> Body:
-        """All pairs of runs of all rows, in shares."""
-        shares = share_count(length, self.lanes, 2 * length * self.coded.dtype.bytes // SHARE_BYTES)
-        pairs = self.sorting.rows * self.parts * self.part // (2 * length)
+    def _merged(self) -> Body:
+        """All pairs of runs of all rows, level by level, in tasks of as many pieces."""
+        if self.parts == 1:
+            return ()
+        size = self.parts * self.part
+        piece = min(2 * self.part, size // CHAINS)
+        share = CHAINS * piece
 
-        def task(number: Expr) -> Body:
-            first = index.multiply(index.floordiv(number, shares), index.constant(2 * length))
-            return self._merge(source, first, into, first, length).share(
-                index.floormod(number, shares), shares)
+        def level(k: Var) -> Body:
+            merge = Merge(f"{self.name}_", self.lanes, self.part, k, size, piece)
 
-        return parallel_tasks(f"{self.name}_merge", pairs * shares, 1, task)
+            def task(number: Expr) -> Body:
+                row = index.multiply(index.floordiv(number, size // share), index.constant(size))
+                read, write = (_from(row, _in_turn(index.add(k, index.constant(turn))))
+                               for turn in range(2))
+                return merge.pieces(index.floormod(number, size // share), self.rooms, read,
+                                    self.rooms, write)
 
-    def _with_ties(self, ordered: Buffer) -> Body:
+            return parallel_tasks(f"{self.name}_merge", self.sorting.rows * size // share, 1, task)
+
+        return (loop(f"{self.name}_level", self.parts.bit_length() - 1, LoopKind.SERIAL, level),)
+
+    def _with_ties(self) -> Body:
         """What is equal but not the same comes as it came."""
         size = self.parts * self.part
         ends = [Buffer(f"{self.name}_{kind}", self.coded.dtype, (), "register") for kind in KINDS]
@@ -216,13 +222,14 @@ class _Rows:
                             index.add(part, p), index.constant(k), index.constant(n))),))
                         for n, (end, fold) in enumerate(zip(ends, folds, strict=True)))),
                     If(apply("lt", *(load(end, ()) for end in ends)), written_again(
-                        self.name, codes, ordered, lambda i: (index.add(first, i),), size, self.n,
+                        self.name, codes, self.rooms,
+                        lambda i: self._in_order(index.add(first, i)), size, self.n,
                         lambda i: self.sorting.given(at, i)[0])))
             return allocated(ends, body)
 
         return (loop("row", self.sorting.rows, LoopKind.SERIAL, row),) if self.coded.ties else ()
 
-    def _handed_out(self, source: Buffer) -> Body:
+    def _handed_out(self) -> Body:
         place, size = self.sorting.stage.sort.place, self.parts * self.part
         count = place.extent
         block = min(count, BLOCK)
@@ -235,8 +242,8 @@ class _Rows:
             def some(begin: Expr, length: int) -> Body:
                 def one(i: Expr) -> Body:
                     here = index.add(begin, i)
-                    code = load(source, (index.add(index.multiply(row, index.constant(size)),
-                                                   self.sorting.rank(at, here)),))
+                    code = load(self.rooms, self._in_order(index.add(
+                        index.multiply(row, index.constant(size)), self.sorting.rank(at, here))))
                     return self.sorting.results(at, here, (code,))
 
                 return across("out", length, self.lanes, one, LoopKind.SERIAL)
@@ -252,84 +259,87 @@ class _Rows:
                           self.sorting.rows * count * COMPARED, results)
 
 
-def share_count(length: int, lanes: int, wanted: int) -> int:
-    """In how many shares a pair of runs may be merged: a power of two, as many as wanted or less,
-    of which each place has whole vectors."""
-    shares = 1
-    while shares < wanted and length % (shares * CHAINS * lanes) == 0:
-        shares *= 2
-    return shares
-
-
 class Merge:
-    """A share of a pair of runs that lie one behind the other: `at(i)` is where code i of both is,
-    `store(place, lane, code)` stores the vector of codes that take places from one on."""
+    """Pairs of runs that lie one behind the other, `length` codes each at level 0, and twice as
+    many at each level; `size` codes in all, of which those of a piece take places that follow each
+    other.  A pair has a power of two of pieces."""
 
-    def __init__(self, name: str, dtype: DType, lanes: int, length: int,
-                 source: Buffer, at: Callable[[Expr], Expr],
-                 store: Callable[[Expr, Expr, Expr], Body]) -> None:
-        self.name, self.dtype, self.lanes, self.length = name, dtype, lanes, length
-        self.at, self.source, self.store = at, source, store
+    def __init__(self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
+                 ) -> None:
+        self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
+        level = _number(level)
+        self.length = apply("shl", const(length, U32), level)
+        self.halvings = apply("add", const((2 * length // piece).bit_length() - 1, U32), level)
 
-    def share(self, number: Expr, shares: int) -> Body:
-        """What takes the places of one of the shares."""
-        part = 2 * self.length // (shares * CHAINS)
-        first = index.multiply(number, index.constant(part * CHAINS))
-        begin = [index.add(first, index.constant(q * part)) for q in range(CHAINS)]
-        chains = [_Chain(self, q) for q in range(CHAINS)]
+    def pieces(self, number: Expr, source: Buffer, read: Place, into: Buffer, write: Place) -> Body:
+        """The `number`th of the groups of pieces that are merged side by side."""
+        chains = [_Chain(self, q, source, read) for q in range(CHAINS)]
+        begin = [index.multiply(index.add(index.multiply(number, index.constant(CHAINS)),
+                                          index.constant(q)), index.constant(self.piece))
+                 for q in range(CHAINS)]
 
         def step(o: Var) -> Body:
             at = index.multiply(o, index.constant(self.lanes))
-            stages = [chain.step(index.add(b, at)) for chain, b in zip(chains, begin, strict=True)]
+            stages = [chain.step(lambda lane, b=b: write(index.add(index.add(b, at), lane)), into)
+                      for chain, b in zip(chains, begin, strict=True)]
             inner = [b for chain in chains for b in chain.inner]
             return allocated(inner, tuple(
                 s for same in zip(*stages, strict=True) for part in same for s in part))
 
-        splits = Buffer(f"{self.name}splits", U32, (CHAINS,), "stack")
-        return allocated([splits, *(b for chain in chains for b in chain.outer)], (
-            loop("place", CHAINS, LoopKind.SERIAL, lambda q: self._split(splits, q, index.add(
-                first, index.multiply(q, index.constant(part))))),
-            *(s for q, (chain, b) in enumerate(zip(chains, begin, strict=True))
-              for s in chain.start(b, load(splits, (index.constant(q),)))),
-            loop("merged", part // self.lanes, LoopKind.SERIAL, step)))
+        starts = Buffer(f"{self.name}starts", U32, (CHAINS, len(chains[0].outer) - 1), "stack")
+        return allocated([starts, *(b for chain in chains for b in chain.outer)], (
+            loop("chain", CHAINS, LoopKind.SERIAL, lambda q: self._start(starts, q, index.add(
+                index.multiply(number, index.constant(CHAINS)), q), source, read)),
+            *(s for chain in chains for s in chain.start(starts)),
+            loop("merged", self.piece // self.lanes, LoopKind.SERIAL, step)))
 
-    def code(self, position: Expr, run: int) -> Expr:
-        """A code of a run; the first behind it, where there is none."""
-        here = index.minimum(as_index(position), index.constant((run + 1) * self.length))
-        return load(self.source, (self.at(here),))
+    def code(self, source: Buffer, read: Place, position: Expr) -> Expr:
+        """A code; the first behind all, where there is none."""
+        return load(source, read(index.minimum(as_index(position), index.constant(self.size))))
 
-    def _split(self, splits: Buffer, number: Var, begin: Expr) -> Body:
-        """How many codes of the first run come before place `begin`, by bisection."""
-        low, high, middle, more = (
+    def _start(self, starts: Buffer, chain: Expr, number: Expr, source: Buffer, read: Place
+               ) -> Body:
+        """What is next of both runs where a piece begins, and where they end: so many codes of the
+        first run come before the piece as bisection finds."""
+        first, begin, low, high, middle, more = (
             Buffer(f"{self.name}{name}", dtype, (), "register") for name, dtype in (
-                ("low", U32), ("high", U32), ("middle", U32), ("more", BOOL)))
-        length = index.constant(self.length)
+                ("pair", U32), ("begin", U32), ("low", U32), ("high", U32), ("middle", U32),
+                ("more", BOOL)))
+        pair, place, i = load(first, ()), load(begin, ()), load(middle, ())
+        second = apply("add", pair, self.length)
+        j = apply("sub", apply("sub", place, const(1, U32)), i)
         half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
-        i, last = load(middle, ()), const(self.length - 1, U32)
-        j = apply("add", _number(begin), apply("sub", last, i))
         bisect = While(apply("lt", load(low, ()), load(high, ())), (
             Store(middle, (), half),
-            Store(more, (), apply("le", self.code(i, 0), self.code(j, 1))),
+            Store(more, (), apply("le", *(self.code(source, read, apply("add", run, k))
+                                          for run, k in ((pair, i), (second, j))))),
             Store(low, (), apply("select", load(more, ()), apply("add", i, const(1, U32)),
                                  load(low, ()))),
             Store(high, (), apply("select", load(more, ()), load(high, ()), i))))
-        least = index.maximum(index.subtract(begin, length), index.constant(0))
-        return allocated((low, high, middle, more), (
-            Store(low, (), _number(least)), Store(high, (), _number(index.minimum(begin, length))),
-            bisect, Store(splits, (number,), load(low, ()))))
+        piece, unit = _number(number), const(self.piece, U32)
+        before = apply("shl", apply("shr_logical", piece, self.halvings), self.halvings)
+        least, split = apply("min", place, self.length), load(low, ())
+        found = (apply("add", pair, split), apply("add", second, apply("sub", place, split)),
+                 second, apply("add", second, self.length))
+        return allocated((first, begin, low, high, middle, more), (
+            Store(first, (), apply("mul", before, unit)),
+            Store(begin, (), apply("mul", apply("sub", piece, before), unit)),
+            Store(low, (), apply("sub", place, least)), Store(high, (), least), bisect,
+            *(Store(starts, (chain, index.constant(k)), value) for k, value in enumerate(found))))
 
 
 class _Chain:
-    """One of the places that are merged side by side.
+    """One of the pieces that are merged side by side.
 
     What each run has next are positions in both, which go on when there is nothing left: then a
     code that is the largest counts as next.  Codes of elements may be as large; these are the last.
     """
 
-    def __init__(self, merge: Merge, number: int) -> None:
-        self.merge = merge
-        name, dtype, lanes = f"{merge.name}_{number}", merge.dtype, merge.lanes
+    def __init__(self, merge: Merge, number: int, source: Buffer, read: Place) -> None:
+        self.merge, self.number, self.source, self.read = merge, number, source, read
+        name, dtype, lanes = f"{merge.name}_{number}", source.dtype, merge.lanes
         self.next = [Buffer(f"{name}next{run}", U32, (), "register") for run in range(2)]
+        self.end = [Buffer(f"{name}end{run}", U32, (), "register") for run in range(2)]
         self.waits = Buffer(f"{name}waits", dtype, (lanes,), "register")
         self.begin = Buffer(f"{name}begin", U32, (), "register")
         self.left = Buffer(f"{name}left", U32, (), "register")
@@ -339,28 +349,25 @@ class _Chain:
 
     @property
     def outer(self) -> tuple[Buffer, ...]:
-        return (*self.next, self.waits)
+        return (*self.next, *self.end, self.waits)
 
     @property
     def inner(self) -> tuple[Buffer, ...]:
         return (self.begin, self.left, self.first, self.taken, *self.turns)
 
-    def start(self, begin: Expr, split: Expr) -> Body:
-        """Where in each run, so many of the first come before; the vector that waits is the next
-        of one."""
-        one, other = self.next
-        length = const(self.merge.length, U32)
-        return (Store(one, (), split), Store(other, (), apply(
-            "sub", apply("add", _number(begin), length), split)),
-            *allocated((self.begin, self.left, self.first), (*self._take(), self._vector(
-                lambda lane: (Store(self.waits, (lane,), self._read(lane)),)))))
+    def start(self, starts: Buffer) -> Body:
+        """What was found out about the piece; the vector that waits is the next of a run."""
+        return (*(Store(own, (), load(starts, (index.constant(self.number), index.constant(k))))
+                  for k, own in enumerate((*self.next, *self.end))),
+                *allocated((self.begin, self.left, self.first), (*self._take(), self._vector(
+                    lambda lane: (Store(self.waits, (lane,), self._taken(lane)),)))))
 
-    def step(self, place: Expr) -> list[Body]:
+    def step(self, place: Place, rooms: Buffer) -> list[Body]:
         """One vector of codes: stages of independent statements."""
         lanes, turns = self.merge.lanes, self.turns
         stages: list[Body] = [
             self._take(),
-            (self._vector(lambda r: (Store(self.taken, (r,), self._read(r)),)),),
+            (self._vector(lambda r: (Store(self.taken, (r,), self._taken(r)),)),),
             (self._vector(lambda r: tuple(
                 Store(turns[0], (index.constant(half), r), apply(
                     op, load(self.waits, (r,)),
@@ -372,7 +379,7 @@ class _Chain:
             stages.append((self._vector(functools.partial(_compared, source, into, apart)),))
             turns, apart = turns[::-1], apart // 2
         stages.append((self._vector(lambda r: (
-            *self.merge.store(place, r, load(turns[0], (index.constant(0), r))),
+            Store(rooms, place(r), load(turns[0], (index.constant(0), r))),
             Store(self.waits, (r,), load(turns[0], (index.constant(1), r))))),))
         return stages
 
@@ -380,12 +387,12 @@ class _Chain:
         """A vector of the run that has the smaller code next."""
         first = load(self.first, ())
         codes, begins, lefts, behind = [], [], [], []
-        for run, position in enumerate(load(b, ()) for b in self.next):
-            end = const((run + 1) * self.merge.length, U32)
-            is_there = apply("lt", position, end)
+        for position, end in zip(*([load(b, ()) for b in both] for both in (self.next, self.end)),
+                                 strict=True):
             here = apply("min", position, end)
-            codes.append(apply("select", is_there, self.merge.code(position, run),
-                               const(-1, self.merge.dtype)))
+            codes.append(apply("select", apply("lt", position, end),
+                               self.merge.code(self.source, self.read, position),
+                               const(-1, self.source.dtype)))
             begins.append(here)
             lefts.append(apply("sub", end, here))
             behind.append(apply("add", position, const(self.merge.lanes, U32)))
@@ -396,12 +403,11 @@ class _Chain:
                     self.next, ((behind[0], load(self.next[0], ())),
                                 (load(self.next[1], ()), behind[1])), strict=True)))
 
-    def _read(self, lane: Expr) -> Expr:
+    def _taken(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
-        merge = self.merge
-        begin = index.minimum(as_index(load(self.begin, ())), index.constant(2 * merge.length))
+        begin = index.minimum(as_index(load(self.begin, ())), index.constant(self.merge.size))
         return apply("select", apply("lt", _number(lane), load(self.left, ())), load(
-            merge.source, (merge.at(index.add(begin, lane)),)), const(-1, merge.dtype))
+            self.source, self.read(index.add(begin, lane))), const(-1, self.source.dtype))
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
         return loop("lane", self.merge.lanes, LoopKind.VECTORIZE, body)
@@ -422,11 +428,23 @@ def _compared(source: Buffer, into: Buffer, apart: int, lane: Expr) -> Body:
     return tuple(body)
 
 
-def _behind(room: Buffer, lanes: int) -> For:
-    """A vector of codes behind a room's last, which are read and not looked at."""
-    begin = index.constant(room.size - lanes)
-    return loop("behind", lanes, LoopKind.VECTORIZE, lambda lane: (Store(
-        room, (index.add(begin, lane),), const(-1, room.dtype)),))
+def _behind(rooms: Buffer, lanes: int) -> Body:
+    """A vector of codes behind the last of each room, which are read and not looked at."""
+    count, size = rooms.shape
+    return (loop("room", count, LoopKind.SERIAL, lambda k: (
+        loop("behind", lanes, LoopKind.VECTORIZE, lambda lane: (Store(
+            rooms, (k, index.add(index.constant(size - lanes), lane)),
+            const(-1, rooms.dtype)),)),)),)
+
+
+def _in_turn(level: Expr) -> Place:
+    """In one room, or in the other at the next level."""
+    return lambda i: (index.floormod(level, 2), i)
+
+
+def _from(first: Expr, place: Place) -> Place:
+    """In a row that begins there."""
+    return lambda i: place(index.add(first, i))
 
 
 def _number(e: Expr) -> Expr:

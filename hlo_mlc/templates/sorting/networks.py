@@ -3,19 +3,21 @@
 Blocks of codes are sorted in registers.  Then neighbours are merged, as Batcher's bitonic sorters
 do it: of two sorted blocks the first is compared with the second backwards, then what lies half a
 block apart, a quarter, and so on.  As many of these steps are done at once as registers hold.
+What is the same at several levels is there once: codes are sorted faster than code is compiled.
 
 Source: K. E. Batcher, Sorting networks and their applications, AFIPS 1968.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import For, LoopKind, Store
+from hlo_mlc.loops.core import For, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.sorting.records import Body
 
@@ -71,24 +73,30 @@ class Network:
     def in_order(self) -> Body:
         """Blocks that registers hold, then twice as many codes each time."""
         begin = self._block
-        body = self._steps("block", self.size // begin, lambda b, k: index.add(
-            index.multiply(b, index.constant(begin)), index.constant(k)), sorted_pairs(begin))
-        while begin < self.size:
-            body += self._merged(begin)
-            begin *= 2
-        return body
+        return (*self._steps("block", self.size // begin, lambda b, k: index.add(
+            index.multiply(b, index.constant(begin)), index.constant(k)), sorted_pairs(begin)),
+            *self._merged())
 
-    def _merged(self, half: int) -> Body:
-        """Pairs of sorted blocks."""
-        apart, body = 2 * half, ()
-        for many in _shares(apart.bit_length() - 1, self._block.bit_length() - 1):
-            step = apart >> many
-            if apart == 2 * half:
-                body += self._first_steps(half, many)
-            else:
-                body += self._further_steps(apart, many)
-            apart = step
-        return body
+    def _merged(self) -> Body:
+        """Pairs of sorted blocks, level by level: the steps of each in parts that registers hold,
+        and those that several levels have are there once."""
+        most = self._block.bit_length() - 1
+        levels = {k: _shares(most + 1 + k, most)
+                  for k in range(self.size.bit_length() - 1 - most)}
+        further: dict[tuple[int, int], list[int]] = {}  # what lies apart, steps: levels
+        for k, parts in levels.items():
+            for n, many in enumerate(parts[1:], 1):
+                further.setdefault((sum(parts[n:]), many), []).append(k)
+
+        def level(k: Var) -> Body:
+            body: Body = ()
+            for n, (many, *_) in levels.items():
+                body += _if_any(k, [n], levels, self._first_steps(1 << (most + n), many))
+            for (apart, many), having in sorted(further.items(), reverse=True):
+                body += _if_any(k, having, levels, self._further_steps(1 << apart, many))
+            return body
+
+        return (loop("twice", len(levels), LoopKind.SERIAL, level),) if levels else ()
 
     def _first_steps(self, half: int, many: int) -> Body:
         """The first with the second backwards; each half is then one to be put in order."""
@@ -159,9 +167,18 @@ class Network:
 
 
 def _shares(steps: int, most: int) -> list[int]:
-    """So many steps in parts of nearly equal length, `most` of them at once."""
+    """So many steps in parts of nearly equal length, `most` of them at once; the first are short,
+    so that few levels have others at their ends."""
     parts = -(-steps // most)
-    return [steps // parts + (k < steps % parts) for k in range(parts)]
+    return [steps // parts + (k >= parts - steps % parts) for k in range(parts)]
+
+
+def _if_any(k: Var, numbers: Sequence[int], among: Collection[int], body: Body) -> Body:
+    """`body`, if k is one of some numbers among those that it may be."""
+    if len(numbers) == len(among):
+        return body
+    return (If(functools.reduce(lambda a, b: apply("or", a, b), (
+        index.compare("eq", k, index.constant(n)) for n in numbers)), body),)
 
 
 def _apart(count: int, distance: int) -> Pairs:

@@ -37,7 +37,7 @@ from hlo_mlc.templates.sorting.candidates import (
 )
 from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
-from hlo_mlc.templates.sorting.merges import CHAINS, by_merges, level_count, part_count
+from hlo_mlc.templates.sorting.merges import by_merges, level_count, part_count
 from hlo_mlc.templates.sorting.networks import padded, steps
 from hlo_mlc.templates.sorting.ranks import by_ranks
 from hlo_mlc.templates.sorting.records import (
@@ -263,7 +263,7 @@ def _merges_us(stage: Stage, target: CpuTarget) -> float:
     if size == 8 and target.vector_bytes < 64:  # which has no minimum of such integers
         return math.inf
     lanes, parts = rows_abreast(coded, target), _parts(stage, target)
-    n = max(stage.reduce_axes[0].extent, parts * lanes * CHAINS * lanes)
+    n = max(stage.reduce_axes[0].extent, parts * lanes * lanes)
     run = n // (parts * lanes)
     each = (steps(run) * padded(run) / run + STEPS_BESIDE) * NETWORK_STEP_NS / lanes \
         + level_count(coded, target) * MERGED_BYTE_NS * size + HANDED_OUT_NS

@@ -101,15 +101,19 @@ def written_again(name: str, codes: Range, ordered: Buffer, place: Place, size: 
 
     def halved(position: Buffer, comes_before: Callable[[Expr], Expr]) -> Body:
         """How many come before something."""
-        body: list[Stmt] = [Store(position, (), const(0, U32))]
-        for step in (1 << k for k in reversed(range(size.bit_length()))):
+        highest = size.bit_length() - 1
+
+        def step(k: Var) -> Body:
+            bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
             here = load(position, ())
-            there = apply("add", here, const(step, U32))
+            there = apply("add", here, apply("shl", const(1, U32), bit))
             last = load(ordered, at(apply("sub", there, const(1, U32)), size - 1))
             fits = apply("le", there, const(size, U32))
-            body.append(Store(position, (), apply(
-                "select", apply("and", fits, comes_before(last)), there, here)))
-        return tuple(body)
+            return (Store(position, (), apply(
+                "select", apply("and", fits, comes_before(last)), there, here)),)
+
+        return (Store(position, (), const(0, U32)),
+                loop("bit", highest + 1, LoopKind.SERIAL, step))
 
     return allocated((begin, end, behind), (
         *halved(begin, lambda code: apply("lt", code, low)),
