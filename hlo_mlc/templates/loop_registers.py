@@ -55,21 +55,24 @@ Shifted = tuple[list[Buffer], Body, For]
 """Registers, how they begin, and the loop that uses them."""
 
 
-def touched(statements: Body) -> Counter[Buffer]:
-    """How often statements touch each buffer."""
-    return Counter(access.buffer for access in accesses(statements))
-
-
 @dataclass(frozen=True, slots=True)
 class LoopRegisters:
     """Puts into registers what serial loops carry, in one part of a kernel after the other.
 
-    `used`: how often the kernel touches each buffer in all; `whole`: buffers of which every element
-    is written before the statement at hand.
+    `used`: how often the kernel touches each buffer in all; `may_hold`: those of them that may be
+    registers; `whole`: those of these of which every element is written before the statement at
+    hand.
     """
 
     used: Counter[Buffer]
+    may_hold: frozenset[Buffer]
     whole: set[Buffer] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, statements: Body) -> LoopRegisters:
+        """For the parts of a kernel that does all these statements."""
+        used = Counter(access.buffer for access in accesses(statements))
+        return cls(used, frozenset(filter(_fits, used)))
 
     def within(self, statements: Body) -> Body:
         """The statements with registers."""
@@ -83,7 +86,9 @@ class LoopRegisters:
                 result.append(self._inside(stmt))
             else:
                 result.append(stmt)
-            self.whole.update(a.buffer for a in accesses((stmt,)) if _fills(a))
+            if self.may_hold:
+                self.whole.update(a.buffer for a in accesses((stmt,))
+                                  if a.buffer in self.may_hold and _fills(a))
         return tuple(result)
 
     def _loop(self, stmt: For | While) -> Body:
@@ -97,7 +102,7 @@ class LoopRegisters:
         private: list[Buffer] = []
         renamed: dict[Buffer, Buffer] = {}
         for buffer, found in by_buffer.items():
-            if not _fits(buffer) or not any(a.writes for a in found) \
+            if buffer not in self.may_hold or not any(a.writes for a in found) \
                     or not all(_is_fixed(a, stmt, numbers) for a in found):
                 continue
             own = Buffer(f"{buffer.name}.{name}", buffer.dtype, buffer.shape, "register")
@@ -116,8 +121,8 @@ class LoopRegisters:
             (stmt,) = redirect((stmt,), renamed, lambda indices: indices)
             stmt = with_bodies(stmt, (allocated(private, stmt.body),))
         for buffer, found in by_buffer.items():
-            if isinstance(stmt, For) and buffer not in renamed \
-                    and sum(a.writes for a in found) == 1 and (shifted := _shifted(stmt, buffer)):
+            if isinstance(stmt, For) and buffer not in renamed and _is_read_first(buffer, found) \
+                    and (shifted := _shifted(stmt, buffer)):
                 registers, first, stmt = shifted
                 kept += registers
                 before += first
@@ -126,7 +131,8 @@ class LoopRegisters:
     def _inside(self, stmt: Stmt) -> Stmt:
         """The same in its bodies; what they fill need not be filled behind them."""
         return with_bodies(stmt, tuple(
-            LoopRegisters(self.used, set(self.whole)).within(body) for body in bodies(stmt)))
+            LoopRegisters(self.used, self.may_hold, set(self.whole)).within(body)
+            for body in bodies(stmt)))
 
 
 def _by_buffer(stmt: Stmt) -> dict[Buffer, list[Access]]:
@@ -173,12 +179,20 @@ def _copied(source: Buffer, target: Buffer) -> Body:
     return along(())
 
 
+def _is_read_first(buffer: Buffer, found: Sequence[Access]) -> bool:
+    """Whether a loop that touches a buffer in these places may read what an earlier trip of it
+    wrote: it writes in one of them, which is not the first."""
+    return buffer.scope in ("scratch", "result") and not found[0].writes \
+        and sum(a.writes for a in found) == 1
+
+
 def _shifted(loop: For, buffer: Buffer) -> Shifted | None:
     """The loop, which stores to a buffer at one place, with what its last trips have stored there
     in registers; None where no trip reads it."""
-    found = [a for a in accesses((loop,)) if a.buffer == buffer]
-    if buffer.scope not in ("scratch", "result") or not is_full(loop) \
-            or any(map(_is_shared, found)):
+    if not is_full(loop):
+        return None
+    found = accesses((loop,), buffer)
+    if any(map(_is_shared, found)):
         return None
     write = next(a for a in found if a.writes)
     stmt = write.stmt

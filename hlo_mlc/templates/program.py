@@ -40,7 +40,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.base import lanes as lanes_of
-from hlo_mlc.templates.loop_registers import LoopRegisters, touched
+from hlo_mlc.templates.loop_registers import LoopRegisters
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, cost
@@ -93,7 +93,7 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     assembler = _Assembler(target, tuned or {}, _repeated(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
     if any(not isinstance(step, Nest) for step in program.steps):
-        registers = LoopRegisters(touched(tuple(stmt for _, body in parts for stmt in body)))
+        registers = LoopRegisters.of(tuple(stmt for _, body in parts for stmt in body))
         parts = [(step, registers.within(body)) for step, body in parts]
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
