@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu.program import element_strides, is_unrolled
@@ -42,9 +45,14 @@ class Use(NamedTuple):
         return index.affine(last)[0].get(lane) == 1 and all(lane not in r.free for r in rows)
 
 
-def uses(statements: Statements, vector: For | None = None) -> list[Use]:
+def uses(statements: Statements) -> list[Use]:
     """Every access of the statements to a buffer."""
     found: list[Use] = []
+    _use(statements, None, found)
+    return found
+
+
+def _use(statements: Statements, vector: For | None, found: list[Use]) -> None:
     for stmt in statements:
         if isinstance(stmt, Call):
             found += [Use(buffer, (), vector) for buffer in stmt.buffers]
@@ -56,8 +64,22 @@ def uses(statements: Statements, vector: For | None = None) -> list[Use]:
             found += [Use(one.source, one.indices, vector) for one in loads(expression)]
         is_vector = isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
         for body in bodies(stmt):
-            found += uses(body, stmt if is_vector else vector)
-    return found
+            _use(body, stmt if is_vector else vector, found)
+
+
+@functools.lru_cache(maxsize=2)  # of buffers that begin to exist one after the other
+def _by_buffer(statements: Statements) -> Mapping[Buffer, Sequence[Use]]:
+    found: dict[Buffer, list[Use]] = {}
+    for use in uses(statements):
+        found.setdefault(use.buffer, []).append(use)
+    return MappingProxyType(found)
+
+
+def _within_allocations(statements: Statements) -> Statements:
+    """What is done with all buffers that begin to exist here."""
+    while len(statements) == 1 and isinstance(statements[0], Allocate):
+        statements = statements[0].body
+    return statements
 
 
 def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
@@ -67,9 +89,7 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
     """
     reached: list[tuple[float, float]] = []
     spare: list[tuple[float, float]] = []
-    for use in uses(statements):
-        if use.buffer != buffer:
-            continue
+    for use in _by_buffer(_within_allocations(statements)).get(buffer, ()):
         if not use.indices:
             return False
         low, high = index.bounds(use.indices[-1])
