@@ -43,6 +43,8 @@ MUCH = 1 << 20
 # processor from seeing the next loads: gelu, tanh, erf and exp of a million ran 1.01 to 1.05 times
 # as fast.
 AHEAD = 1 << 10
+# Short rows that are written out where each is computed in a way of its own: code size.
+MOST_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ class ElementwiseTemplate:
             schedule = vectorize(
                 schedule, stage.axes[-1].name, width, parameters["unroll"],
                 in_pieces=short or is_in_place(nest, stage))
+            for axis in _conditional_rows(stage, width):
+                schedule = schedule.unroll(axis.name)
         if parameters["streaming"]:
             for buffer in stage.outputs:
                 schedule = schedule.stream(buffer.name)
@@ -149,6 +153,20 @@ def _are_apart_under_conditions(stage: Stage, axis: Var) -> bool:
     return any(read.guard is not None and axis in read.guard.free
                and stride(read, axis) not in (0, 1)
                for group in stage.loads_by_buffer.values() for read in group)
+
+
+def _conditional_rows(stage: Stage, width: int) -> list[Var]:
+    """The axes around short rows, innermost first, where conditions say which rows are what: each
+    row is written out, and what is none of its own is not computed.
+
+    Matrices of 3 x 3 with a column and a row joined to them took 0.3 of the time."""
+    found, copies = [], 1
+    for axis in reversed(stage.axes[1:-1]):
+        copies *= axis.extent
+        if stage.axes[-1].extent > width or copies > MOST_ROWS or not picks_along(stage, axis):
+            break
+        found.append(axis)
+    return found
 
 
 def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:
