@@ -170,7 +170,7 @@ class StageLowering:
             for value, element in zip(node.results, lowered.elements, strict=True):
                 if self._is_counted(node, value):
                     self._counted.add(value)
-                elif self._storing.in_parts(node):
+                elif self._storing.in_parts(node, uses):
                     self._store_parts(node, value)
                 elif self._storing.as_whole(node, value, terms, uses):
                     self.store(node, value, element)

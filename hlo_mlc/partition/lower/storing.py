@@ -80,9 +80,9 @@ class Storing:
         """Before anything is known."""
         return cls(wanted, prologue, {node: n for n, node in enumerate(graph.nodes)})
 
-    def in_parts(self, node: Node) -> bool:
+    def in_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Whether each part of a joined array is to be stored at its place."""
-        return _has_many_parts(node) or self._has_costly_parts(node) \
+        return _has_many_parts(node) or self._has_costly_parts(node, uses) \
             or (node.results[0] in self.wanted and _is_searched_in_short_rows(node))
 
     def as_whole(self, node: Node, value: Value, terms: int,
@@ -144,9 +144,9 @@ class Storing:
         return cost * len(waiting) <= SHIFTED_LIMIT and all(map(_is_shift, waiting)) \
             and len({part.operands[0] for part in waiting}) == 1
 
-    def _has_costly_parts(self, node: Node) -> bool:
+    def _has_costly_parts(self, node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
         """Parts of a joined array that one loop would compute for each element, to pick one."""
-        if node.op != "stablehlo.concatenate":
+        if node.op != "stablehlo.concatenate" or _becomes_short_rows(node, uses):
             return False
         whole = node.results[0].type
         costs = [(self.costs.get(part, 0), part.type.size) for part in node.operands]
@@ -277,6 +277,16 @@ def _is_searched_in_short_rows(node: Node) -> bool:
     if math.prod(whole.shape[dimension + 1:]) >= SHORTEST_PART:
         return False
     return FINDING * (len(node.operands) - 1) * whole.size >= _cost_of_parts(node)
+
+
+def _becomes_short_rows(node: Node, uses: Mapping[Value, tuple[Node, ...]]) -> bool:
+    """True where all that read a joined array have an element of each part side by side, in rows so
+    short that each element is written out: cross products of points."""
+    whole, dimension = node.results[0], node.attributes["dimension"]
+    users = uses.get(whole, ())
+    return whole.type.shape[dimension] <= SHORTEST_PART and bool(users) and all(
+        user.op == "stablehlo.transpose" and user.attributes["permutation"][-1] == dimension
+        for user in users) and dimension < len(whole.type.shape) - 1
 
 
 def _cost_of_parts(node: Node) -> int:
