@@ -41,6 +41,7 @@ from hlo_mlc.loops.core import (
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
+    constant_extent,
     map_expressions,
     redirect,
     with_bodies,
@@ -93,8 +94,7 @@ class LoopRegisters:
 
     def _loop(self, stmt: For | While) -> Body:
         by_buffer = _by_buffer(stmt)
-        numbers = {s.var for s in walk(stmt.body)
-                   if isinstance(s, For) and s.kind is LoopKind.UNROLL}
+        numbers = {s.var for s in walk(stmt.body) if isinstance(s, For) and _is_written_out(s)}
         name = stmt.var.name if isinstance(stmt, For) else "while"
         before: Body = ()
         behind: Body = ()
@@ -105,15 +105,16 @@ class LoopRegisters:
             if buffer not in self.may_hold or not any(a.writes for a in found) \
                     or not all(_is_fixed(a, stmt, numbers) for a in found):
                 continue
-            own = Buffer(f"{buffer.name}.{name}", buffer.dtype, buffer.shape, "register")
+            shape = _with_room(buffer.shape) if any(map(_in_lanes, found)) else buffer.shape
+            own = Buffer(f"{buffer.name}.{name}", buffer.dtype, shape, "register")
             begins = bool(found[0].path) and _fills(found[0].within(1))
             if begins and buffer.scope == "scratch" and self.used[buffer] == len(found):
                 private.append(own)
             elif (begins and isinstance(stmt, For) and is_full(stmt)) or buffer in self.whole:
                 kept.append(own)
                 before += () if begins and isinstance(stmt, For) and is_full(stmt) \
-                    else _copied(buffer, own)
-                behind += _copied(own, buffer)
+                    else _copied(buffer, own, buffer.shape)
+                behind += _copied(own, buffer, buffer.shape)
             else:
                 continue
             renamed[buffer] = own
@@ -133,6 +134,11 @@ class LoopRegisters:
         return with_bodies(stmt, tuple(
             LoopRegisters(self.used, self.may_hold, set(self.whole)).within(body)
             for body in bodies(stmt)))
+
+
+def _is_written_out(loop: For) -> bool:
+    """Whether code has no counter for a loop."""
+    return loop.kind in (LoopKind.UNROLL, LoopKind.VECTORIZE) or constant_extent(loop) == 1
 
 
 def _by_buffer(stmt: Stmt) -> dict[Buffer, list[Access]]:
@@ -168,12 +174,23 @@ def _fills(access: Access) -> bool:
         solid(access), tuple((0, d - 1) for d in access.buffer.shape))
 
 
-def _copied(source: Buffer, target: Buffer) -> Body:
+def _in_lanes(access: Access) -> bool:
+    """Whether neighbouring lanes access neighbours."""
+    return any(isinstance(s, For) and s.kind is LoopKind.VECTORIZE
+               and any(s.var in i.free for i in access.indices) for s, _ in access.path)
+
+
+def _with_room(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows with room for a whole vector: its lanes are a power of two."""
+    return (*shape[:-1], 1 << (shape[-1] - 1).bit_length())
+
+
+def _copied(source: Buffer, target: Buffer, shape: tuple[int, ...]) -> Body:
     def along(indices: tuple[Expr, ...]) -> Body:
         dimension = len(indices)
-        if dimension == len(source.shape):
+        if dimension == len(shape):
             return (Store(target, indices, Load(source, indices)),)
-        return (make_loop(f"{target.name}.{dimension}", source.shape[dimension], LoopKind.UNROLL,
+        return (make_loop(f"{target.name}.{dimension}", shape[dimension], LoopKind.UNROLL,
                           lambda i: along((*indices, i))),)
 
     return along(())

@@ -43,6 +43,7 @@ from hlo_mlc.tensor.classify import (
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
+FEWEST_ROWS = 2  # that a vector is worth having for
 LONGEST = 16  # row
 LONGEST_JOINED = 64  # row that is joined of several
 APART = 0.6  # instructions to load or store an element of a row that is beside others
@@ -61,9 +62,8 @@ class SideBySideTemplate:
         nest = _coalesced(nest)
         if any(s.sort is not None or s.scan is not None for s in nest.stages):
             return "a sort or a scan"
-        if not nest.shared or nest.stages[0].axes[nest.shared - 1].extent < lanes(
-                nest.stages, target):
-            return "fewer rows than lanes"
+        if not nest.shared or nest.stages[0].axes[nest.shared - 1].extent < FEWEST_ROWS:
+            return "too few rows"
         inner = [_along(nest, s) for s in nest.stages]
         if not any(inner):
             return "no rows, only elements"
@@ -95,7 +95,7 @@ class SideBySideTemplate:
         schedule = open_schedule(nest, lower_nest(shared, stages), checked=False)
         for buffer in nest.private:
             schedule = schedule.contract(buffer.name)
-        row, width = shared[-1].name, lanes(nest.stages, target)
+        row, width = shared[-1].name, _width(nest, target)
         schedule = schedule.split(row, width)
         along = [v.name for s in nest.stages for v in _along(nest, s)]
         for part in (f"{row}.i", f"{row}.t"):
@@ -120,6 +120,11 @@ def _coalesced(nest: Nest) -> Nest:
     if not all(is_injective(a, stage.axes) for a in stage.assigns):
         stage = nest.stages[0]  # whose axes are those of the results
     return replace(nest, stages=(stage,), shared=len(stage.axes) - 1)
+
+
+def _width(nest: Nest, target: CpuTarget) -> int:
+    """Rows in a vector: as many as there are, if they are few."""
+    return min(lanes(nest.stages, target), nest.stages[0].axes[nest.shared - 1].extent)
 
 
 def _is_one_map(nest: Nest) -> bool:
@@ -151,7 +156,7 @@ def _along_cost(nest: Nest, target: CpuTarget) -> float:
 
 def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     """The same with a lane for each row, where what is read and stored has to be transposed."""
-    width = lanes(nest.stages, target)
+    width = _width(nest, target)
     total = 0.0
     for stage in nest.stages:
         elements = math.prod(v.extent for v in _along(nest, stage))
@@ -195,6 +200,7 @@ def _transposed_out(schedule: Schedule, buffer: str, rows: str) -> Schedule:
 
 def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:
     """The loop over some rows inside of all others, as vectors."""
+    width = 1 << (width - 1).bit_length()  # there is room for the lanes that are off
     schedule = _kept(schedule, rows, width)
     for axis in along:
         schedule = _kept(schedule.distribute(rows, axis).reorder(axis, rows), rows, width)
