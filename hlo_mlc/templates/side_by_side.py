@@ -115,10 +115,10 @@ def _coalesced(nest: Nest) -> Nest:
     if len(nest.stages) > 1:
         return nest
     stage = coalesce(nest.stages[0])
-    if not is_map(stage) or len(stage.axes) < 2:
-        return replace(nest, stages=(stage,), shared=len(stage.axes))
     if not all(is_injective(a, stage.axes) for a in stage.assigns):
         stage = nest.stages[0]  # whose axes are those of the results
+    if not is_map(stage) or len(stage.axes) < 2:
+        return replace(nest, stages=(stage,), shared=len(stage.axes))
     return replace(nest, stages=(stage,), shared=len(stage.axes) - 1)
 
 
