@@ -19,9 +19,10 @@ from hlo_mlc.codegen.cpu.places import Place, displaced, pointer, resolve, scatt
 from hlo_mlc.codegen.cpu.registers import Form
 from hlo_mlc.codegen.cpu.strides import (
     has_masks,
+    has_pattern,
     is_apart,
     read_apart,
-    read_repeated,
+    read_pattern,
     write_apart,
     write_shuffled,
 )
@@ -118,8 +119,8 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         else:
             settle(writer, place)
-            if place.repeats and switch is None and mask is None:
-                text = read_repeated(writer, place, depth)
+            if switch is None and mask is None and has_pattern(writer, place):
+                text = read_pattern(writer, place, depth)
             elif is_apart(writer, place, mask):
                 text = read_apart(writer, place, switch, mask, fill, depth)
             else:

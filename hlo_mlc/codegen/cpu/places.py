@@ -8,15 +8,17 @@ side backwards, all at one place, or anywhere.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hlo_mlc.codegen.cpu import indices, types
 from hlo_mlc.codegen.cpu.block import Block
-from hlo_mlc.codegen.cpu.function import NO_READS, Value
+from hlo_mlc.codegen.cpu.function import NO_READS, Lane, Value
 from hlo_mlc.codegen.cpu.program import Storage
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, DType
 
 # What an address can hold a counter times.  For others the pointer moves: that is one addition an
@@ -30,10 +32,11 @@ class Place(NamedTuple):
 
     `uniform`: values with the bytes that each unit of them moves all lanes by; `constant` bytes;
     `stride`: elements from lane to lane; `varying`: vectors with the elements that each unit of
-    them moves its lane by; `repeats`: where nothing else moves them, so many lanes in a row are at
-    one element, and the next ones at the one behind it; `reach`: elements that `varying` can move
-    a lane by, at most; `depth`: the scope where this is known; `reads`: the alias classes that
-    where it is was read from, so that it lies elsewhere when they change; `where`: the indices.
+    them moves its lane by; `pattern`: where that follows from the numbers of the lanes alone, the
+    elements by which each one that is an iteration lies apart from `constant`; `reach`: elements
+    that `varying` can move a lane by, at most; `depth`: the scope where this is known; `reads`: the
+    alias classes that where it is was read from, so that it lies elsewhere when they change;
+    `where`: the indices.
     """
 
     buffer: Buffer
@@ -42,7 +45,7 @@ class Place(NamedTuple):
     constant: int
     stride: int
     varying: tuple[tuple[Value, int], ...]
-    repeats: int
+    pattern: tuple[int, ...]
     reach: float
     depth: int
     reads: frozenset[int]
@@ -98,7 +101,8 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
     stride = 1 if storage.private_lanes else 0
     uniform: list[tuple[Value, int]] = []
     varying: list[tuple[Value, int]] = []
-    reach, depth, reads, divisor = 0.0, 0, NO_READS, 0
+    reach, depth, reads = 0.0, 0, NO_READS
+    moved: list[tuple[Expr, int]] = []
     for atom, coefficient in terms:
         number = constants.get(atom)
         if number is not None:
@@ -113,7 +117,7 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
                 reads = reads | value.reads
             if value.lanes:
                 varying.append((value, coefficient * scale))
-                divisor = 0 if lane is None else _divisor(atom, lane.var)
+                moved.append((atom, coefficient))
                 reach += abs(coefficient * scale) * max(map(abs, index.bounds(atom)))
             elif types.is_literal(value.text):
                 offset += coefficient * int(value.text)
@@ -121,16 +125,27 @@ def resolve(writer: Writer, buffer: Buffer, where: tuple[Expr, ...]) -> Place:
                 uniform.append((value, coefficient * scale * size))
     if len(uniform) > 1:
         uniform.sort(key=lambda term: (term[0].depth, term[0].text))
-    repeats = divisor if stride == 0 and [c for _, c in varying] == [1] else 0
+    pattern = _pattern(lane, stride, moved, constants) if moved and scale == 1 else ()
     return Place(buffer, storage, tuple(uniform), offset * scale * size, stride, tuple(varying),
-                 repeats, reach, depth, reads, where)
+                 pattern, reach, depth, reads, where)
 
 
-def _divisor(atom: Expr, lane: Var) -> int:
-    """By what the number of the lane is divided, where that is what an atom of an index is."""
-    if isinstance(atom, Apply) and atom.op == "floordiv" and atom.args[0] is lane:
-        return atom.args[1].value
-    return 0
+def _pattern(lane: Lane | None, stride: int, moved: Sequence[tuple[Expr, int]],
+             constants: Mapping[Var, int]) -> tuple[int, ...]:
+    """Where each lane is that is an iteration, in elements, if that follows from its number."""
+    if lane is None or not all(v is lane.var or v in constants
+                               for atom, _ in moved for v in atom.free):
+        return ()
+    known = {v: index.constant(constants[v]) for atom, _ in moved for v in atom.free
+             if v is not lane.var}
+    total = [stride * number for number in range(lane.live)]
+    for atom, coefficient in moved:
+        for number in range(lane.live):
+            here = substitute(atom, {**known, lane.var: index.constant(number)})
+            if not isinstance(here, Const):
+                return ()
+            total[number] += coefficient * here.value
+    return tuple(total)
 
 
 def pointer(writer: Writer, place: Place) -> Value:

@@ -24,6 +24,8 @@ from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.target.cpu import WIDEST_STEP
 
+# Vectors that the lanes of one are picked from at most.
+_PATTERN_VECTORS = 3
 # Bytes of the smallest elements that instructions gather and scatter.
 _SMALLEST_GATHERED = 4
 
@@ -77,22 +79,48 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
     return text
 
 
-def read_repeated(writer: Writer, place: Place, depth: int) -> str:
-    """What several lanes in a row read from one element: a short vector, shuffled.
+def has_pattern(writer: Writer, place: Place) -> bool:
+    """Whether `read_pattern` is for the lanes of a place: a few vectors hold them all."""
+    return bool(place.pattern) and max(place.pattern) - min(place.pattern) \
+        < _PATTERN_VECTORS * writer.function.lane.width
+
+
+def read_pattern(writer: Writer, place: Place, depth: int) -> str:
+    """What lanes read whose places follow from their numbers: what is between the first and the
+    last of these, shuffled.
 
         y[lane] = x[lane // 2 + i]   ->   the elements from x + i on, each of them twice
     """
     lane, block = writer.function.lane, writer.function.at(depth)
-    many = -(-lane.live // place.repeats)
-    part, size = f"<{many} x {place.element}>", place.dtype.bytes
-    address = displaced(block, pointer(writer, place).text, place.constant)
-    check_span(writer, place, "load", block, address, many * size)
-    text = block.define(f"load {part}, ptr ", address, f", align {size}{place.storage.load_tags}",
-                        lanes=many, kind=place.storage.load_kind)
+    size, low = place.dtype.bytes, min(place.pattern)
+    span = max(place.pattern) - low + 1
+    base = displaced(block, pointer(writer, place).text, place.constant + low * size)
+    check_span(writer, place, "load", block, base, span * size)
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
-    picks = tuple(min(number // place.repeats, many - 1) for number in range(lane.width))
-    return block.define(f"shufflevector {part} ", text, f", {part} poison, "
-                        f"{types.shuffle_mask(picks)}", lanes=lane.width)
+    lanes = [at - low for at in place.pattern]
+    lanes += lanes[-1:] * (lane.width - lane.live)
+    count = min(span, lane.width)
+    starts = [min(first, span - count) for first in range(0, span, count)]
+    return _picked(block, place, base, lanes, starts, count)
+
+
+def _picked(block: Block, place: Place, base: str, lanes: Sequence[int], starts: Sequence[int],
+            count: int) -> str:
+    """A vector of elements behind `base`, from vectors of so many that start at some of them."""
+    size, width = place.dtype.bytes, len(lanes)
+    part, whole = f"<{count} x {place.element}>", types.vector(place.element, width)
+    text = ""
+    for first in starts:
+        loaded = block.define(f"load {part}, ptr ", displaced(block, base, first * size),
+                              f", align {size}{place.storage.load_tags}", lanes=count,
+                              kind=place.storage.load_kind)
+        here = [at - first if first <= at < first + count else None for at in lanes]
+        own = block.define(f"shufflevector {part} ", loaded, f", {part} poison, "
+                           f"{types.shuffle_mask(tuple(here))}", lanes=width)
+        text = own if not text else block.define(
+            f"shufflevector {whole} ", text, f", {whole} ", own, ", " + types.shuffle_mask(tuple(
+                n if at is None else width + n for n, at in enumerate(here))), lanes=width)
+    return text
 
 
 def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> None:
