@@ -244,3 +244,39 @@ def test_processors_that_gather_fast_do(dtype: DType, gathers: bool) -> None:
     assert ("masked.gather" in text) == gathers
     assert ("masked.scatter" in text) == gathers
     assert "masked.gather" not in print_program(_column(dtype, 3), target)
+
+
+PATTERNS = {
+    "twice": lambda place: index.floordiv(place, 2),
+    "again": lambda place: index.floormod(place, 3),
+    "turned": lambda place: _plus(index.subtract(
+        index.multiply(index.floordiv(place, 3), index.constant(3)), index.floormod(place, 3)), 2),
+    "first_of_five": lambda place: index.add(
+        index.multiply(index.floordiv(place, 3), index.constant(5)), index.floormod(place, 3)),
+    "far": lambda place: index.multiply(index.floormod(place, 2), index.constant(70)),
+}
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_places_that_follow_from_the_number_of_the_lane(
+        pattern: str, dtype: DType, target: CpuTarget, machine, samples) -> None:
+    """Some vectors of a row written out, each in an order of its own; nothing is read behind it."""
+    for live in LIVE:
+        lane, copy, row = variable("lane", live), variable("copy", 3), variable("row", 2)
+        place = index.add(index.multiply(copy, index.constant(live)), lane)
+        _, last = index.bounds(PATTERNS[pattern](place))
+        # Bounds of such sums are wide: what is read is not.
+        width = 1 + max(_at(PATTERNS[pattern], n) for n in range(3 * live))
+        assert width <= last + 1
+        x = Buffer("x", dtype, (2, width), "operand")
+        y = Buffer("y", dtype, (2, 3, live), "result")
+        program = LoopProgram("ordered", (x,), (y,), (_loop(
+            row, LoopKind.SERIAL, _loop(copy, LoopKind.UNROLL, _loop(
+                lane, LoopKind.VECTORIZE, Store(
+                    y, (row, copy, lane), load(x, (row, PATTERNS[pattern](place))))))),))
+        _check(machine, program, [samples(dtype, 2 * width, live).reshape(2, width)], target)
+
+
+def _at(pattern, number: int) -> int:
+    return pattern(index.constant(number)).value

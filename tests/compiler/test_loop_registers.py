@@ -198,3 +198,21 @@ def test_what_one_side_of_a_branch_fills_is_not_full_behind_it(check, first):
 
     for limit in (0.0, 5.0):
         check(function, np.float32(first), np.float32(limit))
+
+
+@pytest.mark.parametrize("n", [5, 6, 7, 8])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_vectors(take_apart, n, dtype):
+    """What trips hand on in vectors stays in registers, be their lanes all on or not."""
+    with jax.enable_x64(dtype == "float64"):
+        a = (X[:n * n] if n < 6 else np.resize(X, n * n)).reshape(n, n).astype(dtype) / (9 * n)
+        w = (X[:n] / 9).astype(dtype)
+
+        def function(a, w):
+            return lax.fori_loop(0, 9, lambda _, w: jnp.tanh(a @ w), w)
+
+        assert not in_memory(take_apart, function, a, w)
+        expected = w
+        for _ in range(9):
+            expected = np.tanh(a @ expected)
+        np.testing.assert_allclose(mlc_jit(function, choose="ours")(a, w), expected, rtol=1e-4)

@@ -185,3 +185,13 @@ def test_an_axis_becomes_one_of_its_own_extent():
     assert rename_axes(stage, {i: j}).axes == (j,)
     with pytest.raises(VerifyError, match="4 points as well"):
         rename_axes(stage, {i: longer})
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_parts_of_short_rows_are_one_nest(take_apart, dtype) -> None:
+    """Cross products are joined along the first axis, and turned round: they have no buffer."""
+    with jax.enable_x64(dtype is np.float64):
+        v = np.ones((20_000, 3), dtype)
+        program, = take_apart(lambda v, w: jnp.concatenate([jnp.cross(v, w), 2 * v + w], -1), v, v
+                              ).programs
+    assert len(program.steps) == 1

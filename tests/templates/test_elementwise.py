@@ -134,3 +134,57 @@ def test_forwarded_values_keep_their_guards(check, arrays):
         return e, spliced + 1, spliced.sum(1), spliced * e.max(1, keepdims=True)
 
     check(function, x, y)
+
+
+MOVES = {
+    "channels": lambda x: x * x[0, 0] + x[0, 1],
+    "turned": lambda x: x[..., ::-1],
+    "repeated": lambda x: jnp.repeat(jnp.repeat(x, 2, 0), 2, 1),
+    "scaled": lambda x: x * x[..., :1],
+    "cut": lambda x: x[..., :-1] + x[..., 1:],
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "uint8", "bool"])
+@pytest.mark.parametrize("name", MOVES)
+def test_along_short_rows(check, arrays, name, dtype):
+    """Vectors go from one short row into the next."""
+    with jax.enable_x64(dtype == "float64"):
+        for shape in ((5, 7, 3), (33, 65, 3), (4, 100, 5), (2, 129, 10), (301, 4)):
+            x, = arrays("uint8" if dtype == "bool" else dtype, shape)
+            x = x > 1 if dtype == "bool" else x
+            check(MOVES[name] if dtype != "bool" or name in ("turned", "repeated")
+                  else lambda x: x & x[:1], x)
+
+
+def test_constants_of_channels_are_vectors(check, arrays):
+    x, scale = arrays("float32", (50, 60, 3), (3,))
+    report = check(lambda x, scale: x * scale, x, scale)
+    assert [n.parameters["along"] for k in report.kernels for n in k.nests] == [2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8"])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_short_rows_of_different_elements(check, arrays, n, dtype):
+    """Matrices joined of others, a column and a row."""
+    with jax.enable_x64(dtype == "float64"):
+        a, b, c = arrays(dtype, (77, n, n), (77, n), (n + 1,))
+
+        def function(a, b, c):
+            row = jnp.broadcast_to(c, (77, 1, n + 1))
+            return jnp.concatenate([jnp.concatenate([a, b[:, :, None]], -1), row], 1)
+
+        check(function, a, b, c)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_skew_matrices(check, arrays, dtype):
+    with jax.enable_x64(dtype == "float64"):
+        v, = arrays(dtype, (101, 3))
+
+        def function(v):
+            (x, y, z), o = v.T, jnp.zeros_like(v[:, 0])
+            return jnp.stack([jnp.stack(row, -1) for row in ((o, -z, y), (z, o, -x), (-y, x, o))],
+                             1)
+
+        check(function, v)

@@ -72,3 +72,21 @@ def test_folds_of_which_a_row_keeps_several(check, arrays, dtype) -> None:
 
     report = check(pulled, x, kernel)
     assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 7])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_fewer_rows_than_lanes(check, arrays, dtype, rows) -> None:
+    with jax.enable_x64(dtype == "float64"):
+        a, x = arrays(dtype, (rows, 5), (5,))
+        report = check(lambda a, x: a @ x, a, x)
+    assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_sums_of_short_rows_along_two_axes(check, arrays, dtype) -> None:
+    """Grey levels of an image."""
+    x, = arrays(dtype, (21, 37, 3))
+    weights = jnp.array([0.3, 0.6, 0.1], jnp.float32)
+    report = check(lambda x: x.astype(jnp.float32) @ weights, x)
+    assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
