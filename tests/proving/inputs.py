@@ -31,6 +31,12 @@ def every(graph: Graph) -> Iterator[Arrays]:
     return map(list, itertools.product(*choices))
 
 
+def far_apart(graph: Graph) -> Iterator[Arrays]:
+    """Elements from all over the range of their type, whose sums wrap."""
+    yield [np.resize(values_of(v.type.dtype)[::-1][::max(
+        1, values_of(v.type.dtype).size // v.type.size)], v.type.shape) for v in graph.parameters]
+
+
 def unit_vectors(graph: Graph) -> Iterator[Arrays]:
     """For what is linear in each operand: one element of each is one, the others are zero."""
     units = [np.eye(v.type.size, dtype=v.type.dtype.numpy) for v in graph.parameters]

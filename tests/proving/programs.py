@@ -28,6 +28,7 @@ from proving.written import (
     scans,
     scattered,
     split_and_joined,
+    sums_of_fewer_bits,
 )
 
 
@@ -59,7 +60,8 @@ PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
     "stablehlo.if": branching, "stablehlo.case": branching, "stablehlo.scatter": scattered,
     "stablehlo.sort": in_order, "stablehlo.reduce": of_sorted, "stablehlo.dot_general": products,
     "stablehlo.convolution": convolved, "stablehlo.bitcast_convert": split_and_joined,
-    "stablehlo.concatenate": joined, "stablehlo.and": compared_twice,
+    "stablehlo.convert": sums_of_fewer_bits, "stablehlo.concatenate": joined,
+    "stablehlo.and": compared_twice,
     "stablehlo.select": rounded_down, **dict.fromkeys(DYNAMIC, dynamic)}
 
 

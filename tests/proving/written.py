@@ -12,7 +12,7 @@ from jax import lax
 from hlo_mlc.frontend.importer import import_function
 from hlo_mlc.frontend.parse import parse_module
 from hlo_mlc.graph.core import Graph
-from proving.inputs import all_bits, every, grid, unit_vectors
+from proving.inputs import all_bits, every, far_apart, grid, unit_vectors
 from proving.program import Program
 
 
@@ -165,6 +165,22 @@ def of_sorted(op: str) -> Iterator[Program]:
             %z = stablehlo.constant {zero} : {s}
             %r = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across
               dimensions = [{folded}] : ({t}, {s}) -> {r}"""), every)
+
+
+def sums_of_fewer_bits(op: str) -> Iterator[Program]:
+    """Folds of integers and bools, read as integers of fewer bits, of as many, and as floats."""
+    for source, wide, narrow, fold in itertools.product(
+            ("i1", "ui8", "i16", "f32"), ("i16", "ui32", "f32"), ("i8", "ui8", "i32", "f32"),
+            ("add", "maximum")):
+        first = "7.0" if wide == "f32" else "7"
+        t, u = f"tensor<2x3x{source}>", f"tensor<2x3x{wide}>"
+        yield Program(written(f"%a: {t}", f"tensor<2x{narrow}>", f"""
+            %k = stablehlo.convert %a : ({t}) -> {u}
+            %z = stablehlo.constant dense<{first}> : tensor<{wide}>
+            %s = stablehlo.reduce(%k init: %z) applies stablehlo.{fold} across dimensions = [1]
+              : ({u}, tensor<{wide}>) -> tensor<2x{wide}>
+            %r = stablehlo.convert %s : (tensor<2x{wide}>) -> tensor<2x{narrow}>"""),
+            every if source == "i1" else far_apart)
 
 
 def products(op: str) -> Iterator[Program]:
