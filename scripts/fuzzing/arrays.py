@@ -30,7 +30,7 @@ def stack(draw: Draws) -> str:
 
 def pad(draw: Draws) -> str:
     """Borders may be negative, elements may be pushed apart."""
-    x = draw.value("fiu", rank=1)
+    x = draw.value("fiuc", rank=1)
     if draw.chance(30):
         mode = draw.among(("edge", "reflect", "wrap", "constant"))
         widths = tuple((draw.below(3), draw.below(3)) for _ in range(x.rank))
@@ -96,7 +96,7 @@ def gather(draw: Draws) -> str:
 
 def update(draw: Draws) -> str:
     """`.at[…]`: set where places differ, all else wherever they are."""
-    x = draw.value("fiu", rank=1)
+    x = draw.value("fiuc", rank=1)
     match draw.below(5):
         case 0:
             places, operations = _index(draw, x.shape[0]), ("add", "max", "min", "multiply")
@@ -133,16 +133,36 @@ def dynamic(draw: Draws) -> str:
 def order(draw: Draws) -> str:
     x = draw.value("fiu", rank=1)
     axis = draw.axis(x)
-    match draw.below(4):
+    match draw.below(6):
         case 0:
             return f"jnp.sort({x}, {axis}, descending={draw.chance(30)})"
         case 1:
-            return f"jnp.argsort({x}, {axis})"
+            return f"jnp.argsort({x}, {axis}, descending={draw.chance(30)})"
+        case 3:
+            return f"jnp.unique({x}, size={draw.between(1, 9)}, fill_value=0)"
+        case 4:
+            return f"jnp.searchsorted(jnp.sort({x}.reshape(-1)), {draw.same(x)})"
         case 2:
             y = draw.value("fiub", fits=lambda v: v.shape == x.shape)
             return f"lax.sort(({x}, {y}), dimension={axis}, num_keys=1)[1]"
         case _:
             return f"jnp.median({x}, {axis})" if x.kind == "f" else f"jnp.sort({x}, {axis})[::-1]"
+
+
+def keys(draw: Draws) -> str:
+    """Rows of several values sorted by the first few; keys of few values have ties."""
+    x = draw.value("fiub", rank=1)
+    axis = draw.axis(x)
+    others = [draw.value("fiub", fits=lambda v: v.shape == x.shape)
+              for _ in range(draw.between(1, 3))]
+    names = [str(x), *map(str, others)]
+    if draw.chance(40):
+        names[0] = f"{x} > {draw.like(x)}"
+    if draw.chance(30):
+        names.append(f"lax.broadcasted_iota('int32', {x.shape}, {axis})")
+    count = draw.between(1, len(names))
+    return (f"lax.sort(({', '.join(names)}), dimension={axis}, num_keys={count})"
+            f"[{draw.among(('0', '-1'))}::{len(names) - 1}]")
 
 
 def largest(draw: Draws) -> str:

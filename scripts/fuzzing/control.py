@@ -8,6 +8,8 @@ from fuzzing.program import Operand
 FLOAT_BODIES = (
     "jnp.tanh({c})", "{c} * 0.5 + {x}", "jnp.sin({c}) + 0.25 * {x}", "{c} * {x}", "{c}",
     "jnp.where({c} > {x}, {c}, {x})", "jnp.maximum({c}, {x}) - 1", "{x}", "{c} / (1 + {c} * {c})")
+COMPLEX_BODIES = ("{c} * 0.5 + {x}", "{c} * {x}", "{c}", "{x}", "jnp.conj({c}) - {x}", "{c} * 0.5j",
+                  "jnp.where(jnp.abs({c}) > 2, {x}, {c} * {c} + {x})")
 INTEGER_BODIES = ("{c} + {x}", "{c} * 3 + 1", "{c} ^ {x}", "jnp.maximum({c}, {x})", "{c}",
                   "jnp.where({c} > {x}, {c} - 1, {x})", "{x}")
 SHAPED_BODIES = (
@@ -16,23 +18,27 @@ SHAPED_BODIES = (
     "{c} - {c}.max({a}, keepdims=True)", "{c}.at[1:].add({c}[:-1])",
     "{c} + {c}.sum({a}, keepdims=True, dtype={c}.dtype)", "{c}[::-1]",
     "lax.dynamic_update_index_in_dim({c}, {x}[0], {i}, 0)",
-    "lax.dynamic_update_index_in_dim({c}, lax.dynamic_index_in_dim({x}, {i}, 0), {i}, 0)")
+    "lax.dynamic_update_index_in_dim({c}, lax.dynamic_index_in_dim({x}, {i}, 0), {i}, 0)",
+    "lax.dynamic_update_slice_in_dim({c}, {x}[:2], 2 * {i} - 1, 0)",
+    "lax.dynamic_update_slice_in_dim("
+    "{c}, lax.dynamic_slice_in_dim({x}, 3 - {i}, 1, {a}), {i}, {a})",
+    "{c}.at[{i}].add({x}[0])", "{c}.at[-1].set({c}[{i}])",
+    "jnp.where((jnp.arange({c}.shape[0]) > {i}).reshape(-1, *(1,) * ({c}.ndim - 1)), {c}, {x})",
+    "{c}.at[1:].set({x}[:-1])")
 
 
 def _body(draw: Draws, value: Operand, c: str, x: str, i: str = "0") -> str:
     """An expression of the type of `value` in a carried `c`, another `x` and the trip `i`."""
-    bodies = FLOAT_BODIES if value.kind == "f" else INTEGER_BODIES
-    if value.rank and value.size:
-        bodies += SHAPED_BODIES
+    simple = {"f": FLOAT_BODIES, "c": COMPLEX_BODIES}.get(value.kind, INTEGER_BODIES)
+    bodies = simple + SHAPED_BODIES * (value.rank > 0 < value.size)
     expression = draw.among(bodies).format(c=c, x=x, i=i, a=draw.below(max(1, value.rank)))
     if draw.chance(40):
-        simple = FLOAT_BODIES if value.kind == "f" else INTEGER_BODIES
         expression = draw.among(simple).format(c=f"({expression})", x=x)
     return f"({expression}).astype({value.dtype!r})"
 
 
 def _numbers(draw: Draws) -> Operand:
-    return draw.value("fiu", most_rank=3)
+    return draw.value("fiuc", most_rank=3)
 
 
 def fori(draw: Draws) -> str:
@@ -48,7 +54,7 @@ def while_two(draw: Draws) -> str:
     x = draw.same(c)
     first, second = _body(draw, c, "p", "q", "i"), _body(draw, c, "q", "p", "i")
     order = draw.among((f"{first}, {second}", f"{second}, {first}", "q, p", f"p, {second}"))
-    trips = draw.among((1, 2, 5))
+    trips = draw.among((0, 1, 2, 5))
     return (f"lax.while_loop(lambda s: s[0] < {trips}, lambda s: kernel("
             f"lambda i, p, q: (i + 1, {order}))(*s), (0, {c}, {x}))[1:]")
 
@@ -62,7 +68,7 @@ def while_data(draw: Draws) -> str:
 
 def scan(draw: Draws) -> str:
     """A loop over the rows of a value, with the rows that it makes."""
-    x = draw.value("fiu", rank=1, most_rank=3)
+    x = draw.value("fiuc", rank=1, most_rank=3)
     row = Operand("c", x.dtype, x.shape[1:])
     carried, made = _body(draw, row, "c", "x"), _body(draw, row, "x", "c")
     start = f"jnp.ones({row.shape}, {x.dtype!r})"
@@ -104,12 +110,56 @@ def branches_in_loop(draw: Draws) -> str:
 
     branches = ", ".join(branch(1) for _ in range(draw.among((2, 2, 3))))
     chosen = draw.among((f"jnp.resize({numbers}, 7)[i].astype('int32')", "i % 2", "i - 1",
-                         f"(jnp.resize({numbers}, 7)[i] > 0).astype('int32')"))
-    return (f"lax.fori_loop(0, {draw.among((1, 2, 3, 7))}, kernel(lambda i, s: "
+                         f"(jnp.resize({numbers}, 7)[i] > 0).astype('int32')", "3 - i", "i // 2"))
+    return (f"lax.fori_loop(0, {draw.among((0, 1, 2, 3, 7))}, kernel(lambda i, s: "
             f"lax.switch({chosen}, [{branches}], i, *s)), ({c}, {x}))")
 
 
+CONDITIONS = ("jnp.any({c} > {x})", "jnp.all({c} <= {x})", "(jnp.max({c}, initial=0) > 2)",
+              "(jnp.sum({c}.reshape(-1)[:1]) > 0)", "(i > 0)", "(i % 2 == 0)")
+
+
+def flags(draw: Draws) -> str:
+    """A loop that carries a bool: it may end it, choose what is computed, or change each trip."""
+    c = _numbers(draw)
+    x = draw.same(c)
+    body = _body(draw, c, "c", str(x), "i")
+    flag = draw.among(CONDITIONS).format(c="c", x=x)
+    done = draw.among((flag, f"done | {flag}", f"done ^ {flag}", "~done"))
+    kept = draw.among(("c", f"jnp.where(done, c, {body})", f"jnp.where({done}, {body}, c)",
+                       f"lax.cond(done, lambda c: c, lambda c: {body}, c)", body))
+    ends = draw.among(("", " & ~s[1]", f" & ({draw.chance(50)} ^ s[1])"))
+    return (f"lax.while_loop(lambda s: (s[0] < {draw.among((0, 1, 3, 5))}){ends}, lambda s: kernel("
+            f"lambda i, done, c: (i + 1, {done}, {kept}))(*s), (0, {draw.chance(30)}, {c}))[1:]")
+
+
+def masked(draw: Draws) -> str:
+    """A loop that carries which elements still change."""
+    c = _numbers(draw)
+    x = draw.same(c)
+    body = _body(draw, c, "c", str(x), "i")
+    condition = draw.among((f"c < {x}", "c > 1", "c != c[::-1]" if c.rank else "c > 0", "~on"))
+    joined = draw.among(("on & ({})", "{}", "on ^ ({})", "on | ({})")).format(condition)
+    return (f"lax.fori_loop(0, {draw.among((0, 1, 2, 5))}, kernel(lambda i, s: (lambda on, c: "
+            f"({joined}, jnp.where({draw.among(('on', joined))}, {body}, c)))(*s)), "
+            f"({c} > 0, {c}))")
+
+
+def nested(draw: Draws) -> str:
+    """A loop in a loop, whose trips may depend on the outer one or on a value."""
+    c = _numbers(draw)
+    x = draw.same(c)
+    inner, outer = _body(draw, c, "c", str(x), "j"), _body(draw, c, "c", str(x), "i")
+    number = draw.value("iu")
+    some = f"jnp.clip({number}.reshape(-1)[:1].sum(), 0, 3).astype('int32')"
+    first, last = draw.among((("0", "i"), ("i", "3"), ("0", "2"), ("0", some), ("1", some),
+                              ("i", "i + 2"), ("2 - i", "2")))
+    loop = f"lax.fori_loop({first}, {last}, lambda j, c: {inner}, c)"
+    return (f"lax.fori_loop({draw.among(('0', '1'))}, {draw.among(('3', some, '0'))}, "
+            f"kernel(lambda i, c: (lambda c: {outer})({loop})), {c})")
+
+
 def mapped(draw: Draws) -> str:
-    x = draw.value("fiu", rank=1, most_rank=3)
+    x = draw.value("fiuc", rank=1, most_rank=3)
     row = Operand("r", x.dtype, x.shape[1:])
     return f"lax.map(kernel(lambda r: {_body(draw, row, 'r', 'r')}), {x})"

@@ -31,6 +31,10 @@ def arrays(kind: str, seed: int, types: Sequence[tuple[tuple[int, ...], str]]) -
 
 def _array(kind: str, nan: float, rng: np.random.Generator, shape: tuple[int, ...],
            dtype: np.dtype) -> np.ndarray:
+    if dtype.kind == "c":
+        whole = np.empty(shape, dtype)
+        whole.real, whole.imag = (_array(kind, nan, rng, shape, whole.real.dtype) for _ in "ri")
+        return whole
     if dtype.kind == "b":
         return rng.random(shape) < 0.5
     if dtype.kind in "iu":

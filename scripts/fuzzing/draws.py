@@ -60,13 +60,13 @@ class Draws(ABC):
     def like(self, value: Operand) -> str:
         """Something of the same dtype that goes with all elements of `value`."""
         match self.below(4):
-            case 0 if value.kind in "fiu":
+            case 0 if value.kind in "fiuc":
                 return f"jnp.asarray({self.among((2, 3, 1))}, {value.dtype!r})"
             case 1 if value.rank > 1:
                 row = self.value(fits=lambda v: v.dtype == value.dtype
                                  and v.shape == value.shape[value.rank - v.rank:])
                 return str(row)
-            case 2 if value.kind in "fiu" and value.rank:
+            case 2 if value.kind in "fiuc" and value.rank:
                 return f"table({(value.shape[-1],)}, {value.dtype!r})"
             case _:
                 return str(self.same(value))

@@ -26,6 +26,13 @@ INTEGER_BINARY = (
     "jnp.minimum({}, {})", "lax.div({}, jnp.broadcast_to({}, {0}.shape))",
     "lax.rem({}, jnp.broadcast_to({}, {0}.shape))",
     "lax.shift_right_logical({}, jnp.broadcast_to({}, {0}.shape))")
+COMPLEX_UNARY = (
+    "-{}", "jnp.conj({})", "jnp.square({})", "jnp.exp({} * (0.25 + 0.5j))", "1 / ({} + 3)",
+    "jnp.sqrt({})", "jnp.real({})", "jnp.imag({})", "jnp.abs({})", "jnp.angle({})",
+    "jnp.tanh({} / 4)", "jnp.log({} + 4)", "{} * 1j", "jnp.sin({} / 2)", "{}.T",
+    "jnp.abs({}) ** 2")
+COMPLEX_BINARY = ("{} + {}", "{} - {}", "{} * {}", "{} / (jnp.abs({}) + 1)", "{} * jnp.conj({})",
+                  "{} * {} + {0}", "jnp.where({} == {}, {0}, 1j)", "{} / (3 + {})")
 BOOL_BINARY = ("{} & {}", "{} | {}", "{} ^ {}")
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 NARROW = ("float32", "bfloat16", "float16", "int32", "int8", "int16", "uint8", "uint16", "uint32",
@@ -34,13 +41,15 @@ WIDE = ("float64", "int64", "uint64")
 
 
 def unary(draw: Draws) -> str:
-    x = draw.value("fiu")
-    return draw.among(FLOAT_UNARY if x.kind == "f" else INTEGER_UNARY).replace("{}", str(x))
+    x = draw.value("fiuc")
+    templates = {"f": FLOAT_UNARY, "c": COMPLEX_UNARY}.get(x.kind, INTEGER_UNARY)
+    return draw.among(templates).replace("{}", str(x))
 
 
 def binary(draw: Draws) -> str:
-    x = draw.value("fiub")
-    templates = {"f": FLOAT_BINARY, "b": BOOL_BINARY}.get(x.kind, INTEGER_BINARY)
+    x = draw.value("fiubc")
+    templates = {"f": FLOAT_BINARY, "b": BOOL_BINARY,
+                 "c": COMPLEX_BINARY}.get(x.kind, INTEGER_BINARY)
     template = draw.among(templates).replace("{0}", str(x))
     return template.format(x, draw.like(x)) if template.count("{}") == 2 else template
 
@@ -100,7 +109,7 @@ def complex_numbers(draw: Draws) -> str:
     x = draw.value("f", fits=lambda v: v.dtype in ("float32", "float64"))
     y = draw.same(x)
     z = f"lax.complex({x}, {y})"
-    return draw.among((f"jnp.abs({z})", f"jnp.real({z} * {z})", f"jnp.imag(jnp.conj({z}))",
+    return draw.among((z, z, f"jnp.abs({z})", f"jnp.real({z} * {z})", f"jnp.imag(jnp.conj({z}))",
                        f"jnp.angle({z})", f"jnp.real(jnp.exp({z} * (0.5 + 0.25j)))",
                        f"jnp.imag({z} / lax.complex({y} * {y} + 1, {x}))",
                        f"jnp.real(jnp.cumsum({z}.reshape(-1)) * 1j)",

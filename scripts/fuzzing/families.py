@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fuzzing import arrays, control, elementwise, folds
+from fuzzing import arrays, control, elementwise, folds, matrices
 from fuzzing.draws import Again, Draws
 from fuzzing.program import Operand, Program, Text, types_of
 
@@ -41,6 +41,7 @@ FAMILIES: Mapping[str, Family] = {
     "window": Family(folds.window, 4),
     "cumulative": Family(folds.scan, 4),
     "difference": Family(folds.difference, 1),
+    "fourier": Family(folds.fourier, 1),
     "concatenate": Family(arrays.concatenate, 8),
     "stack": Family(arrays.stack, 2),
     "pad": Family(arrays.pad, 6),
@@ -49,7 +50,8 @@ FAMILIES: Mapping[str, Family] = {
     "gather": Family(arrays.gather, 5),
     "update": Family(arrays.update, 5),
     "dynamic": Family(arrays.dynamic, 3),
-    "order": Family(arrays.order, 2),
+    "order": Family(arrays.order, 3),
+    "keys": Family(arrays.keys, 1, results=2),
     "largest": Family(arrays.largest, 1, results=2),
     "split": Family(arrays.split, 2, results=2),
     "one_hot": Family(arrays.one_hot, 1),
@@ -60,10 +62,14 @@ FAMILIES: Mapping[str, Family] = {
     "conditional": Family(control.conditional, 2),
     "switch": Family(control.switch, 1),
     "branches_in_loop": Family(control.branches_in_loop, 2, results=2),
+    "flags": Family(control.flags, 2, results=2),
+    "masked": Family(control.masked, 1, results=2),
+    "nested": Family(control.nested, 2),
     "mapped": Family(control.mapped, 1),
+    "matrices": Family(matrices.matrices, 2),
 }
 CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch",
-                     "branches_in_loop", "mapped"))
+                     "branches_in_loop", "flags", "masked", "nested", "mapped"))
 
 
 def text_of(program: Program) -> Text:

@@ -59,7 +59,7 @@ def norm(draw: Draws) -> str:
 
 def product(draw: Draws) -> str:
     """A product with a constant, with itself, or with another value that happens to fit."""
-    x = draw.value("fi", rank=1)
+    x = draw.value("fic", rank=1)
     depth, name = x.shape[-1], repr(x.dtype)
     columns = draw.among((1, 2, 3, 8, 17, 33))
     match draw.below(8):
@@ -84,8 +84,8 @@ def product(draw: Draws) -> str:
             return f"jax.nn.softmax({scores} * 0.5, -1) @ {draw.same(x)}"
         case _:
             weights = f"table({(depth, columns)}, {name})"
-            return f"jnp.tanh({x} @ {weights} + 1) * 2" if x.kind == "f" \
-                else f"jnp.maximum({x} @ {weights}, 0)"
+            after = {"f": "jnp.tanh({} + 1) * 2", "c": "({}) * 2"}.get(x.kind, "jnp.maximum({}, 0)")
+            return after.format(f"{x} @ {weights}")
 
 
 PAIRS = ("jnp.abs({x} - {y})", "jnp.maximum({x}, {y})", "{x} * {y} + {x}", "{x} - {y}",
@@ -140,7 +140,7 @@ def window(draw: Draws) -> str:
     """`reduce_window` with every parameter; initial values other than the neutral one as well."""
     x = draw.value("fi", rank=1, most_rank=4)
     name, start = draw.among((("add", "0"), ("max", _lowest(x)), ("min", _highest(x)),
-                              ("max", "0"), ("mul", "1")))
+                              ("max", "0"), ("mul", "1"), ("add", "1"), ("mul", "2")))
     dims = tuple(draw.among((1, 2, 3, 5)) for _ in range(x.rank))
     dilations = f", base_dilation={_few(draw, x.rank)}, window_dilation={_few(draw, x.rank)}" \
         * draw.chance(40)
@@ -156,15 +156,30 @@ def _highest(x: Operand) -> str:
     return "np.inf" if x.kind == "f" else f"np.iinfo({x.dtype!r}).max"
 
 
+SCANS = {"f": ("cumsum", "cummax", "cummin", "cumprod", "cumlogsumexp"), "c": ("cumsum", "cumprod"),
+         "i": ("cumsum", "cummax", "cummin", "cumprod")}
+
+
 def scan(draw: Draws) -> str:
-    x = draw.value("fi", rank=1)
+    x = draw.value("fic", rank=1)
     axis, reverse = draw.axis(x), bool(draw.below(2))
-    names = ["cumsum", "cummax", "cummin", "cumprod"] + ["cumlogsumexp"] * (x.kind == "f")
+    names = SCANS[x.kind]
     if draw.chance(15):
         return f"lax.associative_scan(jnp.add, {x}, reverse={reverse}, axis={axis})"
     return f"lax.{draw.among(names)}({x}, {axis}, reverse={reverse})"
 
 
 def difference(draw: Draws) -> str:
-    x = draw.value("fi", rank=1)
+    x = draw.value("fic", rank=1)
     return f"jnp.diff({x}, axis={draw.axis(x)})"
+
+
+FOURIER = ("jnp.fft.fft({x}, axis={a})", "jnp.fft.ifft({x}, axis={a})",
+           "jnp.fft.rfft({r}, axis={a})", "jnp.fft.irfft({x}, axis={a})",
+           "jnp.fft.fftshift({x}, {a})", "jnp.fft.fft2({x})",
+           "jnp.real(jnp.fft.ifft(jnp.fft.fft({x}, axis={a}) * 0.5, axis={a}))")
+
+
+def fourier(draw: Draws) -> str:
+    x = draw.value("fc", rank=1, fits=lambda v: v.dtype not in ("float16", "bfloat16"))
+    return draw.among(FOURIER).format(x=x, a=draw.axis(x), r=f"jnp.real({x})")

@@ -17,8 +17,8 @@ EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 6
 LARGE_EXTENTS = (127, 129, 255, 257, 300, 500, 1023, 1025)
 MOST_ELEMENTS_LARGE = 400_000
 DTYPES = {"float32": 50, "bfloat16": 8, "float16": 6, "int32": 10, "int8": 3, "uint8": 4,
-          "int16": 2, "uint16": 2, "uint32": 4, "bool": 3}
-WIDE_DTYPES = {"float64": 40, "int64": 12, "uint64": 4}
+          "int16": 2, "uint16": 2, "uint32": 4, "bool": 3, "complex64": 3}
+WIDE_DTYPES = {"float64": 40, "int64": 12, "uint64": 4, "complex128": 4}
 MOST_STEPS = 40
 DATA = dict(zip(KINDS, (40, 25, 20, 8, 7), strict=True))
 PERCENT_X64, PERCENT_LARGE, PERCENT_EMPTY = 12, 4, 3

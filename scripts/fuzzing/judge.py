@@ -59,14 +59,8 @@ def judge(results: Sequence[np.ndarray], types: Sequence[np.dtype], reference: R
             continue
         samples = [s[number] for s in reference.samples]
         theirs = None if xla is None else xla[number]
-        compare = _floats if jnp.issubdtype(narrow, jnp.floating) else _discrete
-        wrong, ratio, unknown = compare(ours, narrow, exact, samples, theirs)
-        if jnp.issubdtype(narrow, jnp.floating) and not reference.moves[number]:
-            # Subnormal numbers and zeros are equal to processors that flush them.
-            tiny = float(jnp.finfo(narrow).tiny)
-            wrong &= ~((np.abs(ours.astype(np.float64)) < tiny) & (np.abs(exact) < tiny))
-        if theirs is not None:
-            wrong &= ~_agrees(ours, theirs, exact)
+        wrong, ratio, unknown = _compared(ours, narrow, exact, samples, theirs,
+                                          reference.moves[number])
         undetermined += int(np.count_nonzero(unknown))
         if wrong.any():
             differences.append(_worst(number, ours, exact, theirs, wrong, ratio))
@@ -83,6 +77,29 @@ def _worst(number: int, ours: np.ndarray, exact: np.ndarray, theirs: np.ndarray 
 
 
 Compared = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Where a result is wrong, the ratio of its error to what is allowed, where nothing is known."""
+
+
+def _compared(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list[np.ndarray],
+              theirs: np.ndarray | None, moves: bool) -> Compared:
+    if jnp.issubdtype(narrow, jnp.complexfloating):
+        whole = (ours, exact, *samples, *(() if theirs is None else (theirs,)))
+        sides = []
+        for real, exact_side, *others in zip(*((v.real, v.imag) for v in whole), strict=True):
+            seen = None if theirs is None else others.pop()
+            sides.append(_compared(real, real.dtype, exact_side, others, seen, moves))
+        (wrong, ratio, unknown), (also_wrong, other_ratio, also_unknown) = sides
+        return wrong | also_wrong, np.maximum(ratio, other_ratio), unknown | also_unknown
+    is_float = jnp.issubdtype(narrow, jnp.floating)
+    wrong, ratio, unknown = (_floats if is_float else _discrete)(ours, narrow, exact, samples,
+                                                                 theirs)
+    if is_float and not moves:
+        # Subnormal numbers and zeros are equal to processors that flush them.
+        tiny = float(jnp.finfo(narrow).tiny)
+        wrong &= ~((np.abs(ours.astype(np.float64)) < tiny) & (np.abs(exact) < tiny))
+    if theirs is not None:
+        wrong &= ~_agrees(ours, theirs, exact)
+    return wrong, ratio, unknown
 
 
 def _discrete(ours: np.ndarray, narrow: np.dtype, exact: np.ndarray, samples: list[np.ndarray],

@@ -8,15 +8,17 @@ if TYPE_CHECKING:
     from fuzzing.program import Program, Text
 
 MODES = {"plain": 8, "cut": 4, "refused": 3, "around": 3, "vmap": 2, "scan": 2, "while": 2,
-         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4}
+         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4, "module": 2}
 """Modes and how often they are drawn.
 
 `around`: control flow stays with XLA, its bodies are compiled; `cut`: groups of steps are compiled
-one by one; `refused`: some clusters of one compiled function stay with XLA (refusing.py); `scan`,
-`while`, `cond`: of a single trip, or of two branches that are the same.
+one by one; `refused`: some clusters of one compiled function stay with XLA (refusing.py); `module`:
+it comes as StableHLO, of open extents where that goes (modules.py); `scan`, `while`, `cond`: of
+a single trip, or of two branches that are the same.
 """
 
-SAME_AS_PLAIN = ("cut", "refused", "around", "scan", "while", "cond", "threads", "donated")
+SAME_AS_PLAIN = ("cut", "refused", "around", "scan", "while", "cond", "threads", "donated",
+                 "module")
 """Modes whose results are those of the plain program."""
 
 
@@ -31,6 +33,8 @@ def build_text(program: Program, text: Text) -> list[str]:
         return _build(f"return kernel(program, donate_argnums={tuple(donated)})")
     if mode == "around":
         return _build("return jax.jit(lambda *args: program(*args, kernel=kernel))")
+    if mode == "module":
+        return _build("return through_module(kernel, program)")
     if mode == "vmap":
         return _build("return kernel(jax.vmap(program))" if inside
                       else "return jax.jit(jax.vmap(kernel(program)))")

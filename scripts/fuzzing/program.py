@@ -14,6 +14,7 @@ from jax import lax
 
 from fuzzing.data import table
 from fuzzing.modes import build_text
+from fuzzing.modules import through_module
 
 Kernel = Callable[..., Callable]
 """What compiles a function: `mlc_jit` with its choice, or nothing at all for the reference."""
@@ -97,7 +98,8 @@ class Text:
     values: Mapping[str, Operand]
 
 
-NAMESPACE = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "table": table}
+NAMESPACE = {"jax": jax, "jnp": jnp, "lax": lax, "np": np, "table": table,
+             "through_module": through_module}
 
 
 class UnfitError(Exception):

@@ -20,7 +20,8 @@ from jax.extend import core
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from fuzzing.wide import Wide, has_no_order, moved_results, wide_type, widened
+from fuzzing.wide import LIBRARY, Wide, has_no_order, moved_results
+from fuzzing.widening import wide_type, widened
 
 PLAIN_XLA = "--xla_cpu_experimental_ynn_fusion_type="
 """Without it XLA's reductions lose NaN (JAX 0.10 to 0.12)."""
@@ -98,8 +99,7 @@ def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]
         made = jax.eval_shape(lambda *a: bound(equation, a),
                               *(jax.ShapeDtypeStruct(o.shape, o.dtype) for o in operands))
         traced = jax.jit(bind, keep_unused=True).trace(*shapes)
-        run = _interpreter(traced) if work(equation) <= INTERPRETED_ELEMENTS \
-            else _compiled(traced)
+        run = _interpreter(traced) if _is_interpreted(equation, types) else _compiled(traced)
 
     def evaluate(values: list[np.ndarray]) -> list[np.ndarray]:
         results = run(*(np.ascontiguousarray(v).view(signed(v.dtype)).reshape(v.shape)
@@ -108,6 +108,12 @@ def _alone(equation: core.JaxprEqn, operands: list[np.ndarray]
                 for r, m in zip(results, made, strict=True)]
 
     return evaluate
+
+
+def _is_interpreted(equation: core.JaxprEqn, types: Sequence[np.dtype]) -> bool:
+    """Whether the interpreter knows the operation and these types, and is fast enough."""
+    return work(equation) <= INTERPRETED_ELEMENTS and equation.primitive.name not in LIBRARY \
+        and all(t.kind != "c" for t in types)
 
 
 def _original(value: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -154,8 +160,8 @@ def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Ar
     """An equation's results for operands that may be wider than those it was traced with."""
     primitive, params = equation.primitive, dict(equation.params)
     name = primitive.name
-    if name in ("reduce", "reduce_window"):
-        return _folded(name, params, operands)
+    if name == "reduce":
+        return _folded(params, operands)
     if name[:7] == "scatter" and name[8:] in _SCATTERS:
         return [_SCATTERS[name[8:]](
             *operands, params["dimension_numbers"], unique_indices=params["unique_indices"],
@@ -170,8 +176,8 @@ _SCATTERS = {"add": lax.scatter_add, "max": lax.scatter_max, "min": lax.scatter_
              "mul": lax.scatter_mul}
 
 
-def _folded(name: str, params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Folds with a combiner of their own, evaluated again in the wider types."""
+def _folded(params: dict, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """A fold with a combiner of its own, evaluated again in the wider types."""
     half = len(operands) // 2
     jaxpr = params["jaxpr"]
     inner = getattr(jaxpr, "jaxpr", jaxpr)
@@ -192,18 +198,14 @@ def _folded(name: str, params: dict, operands: Sequence[jax.Array]) -> list[jax.
     arrays, starts = tuple(operands[:half]), tuple(operands[half:])
     if half == 1:
         arrays, starts = arrays[0], starts[0]
-    if name == "reduce":
-        return jax.tree.leaves(lax.reduce(arrays, starts, fold, params["dimensions"]))
-    return jax.tree.leaves(lax.reduce_window(
-        arrays, starts, fold, params["window_dimensions"], params["window_strides"],
-        params["padding"], params["base_dilation"], params["window_dilation"]))
+    return jax.tree.leaves(lax.reduce(arrays, starts, fold, params["dimensions"]))
 
 
 def signed(dtype: np.dtype) -> np.dtype:
     """What carries such values to the interpreter and back: it takes no bools, unsigned numbers
-    or short floats."""
+    or short floats.  Complex ones are compiled."""
     dtype = np.dtype(dtype)
-    return dtype if dtype.kind == "i" or dtype in (np.float32, np.float64) \
+    return dtype if dtype.kind in "ic" or dtype in (np.float32, np.float64) \
         else np.dtype(f"int{8 * dtype.itemsize}")
 
 

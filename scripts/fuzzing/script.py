@@ -7,7 +7,7 @@ from types import ModuleType
 
 import jax
 
-from fuzzing import data, refusing
+from fuzzing import data, modules, refusing
 from fuzzing.families import text_of
 from fuzzing.ledger import Setting
 from fuzzing.program import Program, source
@@ -25,7 +25,7 @@ def script(program: Program, outcome: Outcome | None, setting: Setting) -> str:
         f"# {setting}\n", found, f"# mode {program.mode}; {program.data} data\n",
         _code(data), _HEAD.format(
             x64=program.x64, target="cpu" if setting.target == "gpu" else setting.target),
-        _code(refusing) + "\n\n" if program.mode == "refused" else "", text,
+        _code(_PRINTED[program.mode]) + "\n\n" if program.mode in _PRINTED else "", text,
         _TAIL.format(kind=program.data, seed=program.seed, types=types, choose=setting.choose,
                      cuts=f"refusing({program.mode_numbers[0]})" if program.mode == "refused"
                      else "contextlib.nullcontext()")))
@@ -37,6 +37,7 @@ def _code(module: ModuleType) -> str:
     return text.replace("from __future__ import annotations\n\n", "", 1)
 
 
+_PRINTED = {"refused": refusing, "module": modules}
 _HEAD = '''
 import contextlib
 import functools

@@ -98,9 +98,8 @@ def _without(program: Program, step: Step) -> Iterator[Program]:
             if (values[name].dtype, values[name].shape) == (result.dtype, result.shape):
                 yield without_unread(_renamed(program.replace(steps=rest), result.name, name))
                 break
-    if all(values[r].kind != "c" for r in step.results):
-        given = tuple(values[r] for r in step.results)
-        yield without_unread(program.replace(steps=rest, inputs=(*program.inputs, *given)))
+    given = tuple(values[r] for r in step.results)
+    yield without_unread(program.replace(steps=rest, inputs=(*program.inputs, *given)))
 
 
 def _renamed(program: Program, old: str, new: str) -> Program:

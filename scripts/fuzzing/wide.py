@@ -18,7 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from fuzzing import windows
+from fuzzing.flow import FLOW
 from fuzzing.primitives import RULES, joined_parts
+from fuzzing.widening import converted, wide_type, widened
 
 MOVES = frozenset((
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate", "pad",
@@ -32,6 +35,7 @@ EXACT = frozenset((
     "scatter_min", "scatter-max", "scatter-min", "nextafter", "reduce_precision", "sort", "top_k",
     "bitcast_convert_type", "select_and_gather_add", "conj", "copysign"))
 """Their results are among what the operands' type represents."""
+_OF_PARTS = frozenset(("abs", "sign"))  # which round where numbers are complex
 SUMS = frozenset((
     "reduce_sum", "cumsum", "dot_general", "conv_general_dilated", "reduce_window_sum",
     "scatter-add", "scatter_add", "select_and_scatter_add"))
@@ -39,6 +43,9 @@ SUMS = frozenset((
 MULTIPLIED = frozenset(("reduce_prod", "cumprod", "scatter-mul", "scatter_mul", "reduce_window",
                         "reduce"))
 """They may multiply, in any order."""
+LIBRARY = frozenset(("cholesky", "triangular_solve", "lu", "qr", "eigh", "geqrf",
+                     "householder_product", "svd", "tridiagonal_solve", "fft"))
+"""Their error is that of operands which differ a little."""
 FUSED = frozenset(("mul", "square"))  # with a sum that follows, by XLA as by us
 CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
          "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
@@ -99,8 +106,8 @@ class Wide:
         name = equation.primitive.name
         if name in CALLS:
             return self.closed(equation.params[CALLS[name]], operands)
-        if name in _CONTROL:
-            return _CONTROL[name](self, equation.params, operands)
+        if name in FLOW:
+            return FLOW[name](self.closed, equation.params, operands)
         if name in ("optimization_barrier", "random_wrap", "random_unwrap"):
             return operands  # keys are the numbers in them
         if name == "random_seed":
@@ -113,6 +120,8 @@ class Wide:
             shape, dtype = equation.outvars[0].aval.shape, equation.outvars[0].aval.dtype
             key = jax.random.wrap_key_data(jnp.asarray(operands[0]))
             return [np.asarray(jax.random.bits(key, shape, dtype))]
+        if name in LIBRARY:
+            return self._solved(equation, operands)
         if name not in MOVES and self.flushes:
             operands = [_flushed(o, v.aval.dtype)
                         for o, v in zip(operands, equation.invars, strict=True)]
@@ -120,7 +129,7 @@ class Wide:
         types = [v.aval.dtype for v in equation.outvars]
         if name in MOVES:
             return results
-        if name not in EXACT:
+        if name not in EXACT or (name in _OF_PARTS and operands[0].dtype.kind == "c"):
             results = [self._rounded(equation, operands, r, t) if jnp.issubdtype(t, jnp.inexact)
                        else r for r, t in zip(results, types, strict=True)]
         return results if self.rng is None else [self._any_nan(r) for r in results]
@@ -159,9 +168,13 @@ class Wide:
             order = np.apply_along_axis(self._order, axis, operands[0])
             order = np.take(order, range(equation.params["k"]), axis)
             return [np.take_along_axis(operands[0], order, axis), order.astype(np.int32)]
-        if name == "sort" and equation.params["num_keys"] == 1:
-            order = np.argsort(operands[0], equation.params["dimension"], kind="stable")
+        if name == "sort":
+            keys = [part for o in operands[:equation.params["num_keys"]]
+                    for part in ((o.real, o.imag) if o.dtype.kind == "c" else (o,))]
+            order = np.lexsort(keys[::-1], equation.params["dimension"])  # the last one counts most
             return [np.take_along_axis(o, order, equation.params["dimension"]) for o in operands]
+        if name == "reduce_window":
+            return windows.folded(equation.params, operands, self._combined)
         if name == "convert_element_type":
             return [converted(operands[0], target)]
         if name in _NARROW:
@@ -173,11 +186,56 @@ class Wide:
             return [result.astype(wide_type(target), copy=False)]
         return self.interpret(equation, operands)
 
+    def _combined(self, jaxpr: object, operands: list[np.ndarray]) -> list[np.ndarray]:
+        """A fold's combiner, applied to all places at once: nothing is rounded on the way."""
+        inner = getattr(jaxpr, "jaxpr", jaxpr)
+        values = dict(zip(inner.invars, operands, strict=True))
+
+        def read(atom: object) -> np.ndarray:
+            return widened(np.asarray(atom.val, atom.aval.dtype)) \
+                if isinstance(atom, core.Literal) else values[atom]
+
+        for equation in inner.eqns:
+            given, name = [read(v) for v in equation.invars], equation.primitive.name
+            results = self._combined(equation.params[CALLS[name]], given) if name in CALLS \
+                else self._computed(equation, given)
+            values.update(zip(equation.outvars, results, strict=True))
+        return [read(v) for v in inner.outvars]
+
+    def _solved(self, equation: core.JaxprEqn, operands: list[np.ndarray]) -> list[np.ndarray]:
+        """Of matrices or rows that are not quite those that were given: what libraries promise."""
+        if self.rng is None:
+            return self.interpret(equation, operands)
+        given = []
+        for operand, variable in zip(operands, equation.invars, strict=True):
+            if jnp.issubdtype(variable.aval.dtype, jnp.inexact):
+                axes = tuple(range(-min(2, operand.ndim), 0))
+                size = np.abs(operand).max(axes, initial=0.0, keepdims=True)
+                units = SUM_UNITS * operand.shape[-1] ** 0.5 * float(
+                    jnp.finfo(variable.aval.dtype).eps)
+                change = self._shares(operand)
+                if operand.dtype.kind == "c":
+                    change = change + 1j * self._shares(operand)
+                operand = operand + units * size * change
+            given.append(operand)
+        return [self._anything_infinite(r) for r in self.interpret(equation, given)]
+
+    def _anything_infinite(self, result: np.ndarray) -> np.ndarray:
+        """The result with anything where it is not finite: what arithmetic of complex numbers, and
+        libraries, make of infinities no standard says."""
+        if result.dtype.kind not in "fc":
+            return result
+        anything = self.rng.choice((np.nan, np.inf, 0.0), result.shape)
+        if result.dtype.kind == "c":
+            anything = joined_parts(anything, anything)
+        return np.where(np.isfinite(result), result, anything)
+
     def _rounded(self, equation: core.JaxprEqn, operands: list[np.ndarray], result: np.ndarray,
                  narrow: np.dtype, whole: np.ndarray | None = None) -> np.ndarray:
         """The result with noise, in the range of its own type; a part of a complex number is as
         uncertain as the whole."""
         if jnp.issubdtype(narrow, jnp.complexfloating):
+            result = result if self.rng is None else self._anything_infinite(result)
             part = np.zeros((), narrow).real.dtype
             return joined_parts(*(self._rounded(equation, operands, side, part, result)
                                   for side in (result.real, result.imag)))
@@ -229,11 +287,16 @@ class Wide:
             # Whether terms of both signs overflow on the way depends on their order.
             mixed = ~np.isnan(result) & (magnitude > float(info.max)) & (
                 np.isinf(result) | (magnitude > np.abs(result) * (1 + 1e-6)))
-            result = np.where(mixed, np.nan, result)
+            result = np.where(mixed & (self.rng.random(result.shape) < 0.5), np.nan, result)
             is_exact &= self.has_whole_sums & (magnitude == np.floor(magnitude)) & (
                 magnitude < 2.0 ** info.nmant)
         change = self._shares(result) * magnitude + 0.0 * result
         change *= units * float(info.eps)
+        # Of what rounding may as well have left nothing of, a rest of any size may be left: large
+        # terms may cancel before small ones are added.
+        is_lost = (np.abs(change) >= np.abs(result)) & (self.rng.random(result.shape) < 0.5)
+        rest = change * 2.0 ** self.rng.uniform(info.minexp, 0, result.shape)
+        change = np.where(is_lost, rest - result, change)
         return np.where(np.isinf(result) | is_exact, 0.0, change)
 
     def _shares(self, result: np.ndarray) -> np.ndarray:
@@ -256,45 +319,7 @@ class Wide:
 
         return (product(np.fmax) > float(info.max)) | (product(np.fmin) < float(info.tiny))
 
-    def _while(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
-        split = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-        of_cond, of_body, carried = (operands[:split[0]], operands[split[0]:split[1]],
-                                     operands[split[1]:])
-        while np.any(goes_on := self.closed(params["cond_jaxpr"], [*of_cond, *carried])[0]):
-            after = self.closed(params["body_jaxpr"], [*of_body, *carried])
-            # Under vmap each has an end of its own.
-            carried = [np.where(goes_on.reshape(goes_on.shape + (1,) * (a.ndim - goes_on.ndim)),
-                                a, c) for a, c in zip(after, carried, strict=True)]
-        return carried
 
-    def _scan(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
-        if "ft_in" in params:  # since JAX 0.12
-            consts, carries, _ = (len(part.vals) for part in params["ft_in"].unpack())
-        else:
-            consts, carries = params["num_consts"], params["num_carry"]
-        fixed, carried, rows = (operands[:consts], operands[consts:consts + carries],
-                                operands[consts + carries:])
-        made: list[list[np.ndarray]] = []
-        order = range(params["length"])
-        for trip in reversed(order) if params["reverse"] else order:
-            results = self.closed(params["jaxpr"], [*fixed, *carried, *(r[trip] for r in rows)])
-            carried = results[:carries]
-            made.append(results[carries:])
-        if params["reverse"]:
-            made.reverse()
-        body = getattr(params["jaxpr"], "jaxpr", params["jaxpr"])
-        types = [v.aval for v in body.outvars[carries:]]
-        return [*carried, *(np.stack([m[k] for m in made]) if made
-                            else np.zeros((0, *t.shape), wide_type(t.dtype))
-                            for k, t in enumerate(types))]
-
-    def _cond(self, params: dict, operands: list[np.ndarray]) -> list[np.ndarray]:
-        branches = params["branches"]
-        return self.closed(branches[min(max(int(operands[0]), 0), len(branches) - 1)],
-                           operands[1:])
-
-
-_CONTROL = {"while": Wide._while, "scan": Wide._scan, "cond": Wide._cond}
 _NARROW = frozenset(("nextafter", "reduce_precision", "bitcast_convert_type"))
 """What depends on how many bits the original has."""
 PRODUCTS = frozenset(("reduce_prod", "cumprod", "reduce_window", "reduce", "cumlogsumexp",
@@ -365,27 +390,3 @@ def _flushed(value: np.ndarray, narrow: np.dtype) -> np.ndarray:
     if value.dtype != np.float64 or not jnp.issubdtype(narrow, jnp.floating):
         return value
     return np.where(np.abs(value) < float(jnp.finfo(narrow).tiny), np.copysign(0.0, value), value)
-
-
-def converted(value: np.ndarray, target: np.dtype) -> np.ndarray:
-    """Floats become integers by truncation; what is out of range saturates, NaN is 0."""
-    if value.dtype.kind == "f" and np.dtype(target).kind in "iu":
-        info = np.iinfo(target)
-        whole = np.trunc(np.where(np.isnan(value), 0.0, value))
-        inside = (whole > float(info.min)) & (whole < float(info.max))
-        edges = np.where(whole > 0, np.array(info.max, target), np.array(info.min, target))
-        return np.where(inside, np.where(inside, whole, 0.0).astype(target), edges)
-    return value.astype(wide_type(target))
-
-
-def wide_type(dtype: np.dtype) -> np.dtype:
-    """f64 or c128 for floats and complex numbers; the numbers of a key; the rest as it is."""
-    if jnp.issubdtype(dtype, jax.dtypes.prng_key):
-        return np.dtype(np.uint32)
-    if jnp.issubdtype(dtype, jnp.floating):
-        return np.dtype(np.float64)
-    return np.dtype(np.complex128 if jnp.issubdtype(dtype, jnp.complexfloating) else dtype)
-
-
-def widened(array: np.ndarray) -> np.ndarray:
-    return array.astype(wide_type(array.dtype))

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import planted
 import pytest
+from fuzzing import modules
 from fuzzing.families import FAMILIES, text_of
 from fuzzing.generator import generate
 from fuzzing.judge import judge
@@ -178,8 +179,8 @@ def test_counts_add_up_and_survive_a_torn_line(tmp_path) -> None:
 def test_faults_become_scripts_and_runs_go_on(tmp_path) -> None:
     run = ["--kernel", "planted:bit_lost", "--choose", "ours", "--folder", str(tmp_path),
            "--shrink", "2", "--jobs", "2"]
-    assert fuzz.main([*run, "--programs", "4", "--seed-from", "another"]) == 1
-    seed = fuzz.seed_of("another")
+    assert fuzz.main([*run, "--programs", "4", "--seed-from", "planted"]) == 1
+    seed = fuzz.seed_of("planted")
     setting = next(iter(Ledger(tmp_path).totals()))
     assert Ledger(tmp_path).done(setting, seed) == set(range(4))
     scripts = list(tmp_path.glob("wrong-*.py"))
@@ -513,3 +514,78 @@ def test_programs_are_those_of_the_modes() -> None:
         seen.add(program.mode)
         assert len(results) >= 1, text
     assert len(seen) >= 8
+
+
+@pytest.mark.parametrize("initial", [1.0, 2.0])
+def test_windows_fold_an_initial_value_once(initial: float) -> None:
+    """As XLA does, also where borders cut elements off and windows have holes."""
+    x = np.random.default_rng(0).standard_normal((3, 6, 6)).astype(np.float32)
+
+    def program(x: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(lax.reduce_window(
+            x, np.float32(initial), op, (1, 2, 3), (1, 2, 1), [(0, 0), (-1, 2), (1, 0)],
+            base_dilation=(1, 2, 1), window_dilation=(1, 1, 2)) for op in (lax.add, lax.mul))
+
+    oracle = Oracle(program, [x], False, False)
+    found = [np.asarray(r) for r in jax.jit(program)(x)]
+    assert not judge(found, oracle.types, oracle.run(3, 0)).differences
+    assert len(judge([r * 2 for r in found], oracle.types, oracle.run(3, 0)).differences) == 2
+
+
+def test_complex_numbers_are_judged_part_by_part() -> None:
+    x = np.array([3.0, 1e30], np.float32)
+    oracle = Oracle(lambda x: (lax.complex(x, -x) * 3j,), [x], False, False)
+    right = np.asarray(x * 3 + 3j * x, np.complex64)
+    for ours, is_wrong in ((right, False), (right.conj(), True), (right * np.nan, True)):
+        assert bool(judge([ours], oracle.types, oracle.run(3, 0)).differences) == is_wrong
+
+
+@pytest.mark.parametrize("function", [
+    jnp.linalg.inv, jnp.linalg.qr, jnp.linalg.eigvalsh, lax.linalg.lu, lambda x: jnp.fft.fft(x),
+    lambda x: jnp.linalg.solve(x, x[:, :2]), lambda x: jnp.linalg.cholesky(x @ x.T)])
+def test_what_libraries_compute_is_known_to_its_conditioning(function: Callable) -> None:
+    x = np.random.default_rng(0).standard_normal((6, 6)).astype(np.float32)
+
+    def program(x: jax.Array) -> list[jax.Array]:
+        return jax.tree.leaves(function(x))
+
+    oracle = Oracle(program, [x], False, False)
+    reference = oracle.run(24, 0)
+    found = [np.asarray(r) for r in jax.jit(program)(x)]
+    assert not judge(found, oracle.types, reference).differences
+    judged = judge([r + r // 7 if r.dtype == np.int32 else r * (1 + 1e-3) for r in found],
+                   oracle.types, reference)
+    assert judged.differences and not judged.undetermined
+
+
+def test_sorts_by_several_keys_are_those_of_xla() -> None:
+    x = np.random.default_rng(0).integers(-2, 3, (5, 40)).astype(np.float32)
+    x[0, ::3], x[1, ::4] = np.nan, -0.0
+
+    def program(x: jax.Array) -> tuple[jax.Array, ...]:
+        place = lax.broadcasted_iota(np.int32, x.shape, 1)
+        return *lax.sort((x > 0, x, x[::-1], place), dimension=1, num_keys=3), jnp.sort(
+            lax.complex(x, x[::-1]))
+
+    oracle = Oracle(program, [x], False, False)
+    found = [np.asarray(r) for r in jax.jit(program)(x)]
+    assert not judge(found, oracle.types, oracle.run(0, 0)).differences
+
+
+def test_modules_have_open_extents_where_that_goes() -> None:
+    seen: list[bool] = []
+
+    def noting(function: Callable, args: Sequence[jax.Array]) -> jax.export.Exported:
+        module = exported(function, args)
+        seen.append(any(not isinstance(e, int) for t in module.in_avals for e in t.shape))
+        return module
+
+    exported = modules.exported
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fuzzing.modules.exported", noting)
+        for seed in range(6):
+            program = generate(seed).replace(mode="module")
+            outcome = outcome_of(program, partial(hlo_mlc.mlc_jit, choose="ours"),
+                                 lambda stage: None)
+            assert outcome.kind in ("right", "void"), outcome
+    assert set(seen) == {True, False}
