@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable
 
@@ -78,6 +79,17 @@ def literal_identity(constant: ir.Operation) -> Hashable:
         return constant.attributes["value"]
     except TypeError:  # Python has no class for attributes of complex elements
         return constant
+
+
+def listed_elements(constant: ir.Operation) -> int:
+    """How many elements a constant lists; none where one stands for all."""
+    try:
+        attribute = constant.attributes["value"]
+    except TypeError:  # complex elements again, of which the text says whether it is one
+        text = constant.get_asm(print_generic_op_form=True, large_elements_limit=1)
+        return 0 if "dense<(" in text else math.prod(ir.ShapedType(constant.results[0].type).shape)
+    return len(attribute) if isinstance(attribute, ir.DenseElementsAttr) \
+        and not attribute.is_splat else 0
 
 
 def write_literal(literal: np.ndarray, dtype: DType) -> ir.DenseElementsAttr:

@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
+from hlo_mlc.frontend.types import listed_elements
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.arguments import ArgumentType
 from hlo_mlc.interop.devices import CPU
@@ -77,10 +78,8 @@ def compile_as_jit(name: str, module: ir.Module, arguments: Sequence[ArgumentTyp
 
 def _constant_elements(module: ir.Module) -> int:
     """Those of the constants of @main, but for one that is repeated."""
-    constants = (op.attributes["value"] for op in function_named(module, MAIN).entry_block
-                 if op.operation.name == "stablehlo.constant")
-    return sum(len(value) for value in constants
-               if isinstance(value, ir.DenseElementsAttr) and not value.is_splat)
+    return sum(listed_elements(op.operation) for op in function_named(module, MAIN).entry_block
+               if op.operation.name == "stablehlo.constant")
 
 
 def _never_run(arrays: Sequence[Any]) -> NoReturn:

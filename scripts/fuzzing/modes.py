@@ -8,17 +8,18 @@ if TYPE_CHECKING:
     from fuzzing.program import Program, Text
 
 MODES = {"plain": 8, "cut": 4, "refused": 3, "around": 3, "vmap": 2, "scan": 2, "while": 2,
-         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4, "module": 2}
+         "cond": 2, "grad": 4, "jvp": 1, "threads": 1, "donated": 4, "module": 3,
+         "rows": 2}
 """Modes and how often they are drawn.
 
 `around`: control flow stays with XLA, its bodies are compiled; `cut`: groups of steps are compiled
 one by one; `refused`: some clusters of one compiled function stay with XLA (refusing.py); `module`:
 it comes as StableHLO, of open extents where that goes (modules.py); `scan`, `while`, `cond`: of
-a single trip, or of two branches that are the same.
+a single trip, or of two branches that are the same; `rows`: kernels serve any number of rows.
 """
 
 SAME_AS_PLAIN = ("cut", "refused", "around", "scan", "while", "cond", "threads", "donated",
-                 "module")
+                 "module", "rows")
 """Modes whose results are those of the plain program."""
 
 
@@ -31,6 +32,8 @@ def build_text(program: Program, text: Text) -> list[str]:
     if mode == "donated":
         donated = [k for k in range(len(program.inputs)) if numbers[k % len(numbers)] % 3] or [0]
         return _build(f"return kernel(program, donate_argnums={tuple(donated)})")
+    if mode == "rows":
+        return _build("return kernel(program, any_rows=True)")
     if mode == "around":
         return _build("return jax.jit(lambda *args: program(*args, kernel=kernel))")
     if mode == "module":

@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import export
 
@@ -16,15 +17,18 @@ import hlo_mlc
 
 
 def through_module(kernel: Callable, function: Callable) -> Callable:
-    """The function, compiled from its module where `kernel` is `mlc_jit` with its choice."""
+    """The function, compiled from its module where `kernel` is `mlc_jit` with its choice; called
+    for other extents before where they are open, by whose kernels it may run then."""
     if getattr(kernel, "func", None) is not hlo_mlc.mlc_jit:
         return kernel(function)
     compiled: list[Callable] = []
 
     def call(*args: jax.Array) -> object:
         if not compiled:
-            compiled.append(hlo_mlc.compile_stablehlo(exported(function, args),
-                                                      **kernel.keywords))
+            module = exported(function, args)
+            compiled.append(hlo_mlc.compile_stablehlo(module, **kernel.keywords))
+            if is_open(module):
+                compiled[0](*_of_other_extents(args))
         return compiled[0](*args)
 
     return call
@@ -42,3 +46,11 @@ def exported(function: Callable, args: Sequence[jax.Array]) -> export.Exported:
         return traced(*types)
     except Exception:  # whatever JAX says of extents that it cannot compare
         return traced(*args)
+
+
+def is_open(module: export.Exported) -> bool:
+    return any(not isinstance(e, int) for t in module.in_avals for e in t.shape)
+
+
+def _of_other_extents(args: Sequence[jax.Array]) -> list[jax.Array]:
+    return [jnp.ones([e + (e > 1) for e in a.shape], a.dtype) for a in args]

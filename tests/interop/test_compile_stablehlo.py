@@ -148,6 +148,19 @@ def test_element_types(spelled: str) -> None:
     np.testing.assert_array_equal(np.asarray(out), x.T)
 
 
+@pytest.mark.parametrize(("shape", "dense"), [
+    ((2,), "(1.0, -2.0)"), ((2,), "[(1.0, -2.0), (0.0, 3.0)]"), ((), "(1.0, -2.0)"), ((0,), "")])
+def test_complex_constants(shape: tuple[int, ...], dense: str) -> None:
+    tensor = f"tensor<{''.join(f'{e}x' for e in shape)}complex<f32>>"
+    (out,) = compile_stablehlo(
+        f"func.func @main(%x: {tensor}) -> {tensor} {{\n"
+        f"  %0 = stablehlo.constant dense<{dense}> : {tensor}\n"
+        f"  %1 = stablehlo.multiply %x, %0 : {tensor}\n  return %1 : {tensor}\n}}"
+    )(np.full(shape, 1j, np.complex64))
+    expected = np.array([1 - 2j, 3j if "[" in dense else 1 - 2j], np.complex64) * 1j
+    np.testing.assert_array_equal(out, expected[:out.size].reshape(shape))
+
+
 def test_no_arguments_and_no_results() -> None:
     constant = compile_stablehlo(
         "func.func @main() -> tensor<f32> {\n"

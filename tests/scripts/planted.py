@@ -17,6 +17,7 @@ RunOptions = object
 def _compiled(function: Callable, damage: Callable, options: dict) -> Callable:
     """XLA's version of a function, with `damage` done to each of its results."""
     options.pop("choose")
+    options.pop("any_rows", None)
     return jax.jit(lambda *args: jax.tree.map(damage, function(*args)), **options)
 
 
