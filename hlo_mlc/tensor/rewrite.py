@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from hlo_mlc.expr.build import load, substitute, transform
+from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.refine import refine
 from hlo_mlc.support.errors import VerifyError
@@ -186,3 +186,26 @@ def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | N
         return replace(step, stages=tuple(map_expressions(s, rewrite) for s in step.stages))
     return with_parts(
         step, lambda steps: (replace_variable(s, old, new, memo) for s in steps), rewrite)
+
+
+def without_dead(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """The steps without what no guard ever lets happen, and without guards that always hold."""
+    kept = (_alive(step) for step in steps)
+    return tuple(step for step in kept if step is not None)
+
+
+def _alive(step: Step) -> Step | None:
+    if isinstance(step, Nest):
+        stages = tuple(replace(s, assigns=assigns) for s in step.stages
+                       if (assigns := _happening(s.assigns)) or s.along)
+        return replace(step, stages=stages) if stages else None
+    if isinstance(step, Branch) and not (without_dead(step.then) or without_dead(step.otherwise)):
+        return None
+    if isinstance(step, Loop) and step.condition is None and not without_dead(step.body):
+        return None
+    return with_parts(step, without_dead)
+
+
+def _happening(assigns: Iterable[Assign]) -> tuple[Assign, ...]:
+    return tuple(replace(a, guard=None) if a.guard is TRUE else a
+                 for a in assigns if a.guard is not FALSE)

@@ -97,6 +97,19 @@ def test_nested_loops(check, arrays, body):
                            for count in (3, n)], x, y, np.int32(4), ulps=64)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 4])
+@pytest.mark.parametrize("trips", [2, 5])
+def test_trips_beyond_the_rows_that_they_update(check, arrays, rows, trips):
+    """In some trips of a pair of trips no row is there to be updated, or in none."""
+    x, = arrays("float32", (rows, 3))
+
+    def body(i, s):
+        chosen, c = s
+        return chosen | (c < x), jnp.where(chosen, c.at[i].add(x[0]), c)
+
+    check(lambda x: lax.fori_loop(0, trips, body, (x > 0, x)), x)
+
+
 def test_conditions_on_data(check, arrays):
     x, = arrays("float32", (4, 9))
 

@@ -15,7 +15,13 @@ from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.partition.lower.stages import Item, StageLowering
 from hlo_mlc.tensor.classify import is_apart, is_map, reads
 from hlo_mlc.tensor.core import Assign, Loop, Nest, Stage, Step
-from hlo_mlc.tensor.rewrite import rename_axes, replace_buffers, replace_loads, replace_variable
+from hlo_mlc.tensor.rewrite import (
+    rename_axes,
+    replace_buffers,
+    replace_loads,
+    replace_variable,
+    without_dead,
+)
 
 # The lowered body: lists of items, with the steps of inner loops between them.
 Segment = list[Item] | Step
@@ -227,16 +233,21 @@ def alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[B
     swap = {**twins, **{second: first for first, second in twins.items()}}
     even = index.multiply(pairs, index.constant(2))
     odd = index.add(even, index.constant(1))
-    first = [replace_variable(s, iteration, even) for s in body]
-    second = [replace_variable(replace_buffers(s, swap), iteration, odd) for s in body]
+    first = _at(body, iteration, even)
+    second = _at([replace_buffers(s, swap) for s in body], iteration, odd)
     fill = [_copy(source, target, outer.fresh) for target, source in
             ((second_, first_) for first_, second_ in twins.items())]
     steps: list[Step] = [*fill, Loop((*first, *second), pairs, trip_count // 2)]
     if trip_count % 2:
         last = index.constant(trip_count - 1)
-        steps += [replace_variable(s, iteration, last) for s in body]
+        steps += _at(body, iteration, last)
         steps += [_copy(second_, first_, outer.fresh) for first_, second_ in twins.items()]
     return steps
+
+
+def _at(body: Iterable[Step], iteration: Var, trip: Expr) -> tuple[Step, ...]:
+    """The body for such trips, some of which may lie beyond all that an update reaches."""
+    return without_dead(replace_variable(s, iteration, trip) for s in body)
 
 
 def _copy(source: Buffer, target: Buffer, fresh: Callable[[str], str]) -> Nest:
