@@ -26,6 +26,7 @@ FAMILIES: Mapping[str, Family] = {
     "where": Family(elementwise.where, 6),
     "clip": Family(elementwise.clip, 2),
     "convert": Family(elementwise.convert, 4),
+    "four_bits": Family(elementwise.four_bits, 1),
     "invert": Family(elementwise.invert, 1),
     "classify": Family(elementwise.classify, 1),
     "bitcast": Family(elementwise.bitcast, 1),

@@ -53,6 +53,8 @@ CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_cal
          "custom_vjp_call_jaxpr": "fun_jaxpr"}
 BASIC = frozenset(("add", "sub", "mul", "div", "add_any", "sqrt", "integer_pow", "square", "rem",
                    "convert_element_type", "reduce_precision"))
+EXACT_OF_COMPLEX = frozenset(("add", "sub", "mul", "add_any", "square", "convert_element_type",
+                              *SUMS, *MULTIPLIED))
 SATURATING = frozenset(("tanh", "erf", "erfc", "logistic"))
 """In f64 too, their results for finite operands may be their limits, which are not exact."""
 BASIC_UNITS, FUNCTION_UNITS, SUM_UNITS = 1.0, 4.0, 2.0
@@ -268,6 +270,8 @@ class Wide:
         units, magnitude = FUNCTION_UNITS, np.abs(whole)
         is_exact = (narrow != np.float64) & np.logical_and.reduce([
             part.astype(narrow).astype(np.float64) == part for part in (whole.real, whole.imag)])
+        if any(o.dtype.kind == "c" for o in operands):
+            is_exact &= name in EXACT_OF_COMPLEX  # all others are made of several functions
         if name in SATURATING:
             is_exact &= (operands[0] == 0) | ~np.isfinite(operands[0])
         if name in SUMS:

@@ -22,10 +22,11 @@ def widened(array: np.ndarray) -> np.ndarray:
 
 def converted(value: np.ndarray, target: np.dtype) -> np.ndarray:
     """Floats become integers by truncation; what is out of range saturates, NaN is 0."""
-    if value.dtype.kind == "f" and np.dtype(target).kind in "iu":
-        info = np.iinfo(target)
+    if value.dtype.kind == "f" and jnp.issubdtype(target, jnp.integer):
+        info = jnp.iinfo(target)
         whole = np.trunc(np.where(np.isnan(value), 0.0, value))
         inside = (whole > float(info.min)) & (whole < float(info.max))
-        edges = np.where(whole > 0, np.array(info.max, target), np.array(info.min, target))
+        edges = np.where(whole > 0, np.array(info.max).astype(target),
+                         np.array(info.min).astype(target))
         return np.where(inside, np.where(inside, whole, 0.0).astype(target), edges)
     return value.astype(wide_type(target))

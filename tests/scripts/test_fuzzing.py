@@ -589,3 +589,12 @@ def test_modules_have_open_extents_where_that_goes() -> None:
                                  lambda stage: None)
             assert outcome.kind in ("right", "void"), outcome
     assert set(seen) == {True, False}
+
+
+def test_functions_of_complex_numbers_are_not_exact() -> None:
+    x = np.array([3 + 4j, -2j], np.complex64)
+    oracle = Oracle(lambda x: (jnp.abs(x), jnp.sqrt(x), x * x), [x], False, True)
+    found = [np.nextafter(np.abs(x), np.float32(9)), np.sqrt(x) * np.float32(1 + 1e-7), x * x]
+    assert not judge(found, oracle.types, oracle.run(24, 0)).differences
+    found[2] = found[2] * np.float32(1 + 1e-7)
+    assert judge(found, oracle.types, oracle.run(24, 0)).differences
