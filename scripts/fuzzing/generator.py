@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import jax
+import jax.numpy as jnp
 
 from fuzzing.data import KINDS
 from fuzzing.draws import MOST_ELEMENTS, Random
-from fuzzing.families import CONTROL, FAMILIES
+from fuzzing.families import CONTROL, FAMILIES, text_of
 from fuzzing.modes import MODES
-from fuzzing.program import Operand, Program, Step, UnfitError, types_of
+from fuzzing.program import Operand, Program, Step, UnfitError, identity, load, source, types_of
 
 # Ones, primes, powers of two and of what vectors hold, with their neighbours.
 EXTENTS = (1, 2, 3, 4, 5, 7, 8, 9, 13, 15, 16, 17, 23, 31, 32, 33, 47, 63, 64, 65)
@@ -52,7 +53,20 @@ def _generate(rng: random.Random, seed: int, x64: bool) -> Program:
     data = _drawn(rng, DATA)
     if mode in ("grad", "jvp") and data in ("special", "large"):
         data = "normal"  # derivatives of such values are mostly NaN
-    return Program(seed, inputs, tuple(steps), outputs, mode, numbers, data, x64)
+    program = Program(seed, inputs, tuple(steps), outputs, mode, numbers, data, x64)
+    if mode in ("grad", "jvp") and not _has_derivative(program):
+        return program.replace(mode="plain")
+    return program
+
+
+def _has_derivative(program: Program) -> bool:
+    """Whether JAX knows it: not of loops that end when the data says so, say."""
+    types = [jax.ShapeDtypeStruct(i.shape, jnp.dtype(i.dtype)) for i in program.inputs]
+    try:
+        jax.eval_shape(load(source(program, text_of(program)), identity), *types)
+    except Exception:  # whatever JAX says of it
+        return False
+    return True
 
 
 def _drawn(rng: random.Random, weights: dict[str, int]) -> str:
