@@ -297,9 +297,11 @@ def _outer_variables(nest: Nest) -> bool:
 
 def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
                 extra: Mapping[Step, list[Buffer]]) -> tuple[tuple[Buffer, int], ...]:
-    """Byte offsets such that buffers alive at the same time do not overlap: first fit in time.
+    """Byte offsets such that buffers alive at the same time do not overlap.
 
-    A buffer lives from the first to the last top-level step that touches it.
+    A buffer lives from the first to the last top-level step that touches it. Those of a few
+    elements take turns in places of their own: were they to overlap others here and there, all
+    these would count as one memory, of which nothing is known any more when any of it is stored.
     """
     if not program.temporaries and not any(extra.values()):
         return ()
@@ -311,12 +313,43 @@ def _plan_arena(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]
             last[name] = n
     lifetimes = [(b, first[b.name], last[b.name]) for b in program.temporaries if b.name in first]
     lifetimes += [(b, n, n) for n, (step, _) in enumerate(parts) for b in extra.get(step, ())]
+    few, many = [], []
+    for one in sorted(lifetimes, key=lambda entry: (entry[1], -entry[0].bytes)):
+        (few if one[0].bytes <= _FEW_BYTES else many).append(one)
+    places, size = _taking_turns(few)
+    return (*places, *_first_fit(many, size))
+
+
+_FEW_BYTES = 4096  # elements that loops write out one by one are some hundred at most
+
+_Lifetime = tuple[Buffer, int, int]  # the first and the last step
+
+
+def _taking_turns(lifetimes: Iterable[_Lifetime]) -> tuple[list[tuple[Buffer, int]], int]:
+    """Offsets of buffers that share a place as a whole or not at all, and where places end."""
+    places: list[list[int]] = []  # [offset, bytes, last step]
+    arena, size = [], 0
+    for buffer, begin, end in lifetimes:
+        wanted = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
+        free = [p for p in places if p[1] >= wanted and p[2] < begin]
+        place = min(free, key=lambda p: p[1], default=None)
+        if place is None:
+            place = [size, wanted, end]
+            places.append(place)
+            size += wanted
+        place[2] = end
+        arena.append((buffer, place[0]))
+    return arena, size
+
+
+def _first_fit(lifetimes: Iterable[_Lifetime], beginning: int) -> tuple[tuple[Buffer, int], ...]:
+    """Offsets of buffers behind the `beginning`: first fit in time."""
     alive: list[tuple[int, int, int]] = []  # (offset, end, last step), by offset
     arena: list[tuple[Buffer, int]] = []
-    for buffer, begin, end in sorted(lifetimes, key=lambda entry: (entry[1], -entry[0].bytes)):
+    for buffer, begin, end in lifetimes:
         alive = [other for other in alive if other[2] >= begin]
         size = -(-buffer.bytes // ALIGNMENT) * ALIGNMENT
-        offset = 0
+        offset = beginning
         for start, stop, _ in alive:
             if offset + size <= start:
                 break

@@ -83,3 +83,19 @@ def test_threads_share_the_rows_of_a_product(take_apart: Callable, arrays: Calla
 
     assert max(rows_of(n)[1] for n in range(half)) < 80
     assert min(rows_of(n)[0] for n in range(half, 2 * half)) > 48
+
+
+def test_small_temporaries_share_whole_places(take_apart: Callable, arrays: Callable) -> None:
+    """What is known of one is known still when another one is stored that is in use as well."""
+    x, y, z = arrays("float32", (5, 7), (7, 9), (40, 3))
+
+    def function(x: jax.Array, y: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
+        near = jnp.sort(jnp.tanh(x @ y), 1)
+        far = jnp.sort(jnp.cumsum(z, 0), 0)
+        return jnp.sort(near @ near.T), far.sum(0), jnp.sort(jnp.sort(near @ far[:9], 0), 1)
+
+    program, = take_apart(function, x, y, z).programs
+    scratch = schedule_program(program, named("x86-64-v3"))[0].scratch
+    assert len({offset for _, offset in scratch}) < len(scratch)
+    for buffer, offset in scratch:
+        assert not any(offset < other < offset + buffer.bytes for _, other in scratch)
