@@ -188,22 +188,23 @@ def replace_variable(step: Step, old: Var, new: Expr, memo: dict[Expr, Expr] | N
         step, lambda steps: (replace_variable(s, old, new, memo) for s in steps), rewrite)
 
 
-def without_dead(steps: Iterable[Step]) -> tuple[Step, ...]:
+def without_impossible(steps: Iterable[Step]) -> tuple[Step, ...]:
     """The steps without what no guard ever lets happen, and without guards that always hold."""
-    kept = (_alive(step) for step in steps)
+    kept = (_possible(step) for step in steps)
     return tuple(step for step in kept if step is not None)
 
 
-def _alive(step: Step) -> Step | None:
+def _possible(step: Step) -> Step | None:
     if isinstance(step, Nest):
         stages = tuple(replace(s, assigns=assigns) for s in step.stages
                        if (assigns := _happening(s.assigns)) or s.along)
         return replace(step, stages=stages) if stages else None
-    if isinstance(step, Branch) and not (without_dead(step.then) or without_dead(step.otherwise)):
+    if isinstance(step, Branch) and not (
+            without_impossible(step.then) or without_impossible(step.otherwise)):
         return None
-    if isinstance(step, Loop) and step.condition is None and not without_dead(step.body):
+    if isinstance(step, Loop) and step.condition is None and not without_impossible(step.body):
         return None
-    return with_parts(step, without_dead)
+    return with_parts(step, without_impossible)
 
 
 def _happening(assigns: Iterable[Assign]) -> tuple[Assign, ...]:

@@ -20,7 +20,7 @@ from hlo_mlc.tensor.rewrite import (
     replace_buffers,
     replace_loads,
     replace_variable,
-    without_dead,
+    without_impossible,
 )
 
 # The lowered body: lists of items, with the steps of inner loops between them.
@@ -247,7 +247,7 @@ def alternating(body: list[Step], iteration: Var, trip_count: int, twins: dict[B
 
 def _at(body: Iterable[Step], iteration: Var, trip: Expr) -> tuple[Step, ...]:
     """The body for such trips, some of which may lie beyond all that an update reaches."""
-    return without_dead(replace_variable(s, iteration, trip) for s in body)
+    return without_impossible(replace_variable(s, iteration, trip) for s in body)
 
 
 def _copy(source: Buffer, target: Buffer, fresh: Callable[[str], str]) -> Nest:
