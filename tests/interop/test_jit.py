@@ -28,7 +28,7 @@ def test_takes_all_that_jax_jit_takes() -> None:
     theirs = inspect.signature(jax.jit).parameters
     ours = inspect.signature(mlc_jit).parameters
     assert set(ours) - set(theirs) == {
-        "choose", "target", "deterministic", "records", "tune"}
+        "choose", "target", "deterministic", "records", "tune", "any_rows"}
     assert not set(theirs) - set(ours)
     assert all(ours[name].kind == theirs[name].kind for name in theirs)
     assert all(ours[name].default == theirs[name].default for name in theirs)
