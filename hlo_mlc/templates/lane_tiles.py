@@ -39,9 +39,10 @@ Tensor = tuple[Buffer, tuple[Expr, ...]]
 
 def begin(access: Access, axis: Var) -> int | None:
     """The first dimension of the tensors that an access is about, which come one after the other
-    along `axis`, and of which it meets the same element in each; None where that is not so."""
+    along `axis`, and of which it meets the same element in each; None where that is not so, or
+    where a guard says which of them there are."""
     buffer = buffer_of(access)
-    if any(loads(i) for i in access.indices):
+    if access.guard is not None or any(loads(i) for i in access.indices):
         return None
     apart, size, position = stride(access, axis), 1, len(buffer.shape)
     while size != apart:

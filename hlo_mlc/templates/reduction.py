@@ -127,8 +127,11 @@ def _finishes_late(nest: Nest, target: CpuTarget) -> bool:
 def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     """for each block of rows: folded[row] = fold of each row;  results of vectors of rows"""
     stage = coalesce(nest.stages[0])
-    row, width = stage.axes[-1].name, lanes(nest.stages, target)
-    schedule = open_schedule(nest, lower_stage(stage)).split(row, width * BLOCK)
+    (*around, axis), width = stage.axes, lanes(nest.stages, target)
+    row, block = axis.name, width * BLOCK
+    if not around and axis.extent < block:  # what is left over would have no loop around it
+        block = width
+    schedule = open_schedule(nest, lower_stage(stage)).split(row, block)
     parts = [part for part in (f"{row}.i", f"{row}.t") if part in schedule.loop_names]
     for part in parts:
         schedule = schedule.expand(part, "stack").distribute(part, stage.reduce_axes[0].name, "e")

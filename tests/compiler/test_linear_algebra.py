@@ -550,3 +550,16 @@ def test_complex_ones_that_are_larger_stay_with_lapack() -> None:
     report = mlc_jit(jnp.linalg.inv, choose="ours").report(
         special(4, 17, 17).astype(np.complex64))
     assert any("larger than" in reason for reason in map(str, report.left))
+
+
+@pytest.mark.parametrize("batch", [3, 8, 9])
+def test_matrices_that_are_joined(check, batch: int) -> None:
+    """Which of two arrays a matrix is read from differs from lane to lane."""
+    x = np.random.default_rng(batch).normal(size=(batch, 5, 5)).astype(np.float32)
+
+    def function(x):
+        joined = jnp.tanh(jnp.concatenate([x, 2 - x])) + 10 * jnp.eye(5, dtype=x.dtype)
+        q, r = jnp.linalg.qr(joined)
+        return q @ r, jnp.linalg.inv(jnp.concatenate([x, x[::-1]]) + 9 * jnp.eye(5, dtype=x.dtype))
+
+    check(function, x, kernels=None)

@@ -29,6 +29,19 @@ def test_rows_columns_and_everything(check, arrays, shape):
     check(function, x, magnitude=float(x.size))
 
 
+@pytest.mark.parametrize("rows", [16, 31, 48, 63, 64, 65, 130])
+def test_results_that_take_longer_than_folds(check, arrays, rows):
+    """They are computed in vectors of rows, of which there may be fewer than in a block."""
+    x, = arrays("float32", (rows, 63))
+
+    def function(x):
+        total = x.sum(1, keepdims=True) / 64
+        return jnp.exp(total) * jnp.cos(total) + jnp.sin(total * 2) * jnp.exp(-total) + jnp.cos(
+            jnp.exp(total * 3) + 1)
+
+    check(function, x)
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "int32", "uint8"])
 def test_element_types(check, arrays, dtype):
     x, = arrays(dtype, (19, 37))
