@@ -112,7 +112,7 @@ _Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has 
 _built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
 _building = process_lock()
 _broken: dict[_Key, str] = {}  # promised once and not assembled, and why
-_supplied: dict[tuple[str, bool], KernelObject] = {}  # by fingerprints and whether deterministic
+_supplied: dict[tuple[str, Backend], KernelObject] = {}  # by fingerprint, and for what
 _keepers: list[list[BuiltKernel]] = []
 
 
@@ -172,10 +172,10 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     return fresh
 
 
-def supply(fingerprint: str, deterministic: bool, made: KernelObject) -> None:
-    """Has a kernel for this CPU taken as it came in a file, where the cache has none that was made
-    here."""
-    _supplied[fingerprint, deterministic] = made
+def supply(fingerprint: str, backend: Backend, made: KernelObject) -> None:
+    """Has a kernel taken for this backend as it came in a file, where neither the cache has one
+    that was made here nor tuning has found a better schedule."""
+    _supplied[fingerprint, backend] = made
 
 
 def kernel_object(kernel: Kernel, options: Options, backend: Backend) -> KernelObject:
@@ -380,7 +380,7 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     key = object_key(kernel, backend, schedules, checked, _generators(options.cache_dir))
     packed = cache.get(key)
     stored = KernelObject.unpack(packed) if packed is not None else \
-        None if checked else _supplied.get((kernel.fingerprint, options.deterministic))
+        None if checked or schedules else _supplied.get((kernel.fingerprint, backend))
     name, file = kernel.name, file_name(kernel.name)
     if stored is not None and stored.lines > most_lines:
         raise CodeLimitError(name, most_lines)

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from hlo_mlc.backends.base import KernelObject
+from hlo_mlc.backends.cpu import cpu_backend
 from hlo_mlc.building import supply
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.report import Report
@@ -48,7 +50,8 @@ def jitted(function: Callable[..., Any], how: Mapping[str, Any]) -> MlcFunction[
 def supply_kernel(kernel_id: str, how: Mapping[str, Any], kernel: Mapping[str, Any], code: bytes
                   ) -> None:
     """Has a kernel of a file taken where such a function needs it."""
-    supply(kernel_id, how["deterministic"], KernelObject.of(kernel["name"], kernel["about"], code))
+    options = resolve_options(how["choose"], None, how["deterministic"])
+    supply(kernel_id, cpu_backend(options), KernelObject.of(kernel["name"], kernel["about"], code))
 
 
 def is_open(exported: jax.export.Exported) -> bool:

@@ -252,6 +252,26 @@ def test_gradients_for_symbolic_sizes(path: Path) -> None:
          jnp.stack([loss(PARAMETERS["w"], x) for x in stack]))
 
 
+def test_kernels_of_a_file_are_for_what_they_were_made_for(path: Path, tmp_path: Path,
+                                                             monkeypatch) -> None:
+    """Not for another target that is exported for in the process that has loaded them."""
+    function = mlc_jit(jax.nn.gelu, choose="ours")
+    hlo_mlc.export(function, rows_of_48("b"), path=path)
+    monkeypatch.setenv("HLO_MLC_CACHE", str(tmp_path / "cache"))  # where nothing was made
+    load(path)
+    other = tmp_path / "other.mlc"
+    hlo_mlc.export(function, rows_of_48("b"), path=other, targets=("aarch64",))
+
+    def codes(path: Path) -> dict[str, bytes]:
+        archive = read_archive(path)
+        return {name: bytes(archive.blocks[kernel["block"]]) for name, kernel
+                in archive.description["targets"][0]["kernels"].items()}
+
+    ours, others = codes(path), codes(other)
+    assert ours.keys() == others.keys()
+    assert all(ours[name] != others[name] for name in ours)
+
+
 def test_symbolic_sizes_where_no_level_fits(path: Path, monkeypatch, recwarn) -> None:
     """Kernels are generated here."""
     hlo_mlc.export(mlc_jit(jax.nn.gelu, choose="ours"), rows_of_48("b"), path=path,
