@@ -220,7 +220,12 @@ class Wide:
                     change = change + 1j * self._shares(operand)
                 operand = operand + units * size * change
             given.append(operand)
-        return [self._anything_infinite(r) for r in self.interpret(equation, given)]
+        results = [self._anything_infinite(r) for r in self.interpret(equation, given)]
+        if all(np.isfinite(o).all() for o in given):
+            return results
+        # Which rows are pivots is chosen by comparing them.
+        return [r if r.dtype.kind in "fc" else self.rng.integers(0, 1 << 7, r.shape).astype(r.dtype)
+                for r in results]
 
     def _anything_infinite(self, result: np.ndarray) -> np.ndarray:
         """The result with anything where it is not finite: what arithmetic of complex numbers, and
