@@ -188,13 +188,14 @@ def test_what_cannot_be_traced(tmp_path: Path) -> None:
     assert function.trace(X, path=path).kernels, "the profiler was stopped"
 
 
-def test_jax_calls_kernels_by_what_they_compute() -> None:
+def test_jax_calls_kernels_by_what_they_compute_and_where() -> None:
     function = ours(step)
     jax.block_until_ready(function(W, X))
     with xla_profile.profiled() as profile:
         jax.block_until_ready(function(W, X))
     names = {op.name for thread in profile.threads for op in thread.operations}
-    assert {name.partition(".")[0] for name in names} >= {"matmul_tanh", "softmax"}
+    for kernel in "matmul_tanh", "softmax":
+        assert any(name.startswith(f"{kernel}_at_test_timeline_py_") for name in names)
 
 
 def test_clocks_are_read_together() -> None:
