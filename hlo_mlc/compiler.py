@@ -245,6 +245,7 @@ def _kernel_report(kernel: Kernel, cluster: Cluster, verdict: Verdict, share: fl
         contraction_flops=round(share * predicted.contraction_flops),
         data_dependent=any(map(is_data_dependent, program.steps)),
         ours_us=share * verdict.ours_us, xla_us=share * verdict.xla_us, reason=verdict.reason,
+        fault=verdict.fault,
         proof=str(built.proof), resources=built.resources, kept=built)
 
 

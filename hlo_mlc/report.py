@@ -53,6 +53,7 @@ class KernelReport:
     ours_us: float  # predicted
     xla_us: float
     reason: str
+    fault: str = ""  # why XLA is better not asked to compute it
     uses: int = 1
     calls: int = 1
     proof: str = ""  # what was shown of its loops, and what is checked at run time
@@ -76,6 +77,7 @@ class KernelReport:
             "contraction_flops": self.contraction_flops,
             "data_dependent": self.data_dependent,
             "predicted": {"ours_us": self.ours_us, "xla_us": self.xla_us, "reason": self.reason},
+            "fault": self.fault,
             "nests": [asdict(nest) for nest in self.nests],
             "tuned": None if self.tuned is None else asdict(self.tuned),
             "proof": self.proof, "resources": list(self.resources),

@@ -37,6 +37,8 @@ from jaxlib import _jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from hlo_mlc.partition.choose.xla_faults import is_faulty
+
 jit = api.jit
 """JAX's own `jit`, whatever `jax.jit` stands for: it may be replaced by ours."""
 
@@ -399,8 +401,9 @@ def compile_for(platform: str, module: ir.Module
     """
     client = get_backend(platform)
     device = client.local_devices()[0]
-    options = compiler.get_compile_options(num_replicas=1, num_partitions=1)
     with module.context:
+        options = compiler.get_compile_options(num_replicas=1, num_partitions=1,
+                                               env_options_overrides=_without_faults(module))
         executable = client.compile_and_load(module, _jax.DeviceList((device,)), options)
 
     def execute(arrays: Sequence[Any]) -> tuple[jax.Array, ...]:
@@ -408,6 +411,19 @@ def compile_for(platform: str, module: ir.Module
         return tuple(shards[0] for shards in results.disassemble_into_single_device_arrays())
 
     return execute
+
+
+def _without_faults(module: ir.Module) -> dict[str, str]:
+    """XLA's options without which the program may kill this process."""
+    ranks = [0]
+
+    def visit(operation: ir.Operation) -> ir.WalkResult:
+        if operation.name == "stablehlo.reduce":
+            ranks.append(len(operation.operands[0].type.shape))
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    return {"xla_cpu_experimental_ynn_fusion_type": ""} if is_faulty(max(ranks)) else {}
 
 
 def place_on_cpu(array: Any) -> jax.Array:

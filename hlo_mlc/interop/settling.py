@@ -273,15 +273,16 @@ class Settling:
 
 def is_open(report: Report) -> bool:
     """Whether what was predicted of a program leaves it open which side is faster, and nobody has
-    looked."""
+    looked, or better did not."""
     predicted = report.predicted
     if not report.kernels:
         predicted = report.rejected
         if predicted is None or predicted.xla_us < _WORTH_COMPILING_US:
             return False
-    return not report.comparisons and (
-        predicted is None
-        or 1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR)
+    if report.comparisons or any(kernel.fault for kernel in report.kernels):
+        return False
+    return predicted is None \
+        or 1 / _CLEAR_FOR_XLA <= predicted.xla_us / predicted.ours_us <= _CLEAR
 
 
 def _is_gone(leaf: Any) -> bool:

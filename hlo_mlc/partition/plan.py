@@ -80,6 +80,7 @@ class Verdict:
     ours_us: float
     xla_us: float
     recorded: bool = False
+    fault: str = ""  # why XLA is better not asked to compute it
     opens: bool = False  # its loops are better left to XLA, with kernels in their bodies
 
 

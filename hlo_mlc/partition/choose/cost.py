@@ -15,6 +15,7 @@ from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
+from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import (
     OurTime,
@@ -219,6 +220,8 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
         ours, xla = ours + alone_ours, xla + alone_xla
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
+    if failure := fault(cluster.nodes):
+        return Verdict(True, failure, predicted, ours, xla, fault=failure)
     border = cluster.border_bytes / BORDER_BYTES
     take = MARGIN * (ours + border) < xla
     reason = f"{predicted.kind}: predicted {'faster' if take else 'no faster than by XLA'}"
@@ -292,7 +295,8 @@ def worth_it(plan: Plan, target: CpuTarget) -> Plan:
     larger than it looks here; how often a loop of XLA's repeats its kernels is not known, so those
     count as worth it.
     """
-    if any(cluster.in_loop or verdict.recorded for cluster, verdict in plan.taken):
+    if any(cluster.in_loop or verdict.recorded or verdict.fault
+           for cluster, verdict in plan.taken):
         return plan
     saved = sum(v.xla_us - v.ours_us for _, v in plan.taken)
     total = target.rates.dispatch_us + sum(v.xla_us for _, v in (*plan.taken, *plan.rejected)) \

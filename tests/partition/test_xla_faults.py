@@ -1,0 +1,70 @@
+"""What kills the process when XLA runs it is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+import pytest
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.frontend.importer import import_function
+from hlo_mlc.graph.core import Node
+from hlo_mlc.interop.settling import is_open
+from hlo_mlc.ops.registry import references
+from hlo_mlc.partition.choose.xla_faults import fault
+from hlo_mlc.passes.simplify import simplify
+
+FAULTY = "0.10.2"
+SEEN = jnp.linspace(-1.0, 1.0, 10 * 4 * 6).reshape(10, 4, 6)
+TABLE = jnp.linspace(0.0, 2.0, 10 * 4 * 6 * 81).reshape(10, 4, 6, 3, 3, 3, 3)
+
+
+def likelihood(o: jax.Array, a: jax.Array) -> jax.Array:
+    return jnp.log(jnp.maximum(jnp.sum(o[..., None, None, None, None] * a, axis=2), 1e-16))
+
+
+def in_a_loop(o: jax.Array, a: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, 3, lambda _, sums: sums + likelihood(o, a),
+                             jnp.zeros_like(a[:, :, 0]))
+
+
+def nodes_of(function: Callable, *args: jax.Array) -> Sequence[Node]:
+    graph = import_function(jax.jit(function).lower(*args).compiler_ir())
+    return simplify(graph, references)[0].nodes
+
+
+@pytest.mark.parametrize("function", [likelihood, in_a_loop])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_sums_of_products(function: Callable, dtype: jnp.dtype) -> None:
+    nodes = nodes_of(function, SEEN.astype(dtype), TABLE.astype(dtype))
+    assert FAULTY in fault(nodes, FAULTY)
+    assert fault(nodes, "0.11.1") == ""
+
+
+@pytest.mark.parametrize("function", [
+    lambda o, a: jnp.sum(o[..., None, None, None] * a[..., 0], axis=2),  # of six dimensions
+    lambda o, a: jnp.max(o[..., None, None, None, None] * a, axis=2),
+    lambda o, a: jnp.sum(o[..., None, None, None, None] + a, axis=2),
+    lambda o, a: jnp.sum(o[..., None, None, None, None] * a, axis=(2, 3)),
+    lambda o, a: jnp.sum(a, axis=2),
+])
+def test_others_are_right(function: Callable) -> None:
+    assert fault(nodes_of(function, SEEN, TABLE), FAULTY) == ""
+
+
+@pytest.mark.parametrize("beside", [lambda o: o[0, 0], lambda o: jnp.linalg.svd(o[0])[1]])
+def test_programs_run_all_the_same(beside: Callable) -> None:
+    function = mlc_jit(lambda o, a: (likelihood(o, a), beside(o)))  # with something of XLA's
+    sums = np.einsum("abc,abcdefg->abdefg", np.float64(SEEN), np.float64(TABLE))
+    expected = np.log(np.maximum(sums, 1e-16))
+    for _ in range(5):
+        np.testing.assert_allclose(function(SEEN, TABLE)[0], expected, rtol=1e-4, atol=1e-4)
+    assert "XLA" in str(function.explain(SEEN, TABLE))  # which runs XLA's program, in another way
+    if jaxlib.__version__ == FAULTY:
+        report = function.report(SEEN, TABLE)
+        assert report.kernels and not is_open(report)
+        assert "may crash" in report.kernels[0].reason
