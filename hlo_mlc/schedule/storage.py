@@ -339,10 +339,10 @@ def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
 
 
 def _operands(update: Accumulate) -> Iterator[Expr]:
-    """What the operations that give the terms of an update take, if it comes from memory."""
+    """What the operations that give the terms of an update take."""
     for term in update.terms:
         if isinstance(term, Apply):
-            yield from (e for e in term.args if loads(e))
+            yield from term.args
 
 
 def _refuse_unstable(stmt: For, value: Expr, loops: list[For], memory: Memory) -> None:

@@ -1064,6 +1064,16 @@ def test_hoist_of_what_an_inner_loop_does_not_change(product, matrices, assert_s
     assert_same(product.program, tiles.program, matrices)
 
 
+def test_hoist_of_what_is_computed_from_indices_alone(tiny, matrices, assert_same) -> None:
+    """The mask of a triangular product."""
+    x, s = tiny.operand("x", 4, 8), tiny.result("s", 4, 6)
+    masked = Schedule(tiny.program(tiny.fold(s, "ij", "k", 8, lambda i, j, k: apply(
+        "mul", load(x, (i, k)), apply("convert", apply("le", k, j), dtype=F32)))))
+    hoisted = masked.hoist("i", "i")
+    assert "i.h[i.h.j, i.h.k] = convert(i.h.k <= i.h.j):f32" in str(hoisted)
+    assert_same(masked.program, hoisted.program, matrices[:1])
+
+
 def test_hoist_refuses(tiny, product, total, grand_total) -> None:
     refuses(lambda: product.hoist("i", "i", 0), "multiple of at least 1")
     refuses(lambda: product.hoist("z", "i"), "no loop is called 'z'")

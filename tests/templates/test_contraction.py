@@ -205,6 +205,23 @@ def test_prologues_and_epilogues(check, arrays):
     check(function, x, w, bias, y, ulps=64)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_factors_that_read_nothing(check, arrays, dtype):
+    """Masks of indices, as gradients of slices and triangular matrices have: they are put aside for
+    a tile, or packed, like any other factor that is computed."""
+    def function(a):
+        at = jnp.arange(33)
+        triangle, steps = at[:, None] >= at, (at[:, None] < 29) & (at % 2 == 0)
+        results = [mask.astype(a.dtype) @ a for mask in (triangle, steps)]
+        results += [a.T @ mask.astype(a.dtype) for mask in (triangle, steps)]
+        if dtype == "int8":
+            return results
+        part, pull = jax.vjp(lambda a: (a.T @ a)[:-1, ::2], a)
+        return [*results, *pull(jnp.ones_like(part))]
+
+    check(function, *arrays(dtype, (33, 17)))
+
+
 @pytest.mark.parametrize(("depth", "columns"), [(3, 3), (3, 4), (2, 2), (64, 5), (3, 5), (17, 1)])
 def test_few_columns_of_rows_side_by_side(check, take_apart, arrays, depth, columns):
     """Vectors along the rows, whose results are put in turns; else along the columns."""
