@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, DType, Kind, TensorType
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, DType, Kind
+from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.splat import is_splat_of, splat, splat_constant
 
@@ -148,39 +148,6 @@ def convert_through_wider(node: Node, context: Rewriter) -> Value | None:
     return context.add(node.op, (source,), node.results[0].type, node.attributes)
 
 
-def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
-    """`convert(sum(convert(x) : u) : u) : v` -> `sum(convert(x) : v)` for integers that wrap in v
-
-    Vectors hold more of the narrower ones: bits that are put together to bytes.
-    """
-    total = context.definition(node.operands[0])
-    narrow = node.results[0].type.dtype
-    if total is None or total.op != "stablehlo.reduce" or len(total.operands) != 2:
-        return None
-    operand, first = total.operands
-    made, wide = context.definition(operand), first.type.dtype
-    if made is None or made.op != node.op or not _adds(total.regions[0]) or not (
-            narrow.is_integer and wide.is_integer and narrow.bits < wide.bits) \
-            or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL):
-        return None
-    scalar = TensorType((), narrow)
-    term = context.add(node.op, made.operands, TensorType(operand.type.shape, narrow))
-    return context.add(total.op, (term, context.add(node.op, (first,), scalar)),
-                       node.results[0].type, total.attributes, (_addition(scalar),))
-
-
-def _adds(region: Graph) -> bool:
-    """Whether it gives the sum of its two parameters."""
-    return [n.op for n in region.nodes] == ["stablehlo.add"] \
-        and {*region.nodes[0].operands} == {*region.parameters} \
-        and region.results == region.nodes[0].results
-
-
-def _addition(scalar: TensorType) -> Graph:
-    one, other, total = (Value(scalar) for _ in range(3))
-    return Graph((one, other), (Node("stablehlo.add", (one, other), (total,)),), (total,))
-
-
 def _holds(wide: DType, narrow: DType) -> bool:
     """Whether every value of `narrow` is a value of `wide`."""
     if wide is narrow:
@@ -241,5 +208,5 @@ ARITHMETIC_RULES: Mapping[str, Sequence[Rule]] = {
     "stablehlo.not": (involution,),
     "stablehlo.compare": (compare_self,),
     "stablehlo.select": (select_same, select_known, select_not),
-    "stablehlo.convert": (convert_same, convert_through_wider, convert_of_sum),
+    "stablehlo.convert": (convert_same, convert_through_wider),
 }

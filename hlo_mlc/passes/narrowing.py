@@ -1,5 +1,5 @@
-"""Slices move towards what they are of, where nothing else reads it: no element is computed that
-nobody asked for.
+"""Slices and conversions move towards what they are of, where nothing else reads it: no element is
+computed that nobody asked for, and no bit of one.
 
     (x @ w + b)[-1:]   ->   x[-1:] @ w + b[-1:]
 """
@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import Kind, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule, apply_rules
 from hlo_mlc.ops.contraction import DotAxes
 from hlo_mlc.ops.registry import ELEMENTWISE
 
-_SLICE = "stablehlo.slice"
+_SLICE, _CONVERT, _REDUCE = (f"stablehlo.{name}" for name in ("slice", "convert", "reduce"))
 _STARTS, _LIMITS, _STRIDES = "start_indices", "limit_indices", "strides"
 
 
-def narrow_slices(graph: Graph) -> Graph:
-    """`f(x)[a:b]` -> `f(x[a:b])`, for elementwise ops, transposes and products of matrices.
+def narrow_results(graph: Graph) -> Graph:
+    """`f(x)[a:b]` -> `f(x[a:b])`, for elementwise ops, transposes and products of matrices, and
+    conversions of sums of integers -> sums of converted ones.
 
     Only within one region: a slice in a loop must not take into it what is computed before.
     Returns `graph` itself where there is nothing to move.
     """
-    if not any(node.op == _SLICE for node in graph.walk()):
+    if not any(node.op in (_SLICE, _CONVERT) for node in graph.walk()):
         return graph
     alone: set[Value] = set()
     _find_alone(graph, alone)
-    return apply_rules(graph, {_SLICE: (_narrowing(alone),)})
+    return apply_rules(graph, {op: (_alone(alone, rule),) for op, rule in (
+        (_SLICE, slice_of_result), (_CONVERT, convert_of_sum))})
 
 
 def _find_alone(graph: Graph, alone: set[Value]) -> None:
@@ -43,26 +45,62 @@ def _find_alone(graph: Graph, alone: set[Value]) -> None:
     alone.update(v for node in graph.nodes for v in node.results if uses[v] == 1)
 
 
-def _narrowing(alone: set[Value]) -> Rule:
-    def slice_of_result(node: Node, context: Rewriter) -> Value | None:
-        (whole,) = node.operands
-        maker = context.definition(whole)
-        if whole not in alone or maker is None or maker.opaque:
-            return None
-        if maker.op in ELEMENTWISE and not maker.operands[0].type.dtype.is_packed:
-            parts = [v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
-                     for v in maker.operands]
-        elif maker.op == "stablehlo.transpose":
-            permutation = maker.attributes["permutation"]
-            parts = [_slice(maker.operands[0], dict(zip(permutation, _ranges(node), strict=True)),
-                            context)]
-        elif maker.op == "stablehlo.dot_general":
-            parts = _factors(maker, _ranges(node), context)
-        else:
-            return None
-        return context.add(maker.op, parts, node.results[0].type, maker.attributes)
+def _alone(alone: set[Value], rule: Rule) -> Rule:
+    """The rule, for nodes that alone read what they take."""
+    return lambda node, context: rule(node, context) if node.operands[0] in alone else None
 
-    return slice_of_result
+
+def slice_of_result(node: Node, context: Rewriter) -> Value | None:
+    """`f(x)[a:b]` -> `f(x[a:b])`"""
+    (whole,) = node.operands
+    maker = context.definition(whole)
+    if maker is None:
+        return None
+    if maker.op in ELEMENTWISE and not maker.operands[0].type.dtype.is_packed:
+        parts = [v if v.type.shape != whole.type.shape else _same_slice(node, v, context)
+                 for v in maker.operands]
+    elif maker.op == "stablehlo.transpose":
+        permutation = maker.attributes["permutation"]
+        parts = [_slice(maker.operands[0], dict(zip(permutation, _ranges(node), strict=True)),
+                        context)]
+    elif maker.op == "stablehlo.dot_general":
+        parts = _factors(maker, _ranges(node), context)
+    else:
+        return None
+    return context.add(maker.op, parts, node.results[0].type, maker.attributes)
+
+
+def convert_of_sum(node: Node, context: Rewriter) -> Value | None:
+    """`convert(sum(convert(x) : u) : u) : v` -> `sum(convert(x) : v)` for integers that wrap in v
+
+    Vectors hold more of the narrower ones: bits that are put together to bytes.
+    """
+    total = context.definition(node.operands[0])
+    narrow = node.results[0].type.dtype
+    if total is None or total.op != _REDUCE or len(total.operands) != 2:
+        return None
+    operand, first = total.operands
+    made, wide = context.definition(operand), first.type.dtype
+    if made is None or made.op != _CONVERT or not _adds(total.regions[0]) or not (
+            narrow.is_integer and wide.is_integer and narrow.bits < wide.bits) \
+            or made.operands[0].type.dtype.kind not in (Kind.SIGNED, Kind.UNSIGNED, Kind.BOOL):
+        return None
+    scalar = TensorType((), narrow)
+    term = context.add(_CONVERT, made.operands, TensorType(operand.type.shape, narrow))
+    return context.add(_REDUCE, (term, context.add(_CONVERT, (first,), scalar)),
+                       node.results[0].type, total.attributes, (_addition(scalar),))
+
+
+def _adds(region: Graph) -> bool:
+    """Whether it gives the sum of its two parameters."""
+    return [n.op for n in region.nodes] == ["stablehlo.add"] \
+        and {*region.nodes[0].operands} == {*region.parameters} \
+        and region.results == region.nodes[0].results
+
+
+def _addition(scalar: TensorType) -> Graph:
+    one, other, total = (Value(scalar) for _ in range(3))
+    return Graph((one, other), (Node("stablehlo.add", (one, other), (total,)),), (total,))
 
 
 # (start, limit, stride) along one axis.

@@ -12,7 +12,7 @@
 | multiply-after-loops | closed loops | | takes what rows before the loop have left |
 | update-in-place | | | sees sums that loops carry; those of products are outside now |
 | fold-parts | | | dead nodes, which seem to read what is put together, are gone |
-| narrow-slices | | | what only dead nodes read, and what loops carry, is settled |
+| narrow-results | | | what only dead nodes read, and what loops carry, is settled |
 
 The last passes add nodes that rules improve and that are alike: another round tidies up.  Each pass
 takes time in proportion to the number of nodes (tests/passes/test_work.py).
@@ -37,7 +37,7 @@ from hlo_mlc.passes.integers import INTEGER_RULES
 from hlo_mlc.passes.invariant import hoist_invariants
 from hlo_mlc.passes.loop_fission import multiply_after_loops
 from hlo_mlc.passes.movement import MOVEMENT_RULES, merged
-from hlo_mlc.passes.narrowing import narrow_slices
+from hlo_mlc.passes.narrowing import narrow_results
 from hlo_mlc.passes.parts import fold_parts
 from hlo_mlc.passes.pipeline import Pass, PassRecord, Property, run_passes
 from hlo_mlc.passes.powers import POWER_RULES
@@ -91,7 +91,7 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
         Pass("multiply-after-loops", multiply_after_loops, requires=(CLOSED_LOOPS,)),
         Pass("update-in-place", update_in_place),
         Pass("fold-parts", fold_parts),
-        Pass("narrow-slices", narrow_slices),
+        Pass("narrow-results", narrow_results),
     )
 
 

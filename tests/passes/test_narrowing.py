@@ -1,4 +1,5 @@
-"""Slices move in front of what they take a part of, where nothing else reads it."""
+"""Slices move in front of what they take a part of, conversions in front of sums, where nothing
+else reads these."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from jax import lax
 
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.graph.rewrite import eliminate_dead_nodes
-from hlo_mlc.passes.narrowing import narrow_slices
+from hlo_mlc.passes.common import merge_common_nodes
+from hlo_mlc.passes.narrowing import narrow_results
 
 RNG = np.random.default_rng(0)
 X, W, B = (RNG.standard_normal(shape).astype(np.float32) for shape in ((6, 4), (4, 5), (5,)))
@@ -40,10 +42,10 @@ def test_what_is_computed_is_what_is_read(
     same: Callable,
 ) -> None:
     graph = traced(function, *args)
-    narrow = eliminate_dead_nodes(narrow_slices(graph))
+    narrow = eliminate_dead_nodes(narrow_results(graph))
     assert shape_of(narrow, op) == shape
     same(narrow, graph, args, 1e-6)
-    assert narrow_slices(narrow) is narrow
+    assert narrow_results(narrow) is narrow
 
 
 def two_users(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -64,4 +66,26 @@ def in_a_loop(x: jax.Array) -> jax.Array:
 ])
 def test_what_others_read_or_loops_repeat_stays(function: Callable, traced: Callable) -> None:
     graph = traced(function, X)
-    assert narrow_slices(graph) is graph
+    assert narrow_results(graph) is graph
+
+
+def as_bytes(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.uint8).sum(1, jnp.uint32, initial=7)
+
+
+def test_sums_that_are_read_as_fewer_bits_wrap_earlier(traced: Callable, same: Callable) -> None:
+    graph = traced(lambda x: as_bytes(x).astype(jnp.uint8), X * 99)
+    narrow = eliminate_dead_nodes(narrow_results(graph))
+    (total,) = (n for n in narrow.walk() if n.op == "stablehlo.reduce")
+    assert total.results[0].type.dtype.name == "ui8"
+    same(narrow, graph, (X * 99,), 0)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: as_bytes(x).astype(jnp.float32),
+    lambda x: (as_bytes(x), as_bytes(x).astype(jnp.uint8)),  # it would be summed twice
+])
+def test_sums_that_are_read_as_what_they_are_stay(function: Callable, traced: Callable) -> None:
+    graph = merge_common_nodes(traced(function, X))
+    assert not [n for n in narrow_results(graph).walk() if n.op == "stablehlo.reduce"
+                and n.results[0].type.dtype.name != "ui32"]

@@ -192,37 +192,6 @@ CASES = [
            return %1 : tensor<2xf32>""",
     ),
     Case(
-        "convert_of_sum",
-        "%a: tensor<2x3xui8>",
-        """%0 = stablehlo.convert %a : (tensor<2x3xui8>) -> tensor<2x3xui32>
-           %1 = stablehlo.constant dense<7> : tensor<ui32>
-           %2 = stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [1]
-                : (tensor<2x3xui32>, tensor<ui32>) -> tensor<2xui32>
-           %3 = stablehlo.convert %2 : (tensor<2xui32>) -> tensor<2xui8>
-           return %3 : tensor<2xui8>""",
-        """%0 = stablehlo.constant dense<7> : tensor<ui32>
-           %1 = stablehlo.convert %0 : (tensor<ui32>) -> tensor<ui8>
-           %2 = stablehlo.reduce(%a init: %1) applies stablehlo.add across dimensions = [1]
-                : (tensor<2x3xui8>, tensor<ui8>) -> tensor<2xui8>
-           return %2 : tensor<2xui8>""",
-    ),
-    Case(
-        "convert_of_sum",  # it is read as what it is
-        "%a: tensor<2x3xui8>",
-        """%0 = stablehlo.convert %a : (tensor<2x3xui8>) -> tensor<2x3xui32>
-           %1 = stablehlo.constant dense<7> : tensor<ui32>
-           %2 = stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [1]
-                : (tensor<2x3xui32>, tensor<ui32>) -> tensor<2xui32>
-           %3 = stablehlo.convert %2 : (tensor<2xui32>) -> tensor<2xf32>
-           return %3 : tensor<2xf32>""",
-        """%0 = stablehlo.convert %a : (tensor<2x3xui8>) -> tensor<2x3xui32>
-           %1 = stablehlo.constant dense<7> : tensor<ui32>
-           %2 = stablehlo.reduce(%0 init: %1) applies stablehlo.add across dimensions = [1]
-                : (tensor<2x3xui32>, tensor<ui32>) -> tensor<2xui32>
-           %3 = stablehlo.convert %2 : (tensor<2xui32>) -> tensor<2xf32>
-           return %3 : tensor<2xf32>""",
-    ),
-    Case(
         "zero_size",
         "%a: tensor<0x3xf32>",
         """%0 = stablehlo.sine %a : tensor<0x3xf32>
