@@ -27,7 +27,7 @@ SHAPED_BODIES = (
     "{c}.at[1:].set({x}[:-1])")
 
 
-def _body(draw: Draws, value: Operand, c: str, x: str, i: str = "0") -> str:
+def body_of(draw: Draws, value: Operand, c: str, x: str, i: str = "0") -> str:
     """An expression of the type of `value` in a carried `c`, another `x` and the trip `i`."""
     simple = {"f": FLOAT_BODIES, "c": COMPLEX_BODIES}.get(value.kind, INTEGER_BODIES)
     bodies = simple + SHAPED_BODIES * (value.rank > 0 < value.size)
@@ -44,7 +44,7 @@ def _numbers(draw: Draws) -> Operand:
 def fori(draw: Draws) -> str:
     c = _numbers(draw)
     x = draw.same(c)
-    body = f"kernel(lambda i, c: {_body(draw, c, 'c', str(x), 'i')})"
+    body = f"kernel(lambda i, c: {body_of(draw, c, 'c', str(x), 'i')})"
     return f"lax.fori_loop(0, {draw.among((0, 1, 2, 3, 7))}, {body}, {c})"
 
 
@@ -52,7 +52,7 @@ def while_two(draw: Draws) -> str:
     """Two carried arrays and a counter; they may be permuted or not change at all."""
     c = _numbers(draw)
     x = draw.same(c)
-    first, second = _body(draw, c, "p", "q", "i"), _body(draw, c, "q", "p", "i")
+    first, second = body_of(draw, c, "p", "q", "i"), body_of(draw, c, "q", "p", "i")
     order = draw.among((f"{first}, {second}", f"{second}, {first}", "q, p", f"p, {second}"))
     trips = draw.among((0, 1, 2, 5))
     return (f"lax.while_loop(lambda s: s[0] < {trips}, lambda s: kernel("
@@ -70,7 +70,7 @@ def scan(draw: Draws) -> str:
     """A loop over the rows of a value, with the rows that it makes."""
     x = draw.value("fiuc", rank=1, most_rank=3)
     row = Operand("c", x.dtype, x.shape[1:])
-    carried, made = _body(draw, row, "c", "x"), _body(draw, row, "x", "c")
+    carried, made = body_of(draw, row, "c", "x"), body_of(draw, row, "x", "c")
     start = f"jnp.ones({row.shape}, {x.dtype!r})"
     return (f"lax.scan(kernel(lambda c, x: ({carried}, {made})), {start}, {x}, "
             f"reverse={draw.chance(30)}, unroll={draw.among((1, 1, 2))})")
@@ -80,14 +80,14 @@ def conditional(draw: Draws) -> str:
     x = _numbers(draw)
     y = draw.same(x)
     flag = draw.value("fiu")
-    bodies = [f"kernel(lambda p, q: {_body(draw, x, 'p', 'q')})" for _ in range(2)]
+    bodies = [f"kernel(lambda p, q: {body_of(draw, x, 'p', 'q')})" for _ in range(2)]
     return f"lax.cond(jnp.sum({flag}) > 0, {bodies[0]}, {bodies[1]}, {x}, {y})"
 
 
 def switch(draw: Draws) -> str:
     x = _numbers(draw)
     index = draw.value("i")
-    bodies = ", ".join(f"kernel(lambda p: {_body(draw, x, 'p', str(x))})" for _ in range(3))
+    bodies = ", ".join(f"kernel(lambda p: {body_of(draw, x, 'p', str(x))})" for _ in range(3))
     return f"lax.switch({index}.reshape(-1)[:1].sum(), [{bodies}], {x})"
 
 
@@ -99,7 +99,7 @@ def branches_in_loop(draw: Draws) -> str:
     numbers = draw.value("i", rank=1)
 
     def branch(depth: int) -> str:
-        first, second = _body(draw, c, "p", "q", "i"), _body(draw, c, "q", "p", "i")
+        first, second = body_of(draw, c, "p", "q", "i"), body_of(draw, c, "q", "p", "i")
         body = draw.among((f"{first}, q", f"p, {second}", f"{first}, {second}", "p, q", "q, p"))
         if depth and draw.chance(30):
             return (f"lambda i, p, q: lax.fori_loop(0, {draw.among((1, 3))}, "
@@ -123,7 +123,7 @@ def flags(draw: Draws) -> str:
     """A loop that carries a bool: it may end it, choose what is computed, or change each trip."""
     c = _numbers(draw)
     x = draw.same(c)
-    body = _body(draw, c, "c", str(x), "i")
+    body = body_of(draw, c, "c", str(x), "i")
     flag = draw.among(CONDITIONS).format(c="c", x=x)
     done = draw.among((flag, f"done | {flag}", f"done ^ {flag}", "~done"))
     kept = draw.among(("c", f"jnp.where(done, c, {body})", f"jnp.where({done}, {body}, c)",
@@ -137,7 +137,7 @@ def masked(draw: Draws) -> str:
     """A loop that carries which elements still change."""
     c = _numbers(draw)
     x = draw.same(c)
-    body = _body(draw, c, "c", str(x), "i")
+    body = body_of(draw, c, "c", str(x), "i")
     condition = draw.among((f"c < {x}", "c > 1", "c != c[::-1]" if c.rank else "c > 0", "~on"))
     joined = draw.among(("on & ({})", "{}", "on ^ ({})", "on | ({})")).format(condition)
     return (f"lax.fori_loop(0, {draw.among((0, 1, 2, 5))}, kernel(lambda i, s: (lambda on, c: "
@@ -149,7 +149,7 @@ def nested(draw: Draws) -> str:
     """A loop in a loop, whose trips may depend on the outer one or on a value."""
     c = _numbers(draw)
     x = draw.same(c)
-    inner, outer = _body(draw, c, "c", str(x), "j"), _body(draw, c, "c", str(x), "i")
+    inner, outer = body_of(draw, c, "c", str(x), "j"), body_of(draw, c, "c", str(x), "i")
     number = draw.value("iu")
     some = f"jnp.clip({number}.reshape(-1)[:1].sum(), 0, 3).astype('int32')"
     first, last = draw.among((("0", "i"), ("i", "3"), ("0", "2"), ("0", some), ("1", some),
@@ -162,4 +162,4 @@ def nested(draw: Draws) -> str:
 def mapped(draw: Draws) -> str:
     x = draw.value("fiuc", rank=1, most_rank=3)
     row = Operand("r", x.dtype, x.shape[1:])
-    return f"lax.map(kernel(lambda r: {_body(draw, row, 'r', 'r')}), {x})"
+    return f"lax.map(kernel(lambda r: {body_of(draw, row, 'r', 'r')}), {x})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from fuzzing import arrays, control, elementwise, folds, matrices
+from fuzzing import arrays, control, elementwise, folds, matrices, transformed
 from fuzzing.draws import Again, Draws
 from fuzzing.program import Operand, Program, Text, types_of
 
@@ -68,6 +68,11 @@ FAMILIES: Mapping[str, Family] = {
     "nested": Family(control.nested, 2),
     "mapped": Family(control.mapped, 1),
     "matrices": Family(matrices.matrices, 2),
+    "mapped_control": Family(transformed.mapped_control, 2),
+    "mapped_indexing": Family(transformed.mapped_indexing, 2),
+    "derivative": Family(transformed.derivative, 2),
+    "associative": Family(transformed.associative, 1),
+    "segments": Family(transformed.segments, 1),
 }
 CONTROL = frozenset(("fori", "while_two", "while_data", "scan", "conditional", "switch",
                      "branches_in_loop", "flags", "masked", "nested", "mapped"))
