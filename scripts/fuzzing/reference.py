@@ -160,6 +160,10 @@ def bound(equation: core.JaxprEqn, operands: Sequence[jax.Array]) -> list[jax.Ar
     """An equation's results for operands that may be wider than those it was traced with."""
     primitive, params = equation.primitive, dict(equation.params)
     name = primitive.name
+    if name == "gather" or name.startswith("scatter"):
+        # The interpreter takes large unsigned numbers for negative ones, where they are indices.
+        array, places, *rest = operands
+        operands = [array, places.astype(jnp.int64), *rest]
     if name == "reduce":
         return _folded(params, operands)
     if name[:7] == "scatter" and name[8:] in _SCATTERS:

@@ -404,6 +404,16 @@ def test_the_first_few_are_those_along_the_axis() -> None:
     assert places.tolist() == [[3, 1], [1, 2], [2, 0]]
 
 
+def test_large_unsigned_numbers_are_no_negative_places() -> None:
+    """Under vmap an index is an operand of a gather, whatever its type."""
+    x, n = np.arange(12.0).reshape(3, 4), np.array([0, 130, 255], np.uint8)
+    oracle = Oracle(jax.vmap(lambda row, n: (row[n], row.at[n].set(7, mode="clip"))), [x, n],
+                    True, False)
+    taken, put = oracle.run(0, 0).exact
+    assert taken.tolist() == [0, 7, 11]
+    assert np.argwhere(put == 7).tolist() == [[0, 0], [1, 3], [2, 3]]
+
+
 @pytest.mark.parametrize("dtype", ["uint64", "int64", "uint8", "int32"])
 def test_conversions_to_integers_saturate(dtype: str) -> None:
     x = np.array([-1e30, -2.5, 0, 3.7, 200, 1e30, np.nan])
