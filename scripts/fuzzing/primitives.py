@@ -93,6 +93,11 @@ def _broadcast(p: Mapping, x: np.ndarray) -> np.ndarray:
     return np.broadcast_to(x.reshape(shape), p["shape"])
 
 
+def _reshape(p: Mapping, x: np.ndarray) -> np.ndarray:
+    order = p["dimensions"]  # that of a transposition before, as derivatives of products have
+    return (x if order is None else x.transpose(order)).reshape(p["new_sizes"])
+
+
 def _pad(p: Mapping, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
     spread = [e + max(e - 1, 0) * i for e, (_, _, i) in zip(x.shape, p["padding_config"],
                                                              strict=True)]
@@ -252,7 +257,7 @@ RULES: Mapping[str, Rule] = {
     "population_count": _bits(lambda v, width: v.bit_count()),
     "clz": _bits(lambda v, width: width - v.bit_length()),
     "select_n": _select, "clamp": _clamp, "broadcast_in_dim": _broadcast,
-    "reshape": lambda p, x: x.reshape(p["new_sizes"]),
+    "reshape": _reshape,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
     "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
     "transpose": lambda p, x: np.transpose(x, p["permutation"]),

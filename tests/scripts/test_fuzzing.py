@@ -414,6 +414,13 @@ def test_large_unsigned_numbers_are_no_negative_places() -> None:
     assert np.argwhere(put == 7).tolist() == [[0, 0], [1, 3], [2, 3]]
 
 
+def test_reshapes_may_transpose_before() -> None:
+    x = np.arange(6.0).reshape(2, 3)
+    oracle = Oracle(lambda x: (lax.reshape(x, (2, 3), (1, 0)),), [x], True, False)
+    (exact,) = oracle.run(0, 0).exact
+    assert exact.tolist() == [[0, 3, 1], [4, 2, 5]]
+
+
 @pytest.mark.parametrize("dtype", ["uint64", "int64", "uint8", "int32"])
 def test_conversions_to_integers_saturate(dtype: str) -> None:
     x = np.array([-1e30, -2.5, 0, 3.7, 200, 1e30, np.nan])
