@@ -20,6 +20,7 @@ from hlo_mlc.schedule import (
     pipelining,
     prefetching,
     reduction,
+    splitting,
     storage,
 )
 from hlo_mlc.support.errors import ScheduleError
@@ -29,7 +30,7 @@ Argument = int | str | tuple[str, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (loops.split, loops.specialize, loops.fuse, loops.reorder, kinds.unroll,
+    for function in (splitting.split, splitting.specialize, loops.fuse, loops.reorder, kinds.unroll,
                      kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
                      fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
@@ -40,7 +41,7 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
-    for function in (loops.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
+    for function in (splitting.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
                      reduction.rfactor, fusion.fuse_first, fusion.distribute, storage.hoist)
 }
 

@@ -6,28 +6,23 @@ over a variable of that name, so copies made by peeling are rewritten together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Buffer, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
-    Call,
     For,
-    If,
     LoopKind,
     LoopProgram,
     Stmt,
     Store,
-    While,
-    walk,
 )
 from hlo_mlc.loops.dependence import (
     Access,
     Memory,
     accesses,
-    carried,
     pairs,
     same_reduction,
     variables,
@@ -36,24 +31,17 @@ from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,
-    expressions,
-    guarded,
     loop,
     loop_names,
     loops_named,
     paths,
     substitute,
     transform,
-    when,
     with_body,
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.guards import conjuncts
-
-TAILS = ("peel", "shorten", "lengthen", "guard", "repeat", "shift")
-"""What `split` does with what is left over."""
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For, ...]:
@@ -128,256 +116,6 @@ def refuse_inside(program: LoopProgram, primitive: str, name: str, *kinds: LoopK
             for outer in above:
                 if isinstance(outer, For) and outer.kind in kinds:
                     raise refuse(primitive, stmt, f"is inside `{headline(outer)}`")
-
-
-def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
-          checked: bool = True) -> LoopProgram:
-    """Cut a loop into blocks of `factor` iterations; what is left over is a loop of its own.
-
-        for i in 0..10:              for i.o in 0..2:
-          y[i] = x[i]         ->       for i.i in 0..4:
-                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
-                                     for i.t in 0..2:
-                                       y[i.t + 8] = x[i.t + 8]
-
-    So it is with the `tail` "peel".  With "shorten" the last block has fewer iterations: there is
-    one copy of the body, and tasks are of nearly equal size.
-
-        for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       for i.i in 0..min(4, i.o * -4 + 10):
-                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
-
-    With "lengthen" it has more iterations: what is left over is no block of its own.
-
-        for i in 0..10:              for i.o in 0..2:
-          y[i] = x[i]         ->       for i.i in 0..floordiv(i.o + 1, 2) * 2 + 4:
-                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
-
-    With "guard" all blocks have as many iterations, some of which do nothing in the last one.
-
-        for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       for i.i in 0..4:
-                                         if (i.i + i.o * 4) < 10:
-                                           y[i.i + i.o * 4] = x[i.i + i.o * 4]
-
-    With "repeat" it begins early, and does again what the block before it did.  Refused unless
-    iterations are independent, and read nothing of what they write but what they have stored.
-
-        for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       for i.i in 0..4:
-                                         y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)]
-
-    With "shift" it begins early, too, but only private buffers are filled again: elsewhere guards
-    let nothing happen twice, until `specialize` makes them unnecessary.
-
-        for i in 0..10:              for i.o in 0..3:
-          y[i] = x[i]         ->       for i.i in 0..4:
-                                         y[i.i + min(i.o * 4, 6)] = x[i.i + min(i.o * 4, 6)]
-                                           where (i.i + min(i.o * 4, 6)) >= (i.o * 4)
-
-    A parallel loop stays parallel on the outside, and does nothing twice.  Halide: split with a
-    specialised tail, with GuardWithIf around the whole block, GuardWithIf, ShiftInwards and
-    PredicateStores; TVM: split and loop partition.
-    """
-    if factor < 1:
-        raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
-    if tail not in TAILS:
-        raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got "
-                            f"{tail!r}")
-    early = tail in ("repeat", "shift")
-
-    def cut(stmt: For) -> Body:
-        require_kind("split", stmt, LoopKind.SERIAL, *(() if early else (LoopKind.PARALLEL,)))
-        if tail == "peel":
-            return _peeled(stmt, factor)
-        if tail == "repeat" and checked:
-            _check_repeatable(stmt, Memory.of(program))
-        if tail == "shorten":
-            return _shortened(stmt, factor)
-        if tail == "lengthen":
-            return _lengthened(stmt, factor)
-        if tail == "guard":
-            return _left_out(stmt, factor)
-        extent = require_constant("split", stmt)
-        size = min(factor, extent)
-        count = -(-extent // size)
-
-        def block(o: Var) -> Body:
-            start = index.multiply(o if count > 1 else index.constant(0), index.constant(size))
-            inside = stmt if tail == "repeat" else _only_from(stmt, start)
-            return _block(inside, index.minimum(start, index.constant(extent - size)), size)
-
-        return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
-
-    return rewrite_loops(program, "split", name, cut)
-
-
-def _peeled(stmt: For, factor: int) -> Body:
-    blocks, rest = index.floordiv(stmt.extent, factor), index.floormod(stmt.extent, factor)
-    size = index.constant(factor)
-    result: Body = ()
-    if index.bounds(blocks)[1] > 0:
-        result += (loop(f"{stmt.var.name}.o", blocks, stmt.kind,
-                        lambda o: _block(stmt, index.multiply(o, size), size)),)
-    if index.bounds(rest)[1] > 0:
-        result += _block(stmt, index.multiply(blocks, size), rest, "t")
-    return result
-
-
-def _shortened(stmt: For, factor: int) -> Body:
-    size = index.constant(factor)
-
-    def block(o: Var) -> Body:
-        start = index.multiply(index.constant(0) if o.extent == 1 else o, size)
-        return _block(stmt, start, index.minimum(size, index.subtract(stmt.extent, start)))
-
-    return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
-
-
-def _blocks(stmt: For, factor: int) -> Expr:
-    """How many blocks of so many iterations there are, with one that is not full."""
-    return index.floordiv(index.add(stmt.extent, index.constant(factor - 1)), factor)
-
-
-def _lengthened(stmt: For, factor: int) -> Body:
-    size, extent = index.constant(factor), require_constant("split", stmt)
-    count = max(1, extent // factor)
-    more = index.constant(extent - count * factor)
-
-    def block(o: Var) -> Body:
-        number = index.constant(0) if count == 1 else o
-        is_last = index.floordiv(index.add(number, index.constant(1)), count)
-        return _block(stmt, index.multiply(number, size),
-                      index.add(size, index.multiply(is_last, more)))
-
-    return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
-
-
-def _left_out(stmt: For, factor: int) -> Body:
-    """Blocks of one size, in which what is behind the last iteration is left out."""
-    size = index.constant(factor)
-
-    def one(o: Var, i: Var) -> Body:
-        position = index.add(index.multiply(o, size), i)
-        return when(index.compare("lt", position, stmt.extent),
-                     substitute(stmt.body, {stmt.var: position}))
-
-    name = stmt.var.name
-    return (loop(f"{name}.o", _blocks(stmt, factor), stmt.kind, lambda o: (
-        loop(f"{name}.i", factor, LoopKind.SERIAL, lambda i: one(o, i)),)),)
-
-
-def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:
-    """`size` iterations from `start` on."""
-    return (loop(f"{stmt.var.name}.{suffix}", size, LoopKind.SERIAL,
-                 lambda i: substitute(stmt.body, {stmt.var: index.add(start, i)})),)
-
-
-def _only_from(stmt: For, start: Expr) -> For:
-    """A loop that changes nothing but its private buffers in the iterations before `start`."""
-    shared = {a.stmt for a in accesses(stmt.body) if a.writes}
-
-    def visit(inner: Stmt) -> Body | None:
-        if isinstance(inner, While | Call):
-            raise refuse("split", inner, "cannot be left out of some iterations")
-        if inner in shared and isinstance(inner, Store | Accumulate):
-            own = guarded(inner, index.compare("ge", stmt.var, start))
-            return () if own is None else (own,)
-        return None
-
-    return For(stmt.var, stmt.extent, stmt.kind, transform(stmt.body, visit))
-
-
-def _check_repeatable(stmt: For, memory: Memory) -> None:
-    """Refuse a loop of which an iteration, done again, might give something else."""
-    conflict = carried(stmt, memory)
-    if conflict is not None:
-        raise refuse("split", stmt, f"has dependent iterations: {conflict}")
-    touched, stored = accesses(stmt.body), []
-    written = {a.buffer for a in touched if a.writes}
-    for a in touched:
-        if isinstance(a.stmt, Store) and a.writes:
-            if not a.guards and not any(map(loads, a.indices)):
-                stored.append(a)
-        elif any(memory.may_overlap(a.buffer, b) for b in written) and not any(
-                s.buffer == a.buffer and s.indices == a.indices
-                and s.path == a.path[:len(s.path)] for s in stored):
-            raise refuse("split", stmt, f"may not do an iteration again: {a} reads what this "
-                         "overwrites")
-
-
-def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
-    """Give a loop a copy for the last iteration of the loop `at` around it, and take from each
-    copy what does not happen there.
-
-        for i.o in 0..3:                                    for i.o in 0..3:
-          for i.i in 0..min(4, i.o * -4 + 10):    ->          if i.o < 2:
-            y[i.i + i.o * 4] = x[i.i + i.o * 4]                 for i.i in 0..4:
-                                                                  y[i.i + i.o * 4] = x[…]
-                                                              else:
-                                                                for i.i in 0..2:
-                                                                  y[i.i + 8] = x[i.i + 8]
-
-    So are extents constant, and iterations that guards exclude no part of the loop.  Where there is
-    nothing to take away, there is no copy.  Halide: specialize; TVM: loop partition.
-    """
-    found = False
-
-    def visit(outer: For) -> Body:
-        last = index.constant(require_constant("specialize", outer) - 1)
-        before = Var(outer.var.name, outer.var.dtype, last.value)
-
-        def copies(stmt: Stmt) -> Body | None:
-            nonlocal found
-            if not isinstance(stmt, For) or stmt.var.name != name:
-                return None
-            found = True
-            full = substitute(substitute((stmt,), {outer.var: before}), {before: outer.var})
-            if last.value <= 0 or _all_expressions(full) == _all_expressions((stmt,)):
-                return (stmt,)
-            rest = substitute((stmt,), {outer.var: last})
-            then, otherwise = (tuple([narrow for s in copy for narrow in _narrowed(_taken(s))])
-                               for copy in (full, rest))
-            return (If(index.compare("lt", outer.var, last), then, otherwise),)
-
-        return (For(outer.var, outer.extent, outer.kind, transform(outer.body, copies)),)
-
-    result = rewrite_loops(program, "specialize", at, visit)
-    if not found:
-        raise refuse("specialize", require_loops(program, "specialize", at)[0],
-                     f"holds no loop called {name}")
-    return result
-
-
-def _narrowed(statements: Body) -> Body:
-    """Loops that have fewer iterations than before over variables that are known to stay below."""
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, For) or stmt.var.extent is None \
-                or index.bounds(stmt.extent)[1] >= stmt.var.extent:
-            return None
-        return (loop(stmt.var.name, stmt.extent, stmt.kind, lambda i: _narrowed(
-            substitute(stmt.body, {stmt.var: i}))),)
-
-    return transform(statements, visit)
-
-
-def _all_expressions(statements: Body) -> list[Expr]:
-    return [e for s in walk(statements) for e in expressions(s)]
-
-
-def _taken(stmt: For) -> Body:
-    """A loop from the first iteration on in which it changes something that others see."""
-    def first(guards: Iterable[Expr]) -> int:
-        starts = [-offset for guard in guards for part in conjuncts(guard)
-                  if isinstance(part, Apply) and part.op == "ge" and part.args[0].dtype is INDEX
-                  for terms, offset in [index.affine(index.subtract(*part.args))]
-                  if terms == {stmt.var: 1}]
-        return max(starts, default=0)
-
-    idle = max(0, min((first(a.guards) for a in accesses(stmt.body) if a.writes), default=0))
-    left = index.subtract(stmt.extent, index.constant(idle))
-    return (loop(stmt.var.name, left, stmt.kind, lambda i: substitute(
-        stmt.body, {stmt.var: index.add(i, index.constant(idle))})),)
 
 
 def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:

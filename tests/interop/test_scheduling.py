@@ -24,7 +24,7 @@ from hlo_mlc.interop.scheduling import KernelSchedule
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, Measured, Record, open_records, target_key
 from hlo_mlc.schedule.core import PRIMITIVES, Step
-from hlo_mlc.schedule.loops import TAILS
+from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import CodegenError, ConfigurationError, ScheduleError, UsageError
 from hlo_mlc.support.options import Options
 

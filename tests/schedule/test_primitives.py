@@ -20,7 +20,7 @@ from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import with_body
 from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.schedule import Schedule, Step, replay
-from hlo_mlc.schedule.loops import TAILS
+from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
 from hlo_mlc.tensor.core import Assign, Stage

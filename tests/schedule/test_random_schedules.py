@@ -9,7 +9,7 @@ from hlo_mlc.expr.dtypes import F32, I32
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.schedule.core import PRIMITIVES
-from hlo_mlc.schedule.loops import TAILS
+from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 
 # These rewrite loops that a template has built for a GPU: test_pipelining.py.
