@@ -227,6 +227,16 @@ def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
     return body
 
 
+def instead(body: Body, buffers: Mapping[Buffer, Buffer]) -> Body:
+    """A body in which other private buffers stand for some."""
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, Allocate) or stmt.buffer not in buffers:
+            return None
+        return (Allocate(buffers[stmt.buffer], transform(stmt.body, visit)),)
+
+    return transform(redirect(body, buffers, lambda place: place), visit)
+
+
 def inline_calls(statements: Body) -> Body:
     """What the called programs do, in place of the calls."""
     return transform(statements, lambda s: inlined(s) if isinstance(s, Call) else None)

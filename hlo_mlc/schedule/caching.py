@@ -1,15 +1,15 @@
-"""Schedule primitives that copy what loops touch, or keep stores out of caches: cache_read,
-cache_write, stream."""
+"""Schedule primitives that copy what loops touch, and say how it lies there, or keep stores out of
+caches: cache_read, cache_write, pad, stream."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, loads
-from hlo_mlc.loops.accesses import Inside
+from hlo_mlc.loops.accesses import Inside, is_full
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -27,23 +27,26 @@ from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
+    instead,
     loop,
     map_expressions,
     paths,
     redirect,
     transform,
+    when,
     with_body,
 )
 from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops
-from hlo_mlc.schedule.storage import filled, refuse_large, refuse_tasks, taken_out
+from hlo_mlc.schedule.storage import nest_like, refuse_large, refuse_tasks, taken_out
 from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.classify import stride
 
 _LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
 
 
-def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = ""
-               ) -> LoopProgram:
+def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = "",
+               along: str = "") -> LoopProgram:
     """Copy what each iteration of a loop reads of a buffer to a private tile first.
 
         for i in 0..4:                   for i in 0..4:
@@ -56,7 +59,8 @@ def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", s
     With the `layout` "loops" there is a tile for each place at which the buffer is read, with an
     element for each iteration of the loops in which the place changes, in their order: nothing
     between them is copied.  Where a loop is named in which places are to be the `same`, others are
-    left alone.
+    left alone; so are, where one is named `along` which places are to be nearest to each other,
+    those that are nearer along another loop in which they change, or change in no other.
 
         for i in 0..4:                   for i in 0..4:
           for j in 0..8:                   alloc x.i: 8xf32 stack:
@@ -68,21 +72,23 @@ def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", s
     Halide: in + compute_at; TVM: cache_read.
     """
     _require_layout("cache_read", name, layout, ("rows", "loops"))
-    if same:
-        require_loops(program, "cache_read", same)
+    for loop_name in filter(None, (same, along)):
+        require_loops(program, "cache_read", loop_name)
         if layout != "loops":
-            raise ScheduleError(f"cache_read: expected the layout 'loops' for {name!r} where it is "
-                                f"the same in {same!r}; got {layout!r}")
+            raise ScheduleError(f"cache_read: expected the layout 'loops' for the places of "
+                                f"{name!r} that {loop_name!r} tells; got {layout!r}")
 
     def stage(stmt: For, touched: list[Access]) -> Body:
         writer = next((a for a in touched if a.writes), None)
         if writer is not None:
             raise refuse("cache_read", stmt, f"also writes {name} in {writer}; use cache_write")
         if layout == "loops":
-            chosen = [a for a in touched if not same or _is_same(a, same)]
+            chosen = [a for a in touched if (not same or _is_same(a, same))
+                      and (not along or _is_nearest(a, along))]
             if not chosen:
                 raise refuse("cache_read", stmt, f"reads {name} elsewhere in each iteration of "
-                             f"{same}")
+                             f"{same}" if same else f"reads {name} at no places that are nearest "
+                             f"to each other along {along}")
             return _read_first(stmt, chosen, _tile_name(name, at))
         buffer = touched[0].buffer
         tile = tile_around(buffer, accesses(stmt.body), stmt.body)
@@ -150,10 +156,22 @@ def _is_same(access: Access, name: str) -> bool:
     return bool(around) and all(v not in i.free for v in around for i in access.indices)
 
 
+def _is_nearest(access: Access, name: str) -> bool:
+    """Whether an access moves through memory along the loop of that name, and farther along all
+    others around it in which it moves, of which there are some."""
+    read = Load(access.buffer, access.indices)
+    steps = {s.var.name: stride(read, s.var) for s, _ in access.path
+             if isinstance(s, For) and any(s.var in i.free for i in access.indices)}
+    own = steps.pop(name, None)
+    return bool(own and steps) and all(
+        step is not None and abs(own) < abs(step) for step in steps.values())
+
+
 def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
     """The body of a loop behind copies of what it reads at each place."""
     varying, written = variables(stmt.body), Inside.of(stmt.body).written
     places: dict[tuple[Expr, ...], list[For]] = {}
+    conditions: dict[tuple[Expr, ...], Expr | None] = {}
     for a in touched:
         loops = [s for s, _ in a.path
                  if isinstance(s, For) and any(s.var in i.free for i in a.indices)]
@@ -163,13 +181,18 @@ def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
             raise refuse("cache_read", stmt, f"changes meanwhile what {a} reads")
         if [s.extent for s in known] != [s.extent for s in loops]:
             raise refuse("cache_read", stmt, f"holds loops of several extents around {a}")
+        condition = _reached(a, loops)
+        if conditions.setdefault(a.indices, condition) is not condition:
+            conditions[a.indices] = None
     buffer, tiles, fills = touched[0].buffer, {}, ()
     for number, (place, loops) in enumerate(places.items()):
         tile = Buffer(f"{name}.{number}" if number else name, buffer.dtype,
                       tuple(most_iterations("cache_read", s) for s in loops), "stack")
         refuse_large("cache_read", stmt, tile)
         tiles[place] = tile, tuple(s.var for s in loops)
-        fills += filled(tile, loops, Load(buffer, place), _inside(buffer, place), name)
+        guard = _inside(buffer, place) if conditions[place] is None else None
+        fill = Store(tile, tuple([s.var for s in loops]), Load(buffer, place), guard)
+        fills += nest_like(loops, when(conditions[place] or build.TRUE, (fill,)), name)
 
     def swap(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source == buffer and node.indices in tiles:
@@ -179,6 +202,49 @@ def _read_first(stmt: For, touched: list[Access], name: str) -> Body:
     memo: dict[Expr, Expr] = {}
     body = map_expressions(stmt.body, lambda e: build.transform(e, swap, memo))
     return allocated((tile for tile, _ in tiles.values()), (*fills, *body))
+
+
+def _reached(access: Access, loops: Sequence[For]) -> Expr | None:
+    """The condition, on loops and branches, under which a place is read that changes in these
+    loops; None where more than that decides about it."""
+    own, condition = {s.var for s in loops}, build.TRUE
+    if access.guards:
+        return None
+    inside = {s.var for s, _ in access.path if isinstance(s, For)} - own
+    for s, branch in access.path:
+        if isinstance(s, If) and branch == 0 and not loads(s.condition) \
+                and s.condition.free.isdisjoint(inside):
+            condition = build.all_of(condition, s.condition)
+        elif not isinstance(s, Allocate | For) or (
+                isinstance(s, For) and s.var not in own and not is_full(s)):
+            return None
+    return condition
+
+
+def pad(program: LoopProgram, name: str, elements: int) -> LoopProgram:
+    """Let the rows of a private buffer be longer than what they hold.
+
+        alloc a: 32x32xf32 stack:        alloc a: 32x33xf32 stack:
+          …a[i, j]…                  ->    …a[i, j]…
+
+    So the elements of a column are in different banks of a GPU's shared memory.  TVM:
+    storage_align; Halide: align_storage.
+    """
+    if elements < 1:
+        raise ScheduleError(f"pad: expected at least one element for {name!r}, got {elements}")
+    private = {s.buffer for s in walk(program.body) if isinstance(s, Allocate)}
+    wide = {b: replace(b, shape=(*b.shape[:-1], b.shape[-1] + elements))
+            for b in private if b.name == name and b.shape}
+    if not wide:
+        known = ", ".join(sorted(b.name for b in private if b.shape)) or "none"
+        raise ScheduleError(f"pad: no private array is called {name!r}; there are: {known}")
+    for stmt in walk(program.body):
+        if isinstance(stmt, Allocate) and stmt.buffer in wide:
+            refuse_large("pad", stmt, wide[stmt.buffer])
+        if isinstance(stmt, Accumulate) and len(stmt.buffers) > 1 \
+                and not wide.keys().isdisjoint(stmt.buffers):
+            raise refuse("pad", stmt, f"updates other buffers together with {name}")
+    return with_body(program, instead(program.body, wide))
 
 
 def stream(program: LoopProgram, name: str) -> LoopProgram:

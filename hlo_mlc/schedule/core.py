@@ -35,7 +35,7 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
                      fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
                      storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
-                     caching.stream, prefetching.prefetch, prefetching.prefetch_next,
+                     caching.pad, caching.stream, prefetching.prefetch, prefetching.prefetch_next,
                      pipelining.persist, pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
@@ -162,8 +162,9 @@ class Schedule:
         """Iterations as tasks."""
         return self.apply(Step("parallel", (loop,)))
 
-    def bind(self, loop: str, to: str) -> Schedule:
-        """Iterations as the blocks of a grid or the threads of a block."""
+    def bind(self, loop: str | tuple[str, ...], to: str) -> Schedule:
+        """Iterations as the blocks of a grid or the threads of a block; those of several loops as
+        the same threads."""
         return self.apply(Step("bind", (loop, to)))
 
     def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
@@ -210,16 +211,21 @@ class Schedule:
         computed before it: `loop.h`."""
         return self.apply(Step("hoist", (loop, inner, multiple)))
 
-    def cache_read(self, buffer: str, loop: str, layout: str = "rows", same: str = ""
-                   ) -> Schedule:
+    def cache_read(self, buffer: str, loop: str, layout: str = "rows", same: str = "",
+                   along: str = "") -> Schedule:
         """What an iteration of `loop` reads of `buffer`, or what is the `same` in all iterations of
-        a loop in it, is copied to a private tile first."""
-        given = (layout, same) if same else (layout,) if layout != "rows" else ()
+        a loop in it, or nearest to each other `along` one, is copied to a private tile first."""
+        given = (layout, same, along) if along else (layout, same) if same else (
+            layout,) if layout != "rows" else ()
         return self.apply(Step("cache_read", (buffer, loop, *given)))
 
     def cache_write(self, buffer: str, loop: str, layout: str = "rows") -> Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
         return self.apply(Step("cache_write", (buffer, loop, layout)))
+
+    def pad(self, buffer: str, elements: int) -> Schedule:
+        """Rows of a private buffer -> rows that are longer by so many elements."""
+        return self.apply(Step("pad", (buffer, elements)))
 
     def stream(self, buffer: str) -> Schedule:
         """What is stored to a buffer may bypass the caches."""

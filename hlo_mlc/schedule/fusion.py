@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Expr, Var
-from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, walk
+from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
@@ -38,8 +38,9 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
           b[j] = a[j] * 2
 
     What lies between them moves out of the way where nothing depends on it; scopes of private
-    buffers grow to hold both.  Refused where an iteration of the second needs what another
-    iteration of the first does.  Halide and TVM: compute_at; elsewhere loop fusion.
+    buffers grow to hold both.  With one name twice, two loops of that name become one.  Refused
+    where an iteration of the second needs what another iteration of the first does.  Halide and
+    TVM: compute_at; elsewhere loop fusion.
     """
     require_loops(program, "fuse_loops", first)
     require_loops(program, "fuse_loops", second)
@@ -231,8 +232,17 @@ def _merge(statements: list[Stmt], first: str, second: str, memory: Memory) -> B
     early, late = _parted(statements[start + 1:end], one, two, memory)
     moved = substitute(two.body, {two.var: one.var})
     check_same_iteration("fuse_loops", (one,), one.body, moved, memory)
-    both = For(one.var, one.extent, one.kind, (*one.body, *moved))
+    both = For(one.var, one.extent, one.kind, _in_turn(one.body, moved))
     return (*statements[:start], *early, both, *late, *statements[end + 1:])
+
+
+def _in_turn(first: Body, second: Body) -> Body:
+    """One after the other; under one condition where both have the same."""
+    if first and second and isinstance(first[-1], If) and isinstance(second[0], If) \
+            and first[-1].condition is second[0].condition and not loads(first[-1].condition):
+        both = (a + b for a, b in zip(bodies(first[-1]), bodies(second[0]), strict=True))
+        return (*first[:-1], If(first[-1].condition, *both), *second[1:])
+    return first + second
 
 
 def _parted(between: list[Stmt], one: For, two: For, memory: Memory) -> tuple[Body, Body]:

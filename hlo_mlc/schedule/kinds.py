@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hlo_mlc.expr import index
 from hlo_mlc.loops.core import (
     MAX_LANES,
@@ -17,7 +19,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, expressions, paths, substitute
+from hlo_mlc.loops.rewrite import Body, expressions, instead, paths, substitute, with_body
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import (
     commutes,
@@ -114,7 +116,8 @@ def parallel(program: LoopProgram, name: str, *, checked: bool = True) -> LoopPr
     return _mark(program, "parallel", name, LoopKind.PARALLEL)
 
 
-def bind(program: LoopProgram, name: str, to: str, *, checked: bool = True) -> LoopProgram:
+def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked: bool = True
+         ) -> LoopProgram:
     """Run the iterations of a loop as the blocks of a GPU's grid, or as the threads of a block.
 
         for i.o in 0..8:             for i.o in 0..8 block:
@@ -122,16 +125,37 @@ def bind(program: LoopProgram, name: str, to: str, *, checked: bool = True) -> L
             y[i.o, i.i] = …              y[i.o, i.i] = …
 
     `to` is "block" or "thread"; blocks are bound before the threads in them, and both after all
-    other rewrites.  Refused unless it is proved that no iteration writes what another one reads or
-    writes.  Halide: gpu_blocks, gpu_threads; TVM: bind.
+    other rewrites.  Private buffers around threads are shared by them:
+
+        alloc a: 8xf32 stack:                     alloc a: 8xf32 shared:
+          for i in 0..8: a[i] = x[b, i]     ->      for i in 0..8 thread: a[i] = x[b, i]
+          for j in 0..8: y[b, j] = a[7 - j]         for j in 0..8 thread: y[b, j] = a[7 - j]
+
+    Such loops, one behind the other, are bound at once, by all of their names: they wait for each
+    other.  Refused unless it is proved that no iteration writes what another one reads or writes.
+    Halide: gpu_blocks, gpu_threads; TVM: bind.
     """
+    names = (names,) if isinstance(names, str) else names
     kind = {"block": LoopKind.BLOCK, "thread": LoopKind.THREAD}.get(to)
     if kind is None:
-        raise ScheduleError(f'bind: expected "block" or "thread" for {name!r}, got {to!r}')
-    if not checked:
-        return _mark(program, "bind", name, kind, checked)
-    outer = (LoopKind.PARALLEL, LoopKind.VECTORIZE, LoopKind.THREAD)
-    refuse_inside(program, "bind", name, *outer, *((kind,) if kind is LoopKind.BLOCK else ()))
+        raise ScheduleError(f'bind: expected "block" or "thread" for {", ".join(names)}, got '
+                            f"{to!r}")
+    for name in names:
+        if checked:
+            _check_bound(program, name, kind)
+        program = _mark(program, "bind", name, kind, checked)
+    program = _with_shared(program)
+    if checked:
+        _check_all_by_threads(program)
+    return program
+
+
+def _check_bound(program: LoopProgram, name: str, kind: LoopKind) -> None:
+    """Refuse loops that cannot be bound where they are."""
+    refuse_inside(program, "bind", name, LoopKind.PARALLEL, LoopKind.VECTORIZE)
+    if kind is LoopKind.BLOCK:
+        refuse_inside(program, "bind", name, LoopKind.BLOCK, LoopKind.THREAD)
+        _check_private(program, "bind", name)
     for *above, stmt in paths(program.body):
         if isinstance(stmt, For) and stmt.var.name == name and kind is LoopKind.THREAD \
                 and not any(isinstance(s, For) and s.kind is LoopKind.BLOCK for s in above):
@@ -141,10 +165,14 @@ def bind(program: LoopProgram, name: str, to: str, *, checked: bool = True) -> L
             if isinstance(inner, For) and (inner.kind in (LoopKind.PARALLEL, LoopKind.BLOCK)
                                            or (kind is LoopKind.BLOCK and _is_threads(inner))):
                 raise refuse("bind", stmt, f"holds `{headline(inner)}`")
-    _check_private(program, "bind", name)
-    result = _mark(program, "bind", name, kind)
-    _check_all_by_threads(result)
-    return result
+
+
+def _with_shared(program: LoopProgram) -> LoopProgram:
+    """Private buffers that exist around loops over threads are shared by these."""
+    around = {s.buffer for *above, s in paths(program.body) if isinstance(s, Allocate)
+              and not any(map(_is_threads, above)) and any(map(_is_threads, walk(s.body)))}
+    return with_body(program, instead(program.body, {
+        b: replace(b, scope="shared") for b in around if b.scope in ("stack", "register")}))
 
 
 def _check_all_by_threads(program: LoopProgram) -> None:
@@ -155,7 +183,7 @@ def _check_all_by_threads(program: LoopProgram) -> None:
             continue
         for *above, stmt in paths(block.body):
             inside = any(_is_threads(s) for s in above)
-            if isinstance(stmt, Store | Accumulate | Allocate) and not inside:
+            if isinstance(stmt, Store | Accumulate) and not inside:
                 raise refuse("bind", block, f"would hold `{headline(stmt)}` beside its threads")
             if inside and _is_threads(stmt) and not (_is_threads(above[-1])
                                                      and len(above[-1].body) == 1):

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Var, loads
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
     For,
+    If,
     LoopKind,
     LoopProgram,
     Stmt,
@@ -37,6 +38,7 @@ from hlo_mlc.loops.rewrite import (
     paths,
     substitute,
     transform,
+    when,
     with_body,
 )
 from hlo_mlc.loops.text import body_text, headline
@@ -159,7 +161,8 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
           for j in 0..8:       ->      for i in 0..4:
             y[i, j] = x[j, i]            y[i, j] = x[j, i]
 
-    Loops of the nest that are not named keep their places.  Refused where one element is touched
+    Loops of the nest that are not named keep their places; guards between them, as `split` leaves
+    some, go inside of all.  Refused where one element is touched
     (and written) by iterations that differ in more than one of these loops, and these change
     places, unless by one declared reduction that commutes, or by one store, which puts the same
     there each time.  Halide and TVM: reorder.
@@ -176,16 +179,17 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         nonlocal moved
         if not isinstance(stmt, For) or stmt.var.name not in names:
             return None
-        band = _band(stmt, set(names))
-        if band is None:
+        found = _band(stmt, set(names))
+        if found is None:
             return None
+        band, guard = found
         moved += 1
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
         if memory is not None:
             _check_permutable(band, order, memory)
-        body = band[-1].body
+        body = when(guard, _unguarded(band[-1].body)[1])
         for position in reversed(range(len(order))):
             current = order[position]
             inside = {s.var for s in order[position + 1:]}
@@ -203,16 +207,30 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
     return with_body(program, result)
 
 
-def _band(outermost: For, names: set[str]) -> list[For] | None:
-    """The perfect nest from `outermost` to the last of `names`; None where it is not perfect."""
+def _band(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
+    """The perfect nest from `outermost` to the last of `names`, and all conditions between its
+    loops and in the last one; None where it is not perfect."""
     band, missing = [outermost], names - {outermost.var.name}
+    guard, body = _unguarded(outermost.body)
     while missing:
-        inner = only_loop(band[-1])
-        if inner is None:
+        if len(body) != 1 or not isinstance(body[0], For):
             return None
-        band.append(inner)
-        missing = missing - {inner.var.name}
-    return band
+        band.append(body[0])
+        missing = missing - {body[0].var.name}
+        inside, body = _unguarded(body[0].body)
+        guard = build.all_of(guard, inside)
+    return band, guard
+
+
+def _unguarded(body: Body) -> tuple[Expr, Body]:
+    """The condition under which a body does anything, as far as no store decides about it, and
+    what it does then."""
+    guard = build.TRUE
+    while len(body) == 1 and isinstance(body[0], If) and not body[0].otherwise \
+            and not loads(body[0].condition):
+        guard = build.all_of(guard, body[0].condition)
+        body = body[0].then
+    return guard, body
 
 
 def commutes(stmt: Accumulate) -> bool:

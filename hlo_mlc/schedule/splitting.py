@@ -117,7 +117,7 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
         count = -(-extent // size)
 
         def block(o: Var) -> Body:
-            start = index.multiply(o if count > 1 else index.constant(0), index.constant(size))
+            start = _start(o, size)
             inside = stmt if tail == "repeat" else _only_from(stmt, start)
             return _block(inside, index.minimum(start, index.constant(extent - size)), size)
 
@@ -139,13 +139,22 @@ def _peeled(stmt: For, factor: int) -> Body:
 
 
 def _shortened(stmt: For, factor: int) -> Body:
-    size = index.constant(factor)
-
     def block(o: Var) -> Body:
-        start = index.multiply(index.constant(0) if o.extent == 1 else o, size)
-        return _block(stmt, start, index.minimum(size, index.subtract(stmt.extent, start)))
+        start = _start(o, factor)
+        return _block(stmt, start, index.minimum(
+            index.constant(factor), index.subtract(stmt.extent, start)))
 
     return (loop(f"{stmt.var.name}.o", _blocks(stmt, factor), stmt.kind, block),)
+
+
+def _start(o: Var, size: int) -> Expr:
+    """The first iteration of a block of so many."""
+    return index.multiply(_number(o), index.constant(size))
+
+
+def _number(o: Var) -> Expr:
+    """That of a block, which is known where there is one."""
+    return index.constant(0) if o.extent == 1 else o
 
 
 def _blocks(stmt: For, factor: int) -> Expr:
@@ -154,25 +163,22 @@ def _blocks(stmt: For, factor: int) -> Expr:
 
 
 def _lengthened(stmt: For, factor: int) -> Body:
-    size, extent = index.constant(factor), require_constant("split", stmt)
+    extent = require_constant("split", stmt)
     count = max(1, extent // factor)
     more = index.constant(extent - count * factor)
 
     def block(o: Var) -> Body:
-        number = index.constant(0) if count == 1 else o
-        is_last = index.floordiv(index.add(number, index.constant(1)), count)
-        return _block(stmt, index.multiply(number, size),
-                      index.add(size, index.multiply(is_last, more)))
+        is_last = index.floordiv(index.add(_number(o), index.constant(1)), count)
+        return _block(stmt, _start(o, factor),
+                      index.add(index.constant(factor), index.multiply(is_last, more)))
 
     return (loop(f"{stmt.var.name}.o", count, stmt.kind, block),)
 
 
 def _left_out(stmt: For, factor: int) -> Body:
     """Blocks of one size, in which what is behind the last iteration is left out."""
-    size = index.constant(factor)
-
     def one(o: Var, i: Var) -> Body:
-        position = index.add(index.multiply(o, size), i)
+        position = index.add(_start(o, factor), i)
         return when(index.compare("lt", position, stmt.extent),
                      substitute(stmt.body, {stmt.var: position}))
 

@@ -304,7 +304,7 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
         refuse_large("hoist", stmt, buffer)
         place = tuple(s.var for s in loops)
         body = transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place)))
-        fill = filled(buffer, loops, value, None, buffer.name)
+        fill = nest_like(loops, (Store(buffer, place, value),), buffer.name)
         if any(isinstance(s, Allocate) and s.buffer.name == buffer.name
                for s in walk(program.body)):
             raise refuse("hoist", stmt, f"is behind {buffer.name} already")
@@ -319,14 +319,12 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
     return result
 
 
-def filled(buffer: Buffer, loops: Sequence[For], value: Expr, guard: Expr | None, name: str
-           ) -> Body:
-    """Loops like these, called `name` and as these, which fill a buffer with an element each."""
-    fill: Body = (Store(buffer, tuple([s.var for s in loops]), value, guard),)
+def nest_like(loops: Sequence[For], body: Body, name: str) -> Body:
+    """Loops like these around a body, called `name` and as these."""
     for s in reversed(loops):
         own = Var(f"{name}.{s.var.name}", INDEX, s.var.extent)
-        fill = (For(own, s.extent, LoopKind.SERIAL, substitute(fill, {s.var: own})),)
-    return fill
+        body = (For(own, s.extent, LoopKind.SERIAL, substitute(body, {s.var: own})),)
+    return body
 
 
 def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:

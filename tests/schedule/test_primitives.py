@@ -14,7 +14,7 @@ from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, LoopProgram, Store, While
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Store, While
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import with_body
@@ -314,6 +314,30 @@ def test_reorder_lets_reductions_commute(grand_total) -> None:
     assert Schedule(grand_total).reorder("j", "i").loop_names == ("j", "i")
 
 
+def test_reorder_takes_guards_inside(transposed, assert_same) -> None:
+    tiles = Schedule(transposed).split("j", 3, "guard").split("i", 3, "guard")
+    tiles = tiles.reorder("i.o", "j.o", "j.i", "i.i")
+    shows(tiles.program, """
+        for i.o in 0..2:
+          for j.o in 0..3:
+            for j.i in 0..3:
+              for i.i in 0..3:
+                if ((i.i + i.o * 3) < 4) & ((j.i + j.o * 3) < 8):
+                  y[i.i + i.o * 3, j.i + j.o * 3] = x[j.i + j.o * 3, i.i + i.o * 3]
+        """)
+    assert_same(transposed, tiles.program, [np.arange(32, dtype=np.float32).reshape(8, 4)])
+
+
+def test_reorder_leaves_guards_that_stores_decide_about() -> None:
+    x, y = Buffer("x", F32, (4, 6), "operand"), Buffer("y", F32, (4, 6), "result")
+    i, j = variable("i", 4), variable("j", 6)
+    inner = For(j, index.constant(6), LoopKind.SERIAL, (Store(y, (i, j), load(x, (i, j))),))
+    positive = apply("gt", load(y, (i, index.constant(0))), const(0.0, F32))
+    nest = For(i, index.constant(4), LoopKind.SERIAL, (If(positive, (inner,), ()),))
+    program = LoopProgram("guarded", (x,), (y,), (nest,))
+    refuses(lambda: Schedule(program).reorder("j", "i"), "not perfectly nested")
+
+
 def test_reorder_refuses(tiny, copy, transposed) -> None:
     y = tiny.result("y", 6, 6)
 
@@ -378,6 +402,36 @@ def test_bind(copy) -> None:
         """)
     result, = interpret(blocked.program, [np.arange(10, dtype=np.float32)])
     np.testing.assert_array_equal(result, np.arange(10))
+
+
+def test_bind_of_loops_that_share_a_buffer(transposed) -> None:
+    tiles = Schedule(transposed).cache_read("x", "i", "loops").bind("i", "block")
+    shared = tiles.bind(("x.i.j", "j"), "thread")
+    shows(shared.program, """
+        for i in 0..4 block:
+          alloc x.i: 8xf32 shared:
+            for x.i.j in 0..8 thread:
+              x.i[x.i.j] = x[x.i.j, i]
+            for j in 0..8 thread:
+              y[i, j] = x.i[j]
+        """)
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    assert unproven(shared.program) == ()
+    np.testing.assert_array_equal(interpret(shared.program, [x])[0], x.T)
+    refuses(lambda: tiles.bind("j", "thread"), "would hold `x.i[x.i.j]", "beside its threads")
+
+
+def test_bind_of_threads_in_threads(transposed, tiny) -> None:
+    nested = Schedule(transposed).split("i", 2).bind("i.o", "block").bind("i.i", "thread")
+    result, = interpret(nested.bind("j", "thread").program,
+                        [np.arange(32, dtype=np.float32).reshape(8, 4)])
+    np.testing.assert_array_equal(result, np.arange(32).reshape(8, 4).T)
+    x, y, z = tiny.operand("x", 2, 4, 8), tiny.result("y", 2, 4), tiny.result("z", 2, 4, 8)
+    zero = index.constant(0)
+    two = Schedule(tiny.program(tiny.map(y, "ab", lambda a, b: load(x, (a, b, zero))),
+                                tiny.map(z, "ijk", lambda i, j, k: load(x, (i, j, k)))))
+    two = two.fuse_loops("a", "i").fuse_loops("b", "j").bind("a", "block").bind("b", "thread")
+    refuses(lambda: two.bind("k", "thread"), "not all that the threads around it do")
 
 
 def test_bind_refuses(copy, running, total, transposed) -> None:
@@ -707,6 +761,28 @@ def test_fuse_loops_opens_the_scopes_of_two_reductions(tiny) -> None:
         """)
 
 
+def test_fuse_loops_of_one_name_under_one_condition(tiny, assert_same) -> None:
+    x, y = tiny.operand("x", 4, 10), tiny.result("y", 10)
+    program = tiny.program(tiny.map(y, "i", lambda i: apply(
+        "sub", load(x, (index.constant(1), i)), load(x, (index.constant(3), i)))))
+    tiles = Schedule(program).split("i", 4, "guard").cache_read("x", "i.o", "loops")
+    joined = tiles.fuse_loops("x.i.o.i.i", "x.i.o.i.i")
+    shows(joined.program, """
+        for i.o in 0..3:
+          alloc x.i.o: 4xf32 stack:
+            alloc x.i.o.1: 4xf32 stack:
+              for x.i.o.i.i in 0..4:
+                if (i.o * 4 + x.i.o.i.i) < 10:
+                  x.i.o[x.i.o.i.i] = x[1, i.o * 4 + x.i.o.i.i]
+                  x.i.o.1[x.i.o.i.i] = x[3, i.o * 4 + x.i.o.i.i]
+              for i.i in 0..4:
+                if (i.i + i.o * 4) < 10:
+                  y[i.i + i.o * 4] = x.i.o[i.i] - x.i.o.1[i.i]
+        """)
+    assert_same(program, joined.program, [np.arange(40, dtype=np.float32).reshape(4, 10)])
+    refuses(lambda: joined.fuse_loops("x.i.o.i.i", "x.i.o.i.i"), "after it")
+
+
 def test_fuse_loops_refuses(tiny, chain, copy) -> None:
     x, a, b = tiny.operand("x", 8), tiny.result("a", 8), tiny.result("b", 8)
     fill = tiny.map(a, "i", lambda i: load(x, (i,)))
@@ -935,7 +1011,56 @@ def test_cache_read_of_what_is_the_same_in_a_loop(tiny, assert_same) -> None:
     assert_same(program, staged.program, [np.arange(30, dtype=np.float32).reshape(6, 5)])
     refuses(lambda: panels.cache_read("x", "j.o", "loops", "k"), "elsewhere in each iteration of k")
     refuses(lambda: panels.cache_read("x", "j.o", "loops", "z"), "no loop is called 'z'")
-    refuses(lambda: panels.cache_read("x", "j.o", "rows", "i"), "the layout 'loops' for 'x'")
+    refuses(lambda: panels.cache_read("x", "j.o", "rows", "i"), "expected the layout 'loops'")
+
+
+def test_cache_read_of_what_is_nearest_along_a_loop(tiny, assert_same) -> None:
+    """Of a matrix and its transpose the part that lies across the order of the loops."""
+    x, y = tiny.operand("x", 6, 6), tiny.result("y", 6, 6)
+    program = tiny.program(tiny.map(y, "ij", lambda i, j: apply(
+        "sub", load(x, (i, j)), load(x, (j, i)))))
+    tiles = (Schedule(program).split("j", 4, "guard").split("i", 4, "guard")
+             .reorder("i.o", "j.o", "j.i", "i.i"))
+    staged = tiles.cache_read("x", "j.o", "loops", along="i.i").reorder("i.i", "j.i")
+    shows(staged.program, """
+        for i.o in 0..2:
+          for j.o in 0..2:
+            alloc x.j.o: 4x4xf32 stack:
+              for x.j.o.j.i in 0..4:
+                for x.j.o.i.i in 0..4:
+                  if ((i.o * 4 + x.j.o.i.i) < 6) & ((j.o * 4 + x.j.o.j.i) < 6):
+                    x.j.o[x.j.o.j.i, x.j.o.i.i] = x[j.o * 4 + x.j.o.j.i, i.o * 4 + x.j.o.i.i]
+              for i.i in 0..4:
+                for j.i in 0..4:
+                  if ((i.i + i.o * 4) < 6) & ((j.i + j.o * 4) < 6):
+                    y[i.i + i.o * 4, j.i + j.o * 4] = x[i.i + i.o * 4, j.i + j.o * 4] - x.j.o[j.i, i.i]
+        """)  # noqa: E501 (as it is written)
+    assert_same(program, staged.program, [np.arange(36, dtype=np.float32).reshape(6, 6)])
+    refuses(lambda: tiles.cache_read("x", "i.i", "loops", along="j.i"), "at no places", "j.i")
+    refuses(lambda: tiles.cache_read("x", "j.o", "loops", along="z"), "no loop is called 'z'")
+    refuses(lambda: tiles.cache_read("x", "j.o", along="i.i"), "expected the layout 'loops'")
+
+
+def test_pad(transposed, assert_same) -> None:
+    tiles = Schedule(transposed).cache_read("x", "i", "loops")
+    shows(tiles.pad("x.i", 3).program, """
+        for i in 0..4:
+          alloc x.i: 11xf32 stack:
+            for x.i.j in 0..8:
+              x.i[x.i.j] = x[x.i.j, i]
+            for j in 0..8:
+              y[i, j] = x.i[j]
+        """)
+    assert_same(transposed, tiles.pad("x.i", 3).program,
+                [np.arange(32, dtype=np.float32).reshape(8, 4)])
+
+
+def test_pad_refuses(tiny, transposed, total) -> None:
+    tiles = Schedule(transposed).cache_read("x", "i", "loops")
+    refuses(lambda: tiles.pad("x.i", 0), "at least one element")
+    refuses(lambda: tiles.pad("x", 1), "no private array is called 'x'", "there are: x.i")
+    refuses(lambda: Schedule(total).pad("add.acc", 1), "no private array", "there are: none")
+    refuses(lambda: tiles.pad("x.i", 1 << 20), "bytes of x.i at once")
 
 
 def test_what_nothing_is_left_of_disappears(tiny, assert_same) -> None:

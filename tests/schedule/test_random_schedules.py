@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr.dtypes import F32, I32
-from hlo_mlc.loops.core import LoopProgram
+from hlo_mlc.loops.core import Allocate, For, LoopProgram, walk
+from hlo_mlc.loops.rewrite import paths
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.schedule.splitting import TAILS
@@ -14,7 +15,8 @@ from hlo_mlc.support.errors import ScheduleError
 
 # These rewrite loops that a template has built for a GPU: test_pipelining.py.
 ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")),
-       *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops"]
+       *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops",
+       "cache_read along"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -37,6 +39,16 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "cache_read loops":
             buffer = everything[int(rng.integers(len(everything)))]
             return Step("cache_read", (buffer, loop, "loops", *((other,) if number > 3 else ())))
+        case "cache_read along":
+            buffer = everything[int(rng.integers(len(everything)))]
+            at = str(rng.choice([name for name in names if name.endswith(".o")] or names))
+            inner = [s.var.name for path in paths(program.body) for s in path[-1:]
+                     if isinstance(s, For) and any(
+                         isinstance(a, For) and a.var.name == at for a in path[:-1])]
+            return Step("cache_read", (buffer, at, "loops", "", str(rng.choice(inner or names))))
+        case "pad":
+            private = [s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)]
+            return Step(primitive, (str(rng.choice(private)) if private else "", number))
         case "split":
             return Step("split", (loop, number))
         case "expand":
@@ -83,7 +95,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             inner = (f"{last[:-2]}.i",) if number > 3 else ()
             return Step(primitive, (last, (f"{last[:-2]}.o", *inner)))
         case "bind":
-            return Step(primitive, (loop, ("block", "thread")[int(rng.integers(2))]))
+            kind = ("block", "thread")[int(rng.integers(2))]
+            return Step(primitive, ((loop, other) if number > 3 else loop, kind))
     name, _, tail = primitive.partition(" ")
     return Step(name, (loop, number, tail) if tail else (loop,))
 
@@ -91,7 +104,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
 def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
-              "cache_read": "split", "cache_read loops": "split", "prefetch": "vectorize",
+              "cache_read": "split", "cache_read loops": "split", "pad": "expand",
+              "cache_read along": "split guard", "prefetch": "vectorize",
               "fuse_first": "hoist", "fuse_last": "split", "prefetch_next": "split",
               "specialize": "split shift"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
@@ -117,7 +131,7 @@ def test_each_primitive_keeps_the_meaning(primitive, random_program, random_prod
         program, inputs = made.loops(), made.inputs()
         before = likely(primitive, Schedule(program), rng)
         after = attempt(primitive, before, rng, 12 if primitive in (
-            "fuse_loops", *OF_PRODUCTS) else 3)
+            "fuse_loops", "cache_read along", *OF_PRODUCTS) else 3)
         has_effect = primitive != "cascade" or str(after) != str(before)
         if len(after.trace) > len(before.trace) and has_effect:
             accepted += 1

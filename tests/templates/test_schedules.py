@@ -298,6 +298,9 @@ FOR_GPUS: dict[str, tuple[str, Callable[..., Any]]] = {
         x, -jnp.inf, lax.max, (2, 3), (2, 1), "VALID")),
     "channels": ("window", lambda x, y: lax.reduce_window(
         jnp.stack([x] * 8, -1), 0.0, lax.add, (3, 3, 1), (1, 1, 1), "SAME")),
+    "transposed": ("transpose", lambda x, y: x.T * 2),
+    "several transposed": ("transpose", lambda x, y: x.T * x[::-1].T + y[:, :1].T - y.T),
+    "transposed or not": ("transpose", lambda x, y: x[:, :7].T[:, :7] + x[:7, :7]),
 }
 
 

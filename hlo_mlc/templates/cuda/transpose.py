@@ -1,6 +1,8 @@
 """Maps with a transposed access: square tiles go through shared memory, so that both what is read
 and what is written are neighbours for neighbouring threads.
 
+    naive loops  ->  split "guard", reorder  ->  cache_read, pad, fuse_loops  ->  split  ->  bind
+
     for b block:
       for t thread, l thread:  tile[row, l] = x[l, row]     neighbouring l, neighbours in x
       for t thread, l thread:  y[row, l] = … tile[l, row] …  and in y
@@ -8,19 +10,15 @@ and what is written are neighbours for neighbouring threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from hlo_mlc.expr import build, index
-from hlo_mlc.expr.build import variable
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
+from hlo_mlc.expr.core import Load, Var
+from hlo_mlc.loops.core import Allocate, LoopKind, walk
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import allocated, loop, map_expressions, substitute, when
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import WARP, CudaTarget
-from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import at, below, flat, product, thread_loop
+from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.elementwise import ElementwiseTemplate
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.classify import stride
@@ -29,7 +27,7 @@ from hlo_mlc.tensor.core import Nest, Stage
 
 # A tile has WARP x WARP elements; its rows are one longer, so that a column lies in all banks of
 # shared memory.  Source: CUDA C++ Best Practices Guide, "Shared Memory in Matrix Multiplication".
-PADDED = WARP + 1
+PADDING = 1
 # Several tiles may be needed, of 8 bytes an element at most, within 48 KiB.
 MOST_TILES = 4
 
@@ -67,20 +65,24 @@ class TransposeTemplate:
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
-        return Scheduled(_tiles(coalesce(nest.stages[0]), parameters["rows"], outer), ())
+        stage = coalesce(nest.stages[0])
+        axis, loads = _crossing(stage)
+        schedule = open_schedule(nest, lower_stage(stage), checked=False)
+        return Scheduled.of(_in_tiles(
+            schedule, axis.name, tuple(dict.fromkeys(load.source.name for load in loads)),
+            parameters["rows"], outer))
 
 
 def _crossing(stage: Stage) -> tuple[Var | None, tuple[Load, ...]]:
-    """An outer axis along which loads walk one by one while the last axis strides, and those."""
-    if not stage.axes:
-        return None, ()
-    last = stage.axes[-1]
+    """An outer axis along which loads walk one by one while the last axis strides, and all loads of
+    what these read that are nearer to each other along the one than along the other."""
+    reads = [a for a in accesses(stage) if isinstance(a, Load)]
     for axis in reversed(stage.axes[:-1]):
-        found = tuple(a for a in accesses(stage) if isinstance(a, Load) and a.guard is None
-                      and stride(a, axis) == _step(a)
-                      and stride(a, last) not in (None, 0, _step(a), -_step(a)))
-        if found:
-            return axis, found
+        crossing = tuple(a for a in reads if 0 < abs(stride(a, axis) or 0) < abs(
+            stride(a, stage.axes[-1]) or 0))
+        sources = {a.source for a in crossing if a.guard is None and stride(a, axis) == _step(a)}
+        if sources:
+            return axis, tuple(a for a in crossing if a.source in sources)
     return None, ()
 
 
@@ -89,50 +91,44 @@ def _step(access: Load) -> int:
     return 1 if not access.indices or Pair.of(access.source, access.indices) is None else 2
 
 
-def _tiles(stage: Stage, rows: int, outer: LoopKind) -> tuple[Stmt, ...]:
-    axis, loads = _crossing(stage)
-    last, name = stage.axes[-1], stage.name
-    others = tuple(v for v in stage.axes if v not in (axis, last))
-    down, across = -(-axis.extent // WARP), -(-last.extent // WARP)
-    block = Var(f"{name}_b", INDEX, down * across * product(others))
-    row, lane = variable(f"{name}_t", rows), variable(f"{name}_l", WARP)
-    outermost = at(index.floordiv(block, down * across), others)
-    first_row = index.multiply(index.floormod(index.floordiv(block, across), down),
-                               index.constant(WARP))
-    first_column = index.multiply(index.floormod(block, across), index.constant(WARP))
-    tiles = {load: Buffer(f"{name}_tile{n}", load.dtype, (WARP, PADDED), "shared")
-             for n, load in enumerate(loads)}
+def _in_tiles(schedule: Schedule, row: str, read: Sequence[str], rows: int, outer: LoopKind
+              ) -> Schedule:
+    """Tiles of the loop `row` and the last one, each by a block, which reads its part of some
+    buffers along the rows first, so many of the last loop's iterations at a time."""
+    *others, column = (name for name in schedule.loop_names if name != row)
+    tile, inside = f"{column}.o", (f"{row}.i", f"{column}.i")
+    schedule = (schedule.split(column, WARP, "guard").split(row, WARP, "guard")
+                .reorder(*others, f"{row}.o", tile, *reversed(inside)))
+    for name in reversed(read):
+        schedule = schedule.cache_read(name, tile, "loops", along=inside[0])
+    schedule = _padded(schedule.reorder(*inside))
+    copies = tuple(f"{read[0]}.{tile}.{loop}" for loop in reversed(inside))
+    for loop in reversed(inside):
+        schedule = _as_one(schedule, [f"{name}.{tile}.{loop}" for name in read])
+    threads = []
+    for down, lane in (copies, inside):
+        each, thread = f"{down}.o", f"{down}.i"
+        schedule = schedule.split(down, rows).reorder(thread, lane, each).unroll(each)
+        threads.append((thread, lane))
+    blocks = (*others, f"{row}.o", tile)
+    schedule = schedule.fuse(*blocks)
+    if outer is LoopKind.BLOCK:
+        schedule = schedule.bind(".".join(blocks), "block")
+    for names in zip(*threads, strict=True):
+        schedule = schedule.bind(names, "thread")
+    return schedule
 
-    def threads(body: Callable[[Expr], tuple[Stmt, ...]]) -> For:
-        """`body(row of the tile)`, every so manyth by one thread."""
-        return thread_loop(row, (thread_loop(lane, (
-            loop(f"{name}_k", WARP // rows, LoopKind.UNROLL,
-                 lambda k: body(flat((k, 1), (row, rows)))),)),))
 
-    def point(down_tile: Expr, across_tile: Expr) -> tuple[dict[Var, Expr], Expr]:
-        """The axes at a place of the tile, and the condition that it is inside."""
-        place = {**outermost, axis: index.add(first_row, down_tile),
-                 last: index.add(first_column, across_tile)}
-        return place, build.all_of(below(place[axis], axis.extent),
-                                   below(place[last], last.extent))
+def _padded(schedule: Schedule) -> Schedule:
+    """The rows of all tiles."""
+    for tile in [s.buffer.name for s in walk(schedule.program.body) if isinstance(s, Allocate)]:
+        schedule = schedule.pad(tile, PADDING)
+    return schedule
 
-    def read(position: Expr) -> tuple[Stmt, ...]:
-        place, inside = point(lane, position)
-        return when(inside, tuple(
-            Store(tile, (position, lane), build.substitute(load, place))
-            for load, tile in tiles.items()))
 
-    def write(position: Expr) -> tuple[Stmt, ...]:
-        place, inside = point(position, lane)
-
-        def from_tile(node: Expr) -> Expr | None:
-            tile = tiles.get(node)
-            return None if tile is None else Load(tile, (lane, position))
-
-        memo: dict[Expr, Expr] = {}
-        stores = map_expressions(lower_stage(replace(stage, axes=())),
-                                 lambda e: build.transform(e, from_tile, memo))
-        return when(inside, substitute(stores, place))
-
-    body = allocated(reversed((*tiles.values(),)), (threads(read), threads(write)))
-    return (For(block, index.constant(block.extent), outer, body),)
+def _as_one(schedule: Schedule, names: Sequence[str]) -> Schedule:
+    """The neighbouring loops of these names as one, which has the first of them."""
+    for name in names:
+        while len(schedule.loops(name)) > (name == names[0]):
+            schedule = schedule.fuse_loops(names[0], name)
+    return schedule
