@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.backends.base import (
     Backend,
@@ -37,7 +35,7 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.report import NestReport
 from hlo_mlc.runtime import variants
 from hlo_mlc.runtime.cache import ObjectCache, object_cache
-from hlo_mlc.runtime.notes import read_note, write_note
+from hlo_mlc.runtime.generators import generators_digest
 from hlo_mlc.runtime.proofs import add_proofs, proof_counts
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.dumps import Recorder, file_name
@@ -46,15 +44,12 @@ from hlo_mlc.support.faults import Contained, Fault
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.turns import short_turns
-from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import users_line, warn
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.templates.program import decisions_text
 from hlo_mlc.tensor.core import Nest
 from hlo_mlc.tensor.text import program_text
 
-# What turns a kernel's meaning into code: a change in any of these makes other objects.
-_GENERATORS = ("target", "expr", "tensor", "loops", "schedule", "templates", "codegen")
 # Threads that assemble: LLVM takes up to twice as long for a kernel as scheduling and printing it.
 _ASSEMBLERS = 2
 # Seconds after which the printing thread lets an assembling one go on, which asks for the
@@ -62,6 +57,9 @@ _ASSEMBLERS = 2
 _TURN_S = 1e-4
 # Kernels that turn out too long, scheduled and printed in vain, before no other is tried.
 _MISFITS = 3
+
+
+_Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has checks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,11 @@ class _Pending:
     """A kernel that is being assembled, or will be."""
 
     kernel: Kernel
+    key: _Key
     source: Source | None
     future: Future[tuple[KernelObject, BuiltKernel]]
 
 
-_Key = tuple[str, Backend, bool]  # a fingerprint, for what, and whether it has checks
 _built: weakref.WeakValueDictionary[_Key, BuiltKernel] = weakref.WeakValueDictionary()
 _building = process_lock()
 _broken: dict[_Key, str] = {}  # promised once and not assembled, and why
@@ -160,7 +158,7 @@ def adopt_recorded(kernel: Kernel, options: Options, backend: Backend) -> BuiltK
     which programs have; None where its code is not in the cache. Nothing is compiled here."""
     checked = _checked(options, backend)
     key = object_key(kernel, backend, backend.schedules(kernel, options), checked,
-                     _generators(options.cache_dir))
+                     generators_digest(options.cache_dir))
     packed = object_cache(options).get(key)
     if packed is None:
         return None
@@ -225,70 +223,103 @@ def build_kernels(kernels: Iterable[Kernel], options: Options, backend: Backend,
         return Building({}, {}, {})
     backend.require()
     cache, checked = object_cache(options), _checked(options, backend)
-    built: dict[str, BuiltKernel] = {}
-    failed: dict[str, Fault] = {}
-    refused: dict[str, str] = {}
-    remaining, misfits = most_lines, 0
     variants.release_unused()
     # Others want to see what fails, or what comes out, before the program is compiled.
     may_promise = options.choose == "auto" and not checked and record.folder is None
     with _building, short_turns(_TURN_S), _counted(options) as tally, \
             _assemblers(wait=not may_promise) as assembler:
-        pending: list[_Pending] = []
-        announce = functools.cache(lambda: assembler.submit(backend.warm_up))  # once
-
-        def contained(kernel: Kernel) -> Contained:
-            """What fails in here is the kernel's fault alone, unless the user wants ours only."""
-            return Contained(options.choose,
-                             functools.partial(failed.__setitem__, kernel.fingerprint))
-
+        batch = _Batch(options, backend, cache, record, tally, assembler, may_promise, most_lines,
+                       most_lines)
         for kernel in wanted.values():
-            fingerprint = kernel.fingerprint
-            key = fingerprint, backend, checked
-            known = _built.get(key)
-            if misfits >= _MISFITS:
-                refused[fingerprint] = _too_long(most_lines)
-                continue
-            if known is not None and record.folder is None and known.lines <= remaining \
-                    and key not in _broken:
-                known.publish()  # others may have come since
-                built[fingerprint] = known
-                remaining -= known.lines
-                continue  # a dump shows all stages every time
-            with contained(kernel):
-                try:
-                    begun = _begin(kernel, options, backend, cache, record, tally, remaining,
-                                   announce)
-                except backend.refusals as error:
-                    misfits += isinstance(error, CodeLimitError)
-                    refused[fingerprint] = _why_refused(error, most_lines)
-                    continue
-                remaining -= begun.draft.lines
-                promised = None
-                if may_promise and begun.loops is not None and key not in _broken:
-                    promised = backend.promise(kernel, begun.draft)
-                if promised is not None:
-                    _keep_later(promised, key, begun, cache, assembler)
-                    built[fingerprint] = _built[key] = promised
-                    continue
-                pending.append(_Pending(kernel, begun.source, assembler.submit(
-                    _loaded, backend, kernel, begun, cache)))
-        for one in pending:
-            kernel, name = one.kernel, one.kernel.name
-            with contained(kernel):
-                try:
-                    made, fresh = one.future.result()
-                except backend.refusals as error:
-                    refused[kernel.fingerprint] = _why_refused(error, most_lines)
-                    continue
-                record.stage(f"assemble {name}", f"90-{file_name(name)}.{backend.suffixes[1]}",
-                             functools.partial(backend.listing, made, one.source))
-                fresh.publish()
-                built[kernel.fingerprint] = fresh
-                _built[kernel.fingerprint, backend, checked] = fresh
+            batch.begin(kernel)
+        for pending in batch.pending:
+            batch.finish(pending)
     for kept in tuple(_keepers):
-        kept += built.values()
-    return Building(built, failed, refused)
+        kept += batch.built.values()
+    return Building(batch.built, batch.failed, batch.refused)
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Kernels that are built one after the other, of which no more than `remaining` lines of source
+    are to be left."""
+
+    options: Options
+    backend: Backend
+    cache: ObjectCache
+    record: Recorder
+    tally: Counter[str]
+    assembler: ThreadPoolExecutor
+    may_promise: bool
+    most_lines: int
+    remaining: int
+    misfits: int = 0
+    is_announced: bool = False
+    built: dict[str, BuiltKernel] = field(default_factory=dict)
+    failed: dict[str, Fault] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    pending: list[_Pending] = field(default_factory=list)
+
+    def begin(self, kernel: Kernel) -> None:
+        """Takes a kernel that there is, or prints one and has it assembled."""
+        fingerprint = kernel.fingerprint
+        key = fingerprint, self.backend, _checked(self.options, self.backend)
+        known = _built.get(key)
+        if self.misfits >= _MISFITS:
+            self.refused[fingerprint] = _too_long(self.most_lines)
+        elif known is not None and self.record.folder is None and known.lines <= self.remaining \
+                and key not in _broken:  # a dump shows all stages every time
+            known.publish()  # others may have come since
+            self.built[fingerprint] = known
+            self.remaining -= known.lines
+        else:
+            with self._contained(kernel):
+                self._print(kernel, key)
+
+    def finish(self, one: _Pending) -> None:
+        """Publishes a kernel when it is assembled."""
+        kernel, name = one.kernel, one.kernel.name
+        with self._contained(kernel):
+            try:
+                made, fresh = one.future.result()
+            except self.backend.refusals as error:
+                self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
+                return
+            self.record.stage(
+                f"assemble {name}", f"90-{file_name(name)}.{self.backend.suffixes[1]}",
+                functools.partial(self.backend.listing, made, one.source))
+            fresh.publish()
+            self.built[kernel.fingerprint] = _built[one.key] = fresh
+
+    def _contained(self, kernel: Kernel) -> Contained:
+        """What fails in here is the kernel's fault alone, unless the user wants ours only."""
+        return Contained(self.options.choose,
+                         functools.partial(self.failed.__setitem__, kernel.fingerprint))
+
+    def _print(self, kernel: Kernel, key: _Key) -> None:
+        try:
+            begun = _begin(kernel, self.options, self.backend, self.cache, self.record, self.tally,
+                           self.remaining, self._announce)
+        except self.backend.refusals as error:
+            self.misfits += isinstance(error, CodeLimitError)
+            self.refused[kernel.fingerprint] = _why_refused(error, self.most_lines)
+            return
+        self.remaining -= begun.draft.lines
+        promised = None
+        if self.may_promise and begun.loops is not None and key not in _broken:
+            promised = self.backend.promise(kernel, begun.draft)
+        if promised is not None:
+            _keep_later(promised, key, begun, self.cache, self.assembler)
+            self.built[kernel.fingerprint] = _built[key] = promised
+        else:
+            self.pending.append(_Pending(kernel, key, begun.source, self.assembler.submit(
+                _loaded, self.backend, kernel, begun, self.cache)))
+
+    def _announce(self) -> None:
+        """Has an assembler warmed up before the first kernel is printed."""
+        if not self.is_announced:
+            self.assembler.submit(self.backend.warm_up)
+            self.is_announced = True
 
 
 @contextlib.contextmanager
@@ -377,7 +408,7 @@ def _begin(kernel: Kernel, options: Options, backend: Backend, cache: ObjectCach
     """The work on a kernel that is to be done here, and what is left to the assembler, which is
     told by `announce` that there will be something."""
     schedules, checked = backend.schedules(kernel, options), _checked(options, backend)
-    key = object_key(kernel, backend, schedules, checked, _generators(options.cache_dir))
+    key = object_key(kernel, backend, schedules, checked, generators_digest(options.cache_dir))
     packed = cache.get(key)
     stored = KernelObject.unpack(packed) if packed is not None else \
         None if checked or schedules else _supplied.get((kernel.fingerprint, backend))
@@ -422,12 +453,12 @@ def _counted(options: Options) -> Iterator[Counter[str]]:
     try:
         yield tally
     finally:
-        add_proofs(options.cache_dir, _generators(options.cache_dir), tally)
+        add_proofs(options.cache_dir, generators_digest(options.cache_dir), tally)
 
 
 def proofs_here(options: Options) -> Counter[str]:
     """How many kernels the present compiler proved, guarded and refused with this cache."""
-    return proof_counts(options.cache_dir, _generators(options.cache_dir))
+    return proof_counts(options.cache_dir, generators_digest(options.cache_dir))
 
 
 def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: bool,
@@ -440,38 +471,6 @@ def object_key(kernel: Kernel, backend: Backend, schedules: Schedules, checked: 
     identity = "\n".join((kernel.fingerprint, backend.identity, str(tuned), str(checked),
                           str(described), generators))
     return hashlib.sha256(identity.encode()).hexdigest()
-
-
-@functools.cache
-def _generators(cache_dir: Path) -> str:
-    """The hash of the sources that make code. Reading all of them takes a tenth of a small first
-    call, so it is noted for files that nobody has touched since."""
-    package, paths = os.path.dirname(__file__), []
-    # Without Path, which takes twice as long for each of 160 files as reading them.
-    for folder in _GENERATORS:
-        for where, folders, names in os.walk(os.path.join(package, folder)):
-            folders.sort()
-            paths += [os.path.join(where, name) for name in sorted(names) if name.endswith(".py")]
-    states = [(path, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns)
-              for path, s in zip(paths, map(os.stat, paths), strict=True)]
-    state = hashlib.sha256(repr((version("llvmlite"), states)).encode()).hexdigest()
-    place = hashlib.sha256(package.encode()).hexdigest()[:16]
-    noted = read_note(path := cache_dir / f"sources-{place}.json") or {}
-    if noted.get("state") == state:
-        return str(noted.get("digest"))
-    digest = _digest_of(package, paths)
-    if os.access(cache_dir, os.W_OK):  # or else the cache of objects says it
-        write_note(path, {"state": state, "digest": digest})
-    return digest
-
-
-def _digest_of(package: str, paths: Iterable[str]) -> str:
-    digest = hashlib.sha256(version("llvmlite").encode())
-    for path in paths:
-        digest.update(f"\0{path[len(package):]}\0".encode())
-        with open(path, "rb", buffering=0) as source:
-            digest.update(source.read())
-    return digest.hexdigest()
 
 
 def nest_report(decision: Decision[Named]) -> NestReport:

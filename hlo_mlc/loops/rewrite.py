@@ -155,26 +155,35 @@ def _substituted(mapping: tuple[tuple[Var, Expr], ...]) -> dict[Expr, Expr]:
 
 
 def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
-             place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]]) -> Body:
-    """Let every access `old[i]` be `buffers[old][place(i)]`."""
+             place: Callable[[tuple[Expr, ...]], tuple[Expr, ...]] | None = None) -> Body:
+    """Let every access `old[i]` be `buffers[old][place(i)]`; without a `place` other buffers stand
+    for some, with all that is said of these."""
     memo: dict[Expr, Expr] = {}
+
+    def at(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return indices if place is None else place(indices)
 
     def swap(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.source in buffers:
-            return build.load(buffers[node.source], place(node.indices), node.guard, node.default)
+            return build.load(buffers[node.source], at(node.indices), node.guard, node.default)
         return None
 
     def visit(stmt: Stmt) -> Body | None:
         match stmt:
             case Store() if stmt.buffer in buffers:
-                return (Store(buffers[stmt.buffer], place(stmt.indices), stmt.value, stmt.guard,
+                return (Store(buffers[stmt.buffer], at(stmt.indices), stmt.value, stmt.guard,
                               stmt.streaming),)
             case Accumulate() if not buffers.keys().isdisjoint(stmt.buffers):
-                assert buffers.keys() >= {*stmt.buffers}, "an Accumulate's buffers share indices"
-                return (Accumulate(tuple(buffers[b] for b in stmt.buffers), place(stmt.indices),
-                                   stmt.combiner, stmt.terms, stmt.guard, stmt.atomic),)
+                assert place is None or buffers.keys() >= {*stmt.buffers}, "they share indices"
+                return (Accumulate(tuple(buffers.get(b, b) for b in stmt.buffers),
+                                   at(stmt.indices), stmt.combiner, stmt.terms, stmt.guard,
+                                   stmt.atomic),)
             case Prefetch() if stmt.buffer in buffers:
-                return ()  # what lies behind it is elsewhere now
+                # Where it has moved, what lies behind it is elsewhere now.
+                return (Prefetch(buffers[stmt.buffer], stmt.indices, stmt.ahead),) \
+                    if place is None else ()
+            case Allocate() if stmt.buffer in buffers:
+                return (Allocate(buffers[stmt.buffer], transform(stmt.body, visit)),)
         return None
 
     def rule(e: Expr) -> Expr:
@@ -227,16 +236,6 @@ def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
     return body
 
 
-def instead(body: Body, buffers: Mapping[Buffer, Buffer]) -> Body:
-    """A body in which other private buffers stand for some."""
-    def visit(stmt: Stmt) -> Body | None:
-        if not isinstance(stmt, Allocate) or stmt.buffer not in buffers:
-            return None
-        return (Allocate(buffers[stmt.buffer], transform(stmt.body, visit)),)
-
-    return transform(redirect(body, buffers, lambda place: place), visit)
-
-
 def inline_calls(statements: Body) -> Body:
     """What the called programs do, in place of the calls."""
     return transform(statements, lambda s: inlined(s) if isinstance(s, Call) else None)
@@ -245,30 +244,8 @@ def inline_calls(statements: Body) -> Body:
 def inlined(call: Call) -> Body:
     """The body of the called program, on the buffers of the call."""
     program = call.program
-    buffers = dict(zip((*program.operands, *program.results), call.buffers, strict=True))
-    memo: dict[Expr, Expr] = {}
-
-    def swap(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and node.source in buffers:
-            return build.load(buffers[node.source], node.indices, node.guard, node.default)
-        return None
-
-    def place(stmt: Stmt) -> Body | None:
-        match stmt:
-            case Store():
-                target = buffers.get(stmt.buffer, stmt.buffer)
-                return (Store(target, stmt.indices, stmt.value, stmt.guard, stmt.streaming),)
-            case Accumulate():
-                targets = tuple(buffers.get(b, b) for b in stmt.buffers)
-                return (Accumulate(targets, stmt.indices, stmt.combiner, stmt.terms, stmt.guard,
-                                   stmt.atomic),)
-            case Prefetch():
-                return (Prefetch(buffers.get(stmt.buffer, stmt.buffer), stmt.indices,
-                                 stmt.ahead),)
-        return None
-
-    body = inline_calls(program.body)
-    return transform(map_expressions(body, lambda e: build.transform(e, swap, memo)), place)
+    return redirect(inline_calls(program.body), dict(zip(
+        (*program.operands, *program.results), call.buffers, strict=True)))
 
 
 def with_body(program: LoopProgram, body: Body) -> LoopProgram:

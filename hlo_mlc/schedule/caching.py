@@ -27,7 +27,6 @@ from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
-    instead,
     loop,
     map_expressions,
     paths,
@@ -241,10 +240,7 @@ def pad(program: LoopProgram, name: str, elements: int) -> LoopProgram:
     for stmt in walk(program.body):
         if isinstance(stmt, Allocate) and stmt.buffer in wide:
             refuse_large("pad", stmt, wide[stmt.buffer])
-        if isinstance(stmt, Accumulate) and len(stmt.buffers) > 1 \
-                and not wide.keys().isdisjoint(stmt.buffers):
-            raise refuse("pad", stmt, f"updates other buffers together with {name}")
-    return with_body(program, instead(program.body, wide))
+    return with_body(program, redirect(program.body, wide))
 
 
 def stream(program: LoopProgram, name: str) -> LoopProgram:

@@ -20,6 +20,7 @@ from hlo_mlc.loops.core import (
     Store,
     bodies,
 )
+from hlo_mlc.loops.dependence import lane_invariant
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -91,7 +92,7 @@ def _in_runs(statements: Body, terms: int, names: dict[str, str]
             own = {u: n for u, n in own.items() if stmt.buffer not in u.buffers}
         elif isinstance(stmt, For) and own:
             most = stmt.var.extent or 2 * terms
-            own = {u: n * most if _goes_on(u, stmt.var) else n for u, n in own.items()}
+            own = {u: n * most if lane_invariant(u, stmt.var) else n for u, n in own.items()}
             if sum(own.values()) >= 2 * terms:
                 new = _cut(stmt, terms, names)
         result += new
@@ -208,7 +209,7 @@ def _sums(var: Var, body: Body) -> dict[_Update, int]:
         if isinstance(stmt, Store | Allocate):
             touched.add(stmt.buffer)
         elif isinstance(stmt, Accumulate):
-            if _is_private_sum(stmt) and _goes_on(stmt, var) and all(
+            if _is_private_sum(stmt) and lane_invariant(stmt, var) and all(
                     isinstance(s, Allocate | If) or (isinstance(s, For) and s.kind in _PLAIN)
                     for s in around):
                 found.setdefault(stmt.buffers, []).append(_Update(stmt, tuple(around)))
@@ -247,10 +248,6 @@ def _holds(outer: _Box, inner: _Box) -> bool:
 
 def _are_apart(one: _Box, other: _Box) -> bool:
     return any(b < c or d < a for (a, b), (c, d) in zip(one, other, strict=True))
-
-
-def _goes_on(update: Accumulate, var: Var) -> bool:
-    return all(var not in i.free for i in update.indices)
 
 
 def _is_private_sum(update: Accumulate) -> bool:

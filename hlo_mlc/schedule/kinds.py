@@ -19,7 +19,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, expressions, instead, paths, substitute, with_body
+from hlo_mlc.loops.rewrite import Body, expressions, paths, redirect, substitute, with_body
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import (
     commutes,
@@ -171,7 +171,7 @@ def _with_shared(program: LoopProgram) -> LoopProgram:
     """Private buffers that exist around loops over threads are shared by these."""
     around = {s.buffer for *above, s in paths(program.body) if isinstance(s, Allocate)
               and not any(map(_is_threads, above)) and any(map(_is_threads, walk(s.body)))}
-    return with_body(program, instead(program.body, {
+    return with_body(program, redirect(program.body, {
         b: replace(b, scope="shared") for b in around if b.scope in ("stack", "register")}))
 
 

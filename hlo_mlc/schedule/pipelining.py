@@ -78,7 +78,7 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         def at(body: Body, iteration: Expr, is_odd: bool) -> Body:
             body = substitute(body, {stmt.var: iteration})
             own = {buffer: twins[buffer] for buffer in filled}
-            return redirect(body, own, lambda place: place) if is_odd else body
+            return redirect(body, own) if is_odd else body
 
         def two(o: Var) -> Body:
             first = index.multiply(o, index.constant(2))

@@ -119,7 +119,7 @@ class LoopRegisters:
                 continue
             renamed[buffer] = own
         if renamed:
-            (stmt,) = redirect((stmt,), renamed, lambda indices: indices)
+            (stmt,) = redirect((stmt,), renamed)
             stmt = with_bodies(stmt, (allocated(private, stmt.body),))
         for buffer, found in by_buffer.items():
             if isinstance(stmt, For) and buffer not in renamed and _is_read_first(buffer, found) \

@@ -11,7 +11,7 @@ from hlo_mlc.codegen.cuda.barriers import Barriers
 from hlo_mlc.codegen.cuda.dialect import CUDA
 from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
 from hlo_mlc.codegen.cuda.prelude import needed_by
-from hlo_mlc.codegen.cuda.statements import BlockWriter, shared_size
+from hlo_mlc.codegen.cuda.statements import BlockWriter, shared_size, thread_nest
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.loops import dependence
 from hlo_mlc.loops.core import Allocate, For, LoopKind, LoopProgram, Stmt, folding, walk
@@ -123,9 +123,7 @@ class _Printer:
         for inner in walk(stmt.body):
             if not isinstance(inner, For) or inner.kind is not LoopKind.THREAD:
                 continue
-            nest = [inner]
-            while isinstance(nest[-1].body[0], For) and nest[-1].body[0].kind is LoopKind.THREAD:
-                nest.append(nest[-1].body[0])
+            nest = thread_nest(inner)
             most = max(most, math.prod(s.var.extent for s in nest))
             folds = folds or folding(nest[-1]) is not None
         if folds:  # only whole warps exchange values

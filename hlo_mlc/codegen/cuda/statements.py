@@ -119,9 +119,7 @@ class BlockWriter(Writer):
 
     def _threads(self, stmt: For) -> None:
         """A nest of loops over threads, with a barrier before it where one is needed."""
-        nest = [stmt]
-        while isinstance(nest[-1].body[0], For) and nest[-1].body[0].kind is LoopKind.THREAD:
-            nest.append(nest[-1].body[0])
+        nest = thread_nest(stmt)
         self._wait(self.barriers.before((stmt,)))
         size = math.prod(s.var.extent for s in nest)
         conditions, stride = [], size
@@ -311,14 +309,19 @@ def _filled(statements: tuple[Stmt, ...]) -> frozenset[Buffer]:
         - {a.buffer for a in touched if not a.writes or isinstance(a.stmt, Accumulate)}
 
 
+def thread_nest(outermost: For) -> list[For]:
+    """A loop over threads and those that are directly inside of it."""
+    nest = [outermost]
+    while isinstance(nest[-1].body[0], For) and nest[-1].body[0].kind is LoopKind.THREAD:
+        nest.append(nest[-1].body[0])
+    return nest
+
+
 def _thread_axes(stmt: Allocate) -> int:
     """How many first axes of a buffer of scope "thread" are those of the threads."""
     for inner in walk(stmt.body):
         if isinstance(inner, For) and inner.kind is LoopKind.THREAD:
-            count, nest = 1, inner
-            while isinstance(nest.body[0], For) and nest.body[0].kind is LoopKind.THREAD:
-                count, nest = count + 1, nest.body[0]
-            return count
+            return len(thread_nest(inner))
     raise CodegenError(f"Expected threads to use {stmt.buffer!r}, but there are none")
 
 
