@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
@@ -68,33 +71,12 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         if stmt.kind is not LoopKind.SERIAL:
             raise refuse("double_buffer", stmt, "must be serial")
         trips = require_constant("double_buffer", stmt)
-        filled = _filled(stmt, memory)
+        own = {buffer: replace(buffer, name=f"{buffer.name}.b")
+               for buffer in _filled(stmt, memory)}
         if trips < 2:
             return None
-        for buffer in filled:
-            twins[buffer] = Buffer(f"{buffer.name}.b", buffer.dtype, buffer.shape, buffer.scope)
-        fill, use = stmt.body[:1], stmt.body[1:]
-
-        def at(body: Body, iteration: Expr, is_odd: bool) -> Body:
-            body = substitute(body, {stmt.var: iteration})
-            own = {buffer: twins[buffer] for buffer in filled}
-            return redirect(body, own) if is_odd else body
-
-        def two(o: Var) -> Body:
-            first = index.multiply(o, index.constant(2))
-            second, third = (index.add(first, index.constant(n)) for n in (1, 2))
-            return (*at(fill, second, True), *at(use, first, False),
-                    *at(fill, third, False), *at(use, second, True))
-
-        last = index.constant(trips - 1)
-        if trips % 2:
-            rest = at(use, last, False)
-        else:
-            rest = (*at(fill, last, True), *at(use, index.constant(trips - 2), False),
-                    *at(use, last, True))
-        pairs = (trips - 1) // 2
-        rounds = (loop(f"{name}.o", pairs, LoopKind.SERIAL, two),) if pairs else ()
-        return (*at(fill, index.constant(0), False), *rounds, *rest)
+        twins.update(own)
+        return _two_at_once(stmt, trips, own)
 
     doubled = rewrite_loops(program, "double_buffer", name, double)
 
@@ -105,6 +87,31 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         return (Allocate(stmt.buffer, (Allocate(twins[stmt.buffer], inner),)),)
 
     return with_body(program, transform(doubled.body, with_twin))
+
+
+def _two_at_once(stmt: For, trips: int, twins: Mapping[Buffer, Buffer]) -> Body:
+    """The iterations of a loop in pairs, the second of which fills and uses the twins."""
+    fill, use = stmt.body[:1], stmt.body[1:]
+
+    def at(body: Body, iteration: Expr, is_odd: bool) -> Body:
+        body = substitute(body, {stmt.var: iteration})
+        return redirect(body, twins) if is_odd else body
+
+    def two(o: Var) -> Body:
+        first = index.multiply(o, index.constant(2))
+        second, third = (index.add(first, index.constant(n)) for n in (1, 2))
+        return (*at(fill, second, True), *at(use, first, False),
+                *at(fill, third, False), *at(use, second, True))
+
+    last = index.constant(trips - 1)
+    if trips % 2:
+        rest = at(use, last, False)
+    else:
+        rest = (*at(fill, last, True), *at(use, index.constant(trips - 2), False),
+                *at(use, last, True))
+    pairs = (trips - 1) // 2
+    rounds = (loop(f"{stmt.var.name}.o", pairs, LoopKind.SERIAL, two),) if pairs else ()
+    return (*at(fill, index.constant(0), False), *rounds, *rest)
 
 
 def _filled(stmt: For, memory: Memory) -> tuple[Buffer, ...]:

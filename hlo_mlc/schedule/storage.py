@@ -45,7 +45,6 @@ from hlo_mlc.support.errors import ScheduleError
 T = TypeVar("T")
 
 
-
 def contract(program: LoopProgram, name: str) -> LoopProgram:
     """Keep of a scratch buffer only what one iteration of the loops around it needs.
 
@@ -278,18 +277,12 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
                             f"{multiple}")
     require_loops(program, "hoist", inner)
     memory = Memory.of(program) if checked else None
+    taken = {s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)}
     found = False
 
     def before(stmt: For) -> Body | None:
         nonlocal found
-        chosen: dict[Expr, list[For]] = {}
-        for path in paths((stmt,)):
-            around = [s for s in path if isinstance(s, For)]
-            same = {s.var for s in around if s.var.name in (name, inner)}
-            if isinstance(path[-1], Accumulate) and inner in (s.var.name for s in around):
-                for e in filter(lambda e: e.free.isdisjoint(same), _operands(path[-1])):
-                    if loops := [s for s in around if s.var in e.free]:
-                        chosen[e] = loops
+        chosen = _same_operands(stmt, (name, inner))
         if not chosen:
             return None
         if len(chosen) > 1:
@@ -298,25 +291,43 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
         ((value, loops),), found = chosen.items(), True
         if memory is not None:
             _refuse_unstable(stmt, value, loops, memory)
-        sizes = [most_iterations("hoist", s) for s in loops]
-        sizes[-1] = -(-sizes[-1] // multiple) * multiple
-        buffer = Buffer(f"{name}.h", value.dtype, tuple(sizes), "stack")
-        refuse_large("hoist", stmt, buffer)
-        place = tuple(s.var for s in loops)
-        body = transform(stmt.body, lambda s: _instead(s, value, Load(buffer, place)))
-        fill = nest_like(loops, (Store(buffer, place, value),), buffer.name)
-        if any(isinstance(s, Allocate) and s.buffer.name == buffer.name
-               for s in walk(program.body)):
-            raise refuse("hoist", stmt, f"is behind {buffer.name} already")
-        body = (For(stmt.var, stmt.extent, stmt.kind, body),)
-        refuse_tasks("hoist", body, buffer)
-        return (Allocate(buffer, (*fill, *body)),)
+        if f"{name}.h" in taken:
+            raise refuse("hoist", stmt, f"is behind {name}.h already")
+        return _computed_before(stmt, value, loops, multiple)
 
     result = rewrite_loops(program, "hoist", name, before)
     if not found:
         raise refuse("hoist", require_loops(program, "hoist", name)[0],
                      "changes all that its updates combine")
     return result
+
+
+def _same_operands(stmt: For, names: tuple[str, str]) -> dict[Expr, list[For]]:
+    """What updates in the second of two loops combine, and is the same in all iterations of both,
+    with the loops in which it changes."""
+    chosen: dict[Expr, list[For]] = {}
+    for path in paths((stmt,)):
+        around = [s for s in path if isinstance(s, For)]
+        same = {s.var for s in around if s.var.name in names}
+        if isinstance(path[-1], Accumulate) and names[1] in (s.var.name for s in around):
+            for e in filter(lambda e: e.free.isdisjoint(same), _operands(path[-1])):
+                if loops := [s for s in around if s.var in e.free]:
+                    chosen[e] = loops
+    return chosen
+
+
+def _computed_before(stmt: For, value: Expr, loops: list[For], multiple: int) -> Body:
+    """A loop behind others that compute a value for it."""
+    sizes = [most_iterations("hoist", s) for s in loops]
+    sizes[-1] = -(-sizes[-1] // multiple) * multiple
+    buffer = Buffer(f"{stmt.var.name}.h", value.dtype, tuple(sizes), "stack")
+    refuse_large("hoist", stmt, buffer)
+    place = tuple(s.var for s in loops)
+    body: Body = (For(stmt.var, stmt.extent, stmt.kind, transform(
+        stmt.body, lambda s: _instead(s, value, Load(buffer, place)))),)
+    refuse_tasks("hoist", body, buffer)
+    fill = nest_like(loops, (Store(buffer, place, value),), buffer.name)
+    return (Allocate(buffer, (*fill, *body)),)
 
 
 def nest_like(loops: Sequence[For], body: Body, name: str) -> Body:
