@@ -6,12 +6,13 @@ A fact is an index expression that is never positive: `i - n + 1` says that i < 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Const, Expr, loads
-from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.dtypes import BOOL, INDEX
 
 Facts = tuple[Expr, ...]
 
@@ -88,6 +89,19 @@ def exactly(condition: Expr, holds: bool = True) -> Facts | None:
     if args[0].dtype is not INDEX or op not in _NEGATED:
         return None
     return _compared(op if holds else _NEGATED[op], *args) or None
+
+
+def cases(condition: Expr, holds: bool = True) -> tuple[Facts, ...] | None:
+    """The same for conditions of which one or another holds: facts for each of them, which may hold
+    together."""
+    if isinstance(condition, Apply):
+        if condition.op == "not":
+            return cases(condition.args[0], not holds)
+        if condition.op == ("or" if holds else "and") and condition.args[0].dtype is BOOL:
+            parts = [cases(part, holds) for part in condition.args]
+            return None if None in parts else tuple(itertools.chain(*parts))
+    facts = exactly(condition, holds)
+    return None if facts is None else (facts,)
 
 
 def never_positive(e: Expr, facts: Facts, depth: int = _DEPTH) -> bool:

@@ -10,6 +10,7 @@ from hlo_mlc.expr.core import Apply, Expr, Var, loads
 from hlo_mlc.expr.facts import (
     Facts,
     below,
+    cases,
     exactly,
     impossible,
     never_positive,
@@ -19,8 +20,8 @@ from hlo_mlc.expr.facts import (
 )
 from hlo_mlc.loops.core import For, If, Stmt, bodies
 
-__all__ = ["Facts", "below", "exactly", "impossible", "learned", "least", "never_positive",
-           "of_condition", "resolved", "within"]
+__all__ = ["Facts", "below", "cases", "exactly", "impossible", "learned", "least",
+           "never_positive", "of_condition", "resolved", "within"]
 
 
 def learned(stmt: Stmt) -> tuple[Facts, ...]:

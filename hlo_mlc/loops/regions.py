@@ -137,6 +137,15 @@ def box(sides: Iterable[tuple[int, int]]) -> Boxes:
     return Boxes(tuple(low), tuple(high), np.zeros(1, np.int64))
 
 
+def joined(parts: Sequence[Boxes]) -> Boxes:
+    """All of some boxes together."""
+    if len(parts) == 1:
+        return parts[0]
+    low, high = (tuple(map(np.concatenate, zip(*sides, strict=True)))
+                 for sides in ([p.low for p in parts], [p.high for p in parts]))
+    return Boxes(low, high, np.concatenate([p.owners for p in parts]))
+
+
 def enumerated(variables: Mapping[Var, int]) -> dict[Var, np.ndarray]:
     """All combinations of values of some variables below their bounds.
 

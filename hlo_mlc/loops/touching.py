@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,16 +20,20 @@ from hlo_mlc.expr.core import Apply, Const, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.accesses import Access
 from hlo_mlc.loops.core import For, If, While
-from hlo_mlc.loops.facts import Facts, exactly, least, of_condition
+from hlo_mlc.loops.facts import Facts, cases, least, of_condition
 from hlo_mlc.loops.regions import (
     Boxes,
     Points,
     Unknown,
     box,
     enumerated,
+    joined,
     merged_axes,
     split_axes,
 )
+
+# Cases of conditions around an access that are looked at one by one.
+MOST_CASES = 64
 
 Box = tuple[tuple[int, int], ...]
 """First and last index along every axis of a box, the last one included."""
@@ -149,13 +154,12 @@ def touched(access: Access) -> Boxes | None:
     """Exactly what an access touches in the course of the program; None where that is unknown."""
     if any(isinstance(s, While) for s, _ in access.path):
         return None
-    facts: list[Expr] = []
-    for condition, holds in _conditions(access):
-        parts = exactly(condition, holds)
-        if parts is None:
-            return None
-        facts += parts
-    return _boxes(access, facts)
+    parts = [cases(condition, holds) for condition, holds in _conditions(access)]
+    if None in parts or math.prod(map(len, parts)) > MOST_CASES:
+        return None
+    found = [_boxes(access, [fact for facts in together for fact in facts])
+             for together in itertools.product(*parts)]
+    return None if None in found else joined(found)
 
 
 def reached(access: Access) -> Boxes | None:

@@ -19,6 +19,7 @@ from hlo_mlc.schedule import (
     loops,
     pipelining,
     prefetching,
+    ranges,
     reduction,
     splitting,
     storage,
@@ -30,8 +31,9 @@ Argument = int | str | tuple[str, ...]
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
-    for function in (splitting.split, splitting.specialize, loops.fuse, loops.reorder, kinds.unroll,
-                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
+    for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
+                     loops.fuse, loops.reorder, kinds.unroll, kinds.write_out, kinds.vectorize,
+                     kinds.parallel, kinds.bind,
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
                      fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
                      storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
@@ -127,13 +129,21 @@ class Schedule:
         return known if self.checked else UNCHECKED.get(step.name, known)
 
     def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
-        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`, or
-        in the last block: "shorten", "lengthen", "guard", "repeat", "shift"."""
+        """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`,
+        "early" as well, or in the last block: "shorten", "lengthen", "guard", "repeat", "shift"."""
         return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
     def specialize(self, loop: str, at: str) -> Schedule:
         """`loop` -> one for the last iteration of `at`, and one for the others."""
         return self.apply(Step("specialize", (loop, at)))
+
+    def cut(self, loop: str, at: int) -> Schedule:
+        """`loop` -> `loop.a` over its first `at` iterations and `loop.b` over the rest."""
+        return self.apply(Step("cut", (loop, at)))
+
+    def set_apart(self, loop: str, low: int, high: int) -> Schedule:
+        """`loop` -> one with a body for iterations from `low` up to `high`, and one for others."""
+        return self.apply(Step("set_apart", (loop, low, high)))
 
     def fuse(self, outer: str, *inner: str) -> Schedule:
         """Nested loops -> one called `outer.inner`, and so on."""

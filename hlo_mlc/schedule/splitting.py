@@ -40,7 +40,7 @@ from hlo_mlc.schedule.loops import (
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.guards import conjuncts
 
-TAILS = ("peel", "shorten", "lengthen", "guard", "repeat", "shift")
+TAILS = ("peel", "early", "shorten", "lengthen", "guard", "repeat", "shift")
 """What `split` does with what is left over."""
 
 
@@ -54,7 +54,17 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
                                      for i.t in 0..2:
                                        y[i.t + 8] = x[i.t + 8]
 
-    So it is with the `tail` "peel".  With "shorten" the last block has fewer iterations: there is
+    So it is with the `tail` "peel".  With "early" it is a whole block, which begins early, and does
+    again what the one before it did.  Refused unless iterations are independent, and read nothing
+    of what they write but what they have stored.
+
+        for i in 0..10:              for i.o in 0..2:
+          y[i] = x[i]         ->       for i.i in 0..4:
+                                         y[i.i + i.o * 4] = x[i.i + i.o * 4]
+                                     for i.t in 0..4:
+                                       y[i.t + 6] = x[i.t + 6]
+
+    With "shorten" the last block has fewer iterations: there is
     one copy of the body, and tasks are of nearly equal size.
 
         for i in 0..10:              for i.o in 0..3:
@@ -74,8 +84,7 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
                                          if (i.i + i.o * 4) < 10:
                                            y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
-    With "repeat" it begins early, and does again what the block before it did.  Refused unless
-    iterations are independent, and read nothing of what they write but what they have stored.
+    With "repeat" it begins early as well, in the same loop, and is refused where "early" is.
 
         for i in 0..10:              for i.o in 0..3:
           y[i] = x[i]         ->       for i.i in 0..4:
@@ -90,22 +99,24 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
                                            where (i.i + min(i.o * 4, 6)) >= (i.o * 4)
 
     A parallel loop stays parallel on the outside, and does nothing twice.  Halide: split with a
-    specialised tail, with GuardWithIf around the whole block, GuardWithIf, ShiftInwards and
-    PredicateStores; TVM: split and loop partition.
+    specialised tail, with the same and ShiftInwards, with GuardWithIf around the whole block,
+    GuardWithIf, ShiftInwards and PredicateStores; TVM: split and loop partition.
     """
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
     if tail not in TAILS:
         raise ScheduleError(f"split: expected a tail of {name!r} out of {', '.join(TAILS)}; got "
                             f"{tail!r}")
-    early = tail in ("repeat", "shift")
+    early = tail in ("early", "repeat", "shift")
 
     def cut(stmt: For) -> Body:
         require_kind("split", stmt, LoopKind.SERIAL, *(() if early else (LoopKind.PARALLEL,)))
         if tail == "peel":
             return _peeled(stmt, factor)
-        if tail == "repeat" and checked:
+        if tail in ("early", "repeat") and checked:
             _check_repeatable(stmt, Memory.of(program))
+        if tail == "early":
+            return _with_whole_tail(stmt, factor)
         if tail == "shorten":
             return _shortened(stmt, factor)
         if tail == "lengthen":
@@ -136,6 +147,15 @@ def _peeled(stmt: For, factor: int) -> Body:
     if index.bounds(rest)[1] > 0:
         result += _block(stmt, index.multiply(blocks, size), rest, "t")
     return result
+
+
+def _with_whole_tail(stmt: For, factor: int) -> Body:
+    extent = require_constant("split", stmt)
+    if extent % factor == 0 or extent < factor:
+        return _peeled(stmt, factor)
+    whole = For(stmt.var, index.constant(extent - extent % factor), stmt.kind, stmt.body)
+    return (*_peeled(whole, factor),
+            *_block(stmt, index.constant(extent - factor), factor, "t"))
 
 
 def _shortened(stmt: For, factor: int) -> Body:

@@ -19,9 +19,11 @@ from hlo_mlc.templates.base import (
     abreast,
     in_vectors,
     lanes,
+    may_repeat,
     open_schedule,
     work,
 )
+from hlo_mlc.templates.borders import between_borders, has_borders
 from hlo_mlc.tensor.classify import (
     cost,
     is_apart,
@@ -34,8 +36,8 @@ from hlo_mlc.tensor.classify import (
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
-# Vectors of a row up to which processors without AVX-512 do without masks: some take 10 to 20
-# cycles to store under one.
+# Vectors of a row up to which processors without AVX-512 do without masks where a vector cannot be
+# stored again in part: some take 10 to 20 cycles to store under one.
 SHORT_ROW = 4
 # Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
 SHORT, LONG = 8, 80
@@ -76,14 +78,16 @@ class ElementwiseTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Vectors per iteration, work of one task, stores past the caches, bytes by which is
-        fetched ahead, whether vectors go along the axis before a short one, and how many of the
-        last axes they go along as if these were one."""
+        fetched ahead, whether vectors go along the axis before a short one, how many of the last
+        axes they go along as if these were one, and whether loops are cut where conditions change.
+        """
         stage = coalesce(nest.stages[0])
         along = _short_axes(stage, target)
         return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1),
                 "ahead": (0, AHEAD, 4 * AHEAD),
                 "down": (0, 1) if _has_short_rows(stage, target) else (0,),
-                "along": (1, along) if along > 1 else (1,)}
+                "along": (1, along) if along > 1 else (1,),
+                "borders": (0, 1) if has_borders(stage, lanes((stage,), target)) else (0,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Several vectors in flight, fewer for long bodies and where little is to be done: code
@@ -97,23 +101,28 @@ class ElementwiseTemplate:
         along = _short_axes(stage, target)
         return {"unroll": unroll, "grain": 1, "streaming": 0,
                 "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
-                "down": int(along == 1 and _has_short_rows(stage, target)), "along": along}
+                "down": int(along == 1 and _has_short_rows(stage, target)), "along": along,
+                "borders": int(has_borders(stage, lanes((stage,), target)))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage))
         width = lanes((stage,), target)
+        early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:
-            schedule = _along(schedule, stage.axes[-parameters["along"]:], width)
+            schedule = _along(schedule, stage.axes[-parameters["along"]:], width, early)
         elif parameters["down"]:
             schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
         else:
-            short = not target.has_masked_bytes and len(stage.axes) > 1 \
-                and stage.axes[-1].extent < SHORT_ROW * width
-            schedule = vectorize(
-                schedule, stage.axes[-1].name, width, parameters["unroll"],
-                in_pieces=short or is_in_place(nest, stage))
+            short = not target.has_masked_bytes and stage.axes[-1].extent < SHORT_ROW * width
+            names = [stage.axes[-1].name]
+            if parameters["borders"]:
+                schedule, names = between_borders(schedule, stage)
+            for name in names:
+                schedule = vectorize(schedule, name, width, parameters["unroll"],
+                                     in_pieces=short or is_in_place(nest, stage),
+                                     early=early)
             for axis in _conditional_rows(stage, width):
                 schedule = schedule.unroll(axis.name)
         if parameters["streaming"]:
@@ -209,7 +218,7 @@ def _lies_near(read: Load, axes: Sequence[Var], width: int) -> bool:
     return span < 2 * width or _lies_along(read, axes)
 
 
-def _along(schedule: Schedule, axes: Sequence[Var], width: int) -> Schedule:
+def _along(schedule: Schedule, axes: Sequence[Var], width: int, early: bool) -> Schedule:
     """Vectors along some axes as if these were one, as many as begin a period side by side."""
     names = [v.name for v in axes]
     schedule, name = schedule.fuse(*names), ".".join(names)
@@ -219,7 +228,10 @@ def _along(schedule: Schedule, axes: Sequence[Var], width: int) -> Schedule:
         schedule = schedule.split(name, period)
         parts = [part for part in (f"{name}.i", f"{name}.t") if part in schedule.loop_names]
     for part in parts:
-        schedule = abreast(schedule, part, width)
+        if early and _has_tail(schedule, part, width):
+            schedule = _early(schedule, part, width).unroll(f"{part}.o")
+        else:
+            schedule = abreast(schedule, part, width)
     return schedule
 
 
@@ -254,14 +266,20 @@ def _down(schedule: Schedule, down: str, last: str, width: int) -> Schedule:
     return schedule.unroll(last)
 
 
-def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces: bool = False
-              ) -> Schedule:
-    """Cut a loop into whole vectors, `unroll` at a time, and one masked vector at the end; or
+def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces: bool = False,
+              early: bool = False) -> Schedule:
+    """Cut a loop into whole vectors, `unroll` at a time, and one at the end that begins `early`, if
+    the one before it may be done again in part; else one masked vector at the end; or
     `in_pieces` of powers of two, as suits rows that are written where they are read: what a mask
     leaves out the processor takes for stored all the same, and what reads the next row waits for
     it (rows of 5 took 9 times as long)."""
     extent = constant_extent(schedule.loops(name)[0])
     if extent == 1:
+        return schedule
+    if early and _has_tail(schedule, name, width):
+        schedule = _early(schedule, name, width)
+        if 1 < unroll <= extent // width:
+            schedule = schedule.split(f"{name}.o", unroll).unroll(f"{name}.o.i")
         return schedule
     if extent >= width * unroll and unroll > 1:
         schedule = schedule.split(name, width * unroll).split(f"{name}.i", width)
@@ -269,6 +287,18 @@ def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces:
         if extent % (width * unroll) == 0:
             return schedule
     return (_in_pieces if in_pieces else in_vectors)(schedule, name, width)
+
+
+def _has_tail(schedule: Schedule, name: str, width: int) -> bool:
+    """Whether a loop has more than a vector of iterations, and not whole ones."""
+    extent = constant_extent(schedule.loops(name)[0])
+    return extent > width and extent % width > 0
+
+
+def _early(schedule: Schedule, name: str, width: int) -> Schedule:
+    """A loop as whole vectors, the last of which does again what the one before it did."""
+    schedule = schedule.split(name, width, "early")
+    return schedule.vectorize(f"{name}.i").vectorize(f"{name}.t")
 
 
 def _in_pieces(schedule: Schedule, name: str, most: int) -> Schedule:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, variable
+from hlo_mlc.expr.build import all_of, apply, const, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.accesses import accesses
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
+from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Store
 from hlo_mlc.loops.coverage import gaps
 from hlo_mlc.loops.touching import reached, solid, touched
 
@@ -22,7 +22,7 @@ ONE = const(1.0, F32)
 SIZES = (100, 16, 640)  # more points than are put in one by one
 
 
-def loop(var: Var, *body: For | Store) -> For:
+def loop(var: Var, *body: For | If | Store) -> For:
     return For(var, index.constant(var.extent), LoopKind.SERIAL, body)
 
 
@@ -66,6 +66,20 @@ def test_a_loop_that_a_condition_holds_back_fills_no_gaps(below: int, full: bool
     assert (not list(gaps(program(loop(near, loop(far, store)), result)))) is full
 
 
+@pytest.mark.parametrize("first", [1, 2])
+def test_branches_fill_a_buffer_together(first: int) -> None:
+    """The one where a conjunction holds, and the one where it does not; here an iteration is left
+    out of them, where the first is not 1."""
+    i, j = variable("i", 1 << 20), variable("j", 8)
+    result = Buffer("r", F32, (i.extent, j.extent), "result")
+    inside = all_of(index.compare("ge", i, index.constant(1)),
+                    index.compare("lt", i, index.constant(i.extent - 1)))
+    store = Store(result, (i, j), ONE)
+    late = Store(result, (i, j), ONE, index.compare("ge", i, index.constant(first)))
+    branches = If(inside, (loop(j, late),), (loop(j, store),))
+    assert (not list(gaps(program(loop(i, branches), result)))) is (first == 1)
+
+
 def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
     """The digits of a variable; or nearly, or itself."""
     divisors = [d for d in (2, 3, 4, 6) if v.extent % d == 0]
@@ -77,6 +91,11 @@ def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
         return [low, high]
     return [[low, high, low], [low], [low, index.floormod(high, 2)], [low, high, v],
             [index.floormod(v, step + 1), high]][int(rng.integers(5))]
+
+
+def random_condition(rng: np.random.Generator, limited: list[Expr]) -> Expr:
+    return apply("lt", limited[int(rng.integers(len(limited)))],
+                 index.constant(int(rng.integers(1, 9))))
 
 
 def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
@@ -93,8 +112,9 @@ def random_store(rng: np.random.Generator, variables: list[Var]) -> Store:
             step *= 1 + int(index.bounds(part)[1])
         place.append(index.subtract(sum_, index.constant(int(index.bounds(sum_)[0]))))
     shape = tuple(int(index.bounds(i)[1]) + 1 for i in place)
-    limited = [*place, *variables][int(rng.integers(3 + len(variables)))]
-    guard = apply("lt", limited, index.constant(int(rng.integers(1, 9))))
+    guard = random_condition(rng, [*place, *variables])
+    if rng.random() < 0.3:
+        guard = apply("or", guard, apply("not", random_condition(rng, [*place, *variables])))
     return Store(Buffer("r", F32, shape, "result"), tuple(place), ONE,
                  guard if rng.random() < 0.4 else None)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load, variable
+from hlo_mlc.expr.build import all_of, apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
@@ -187,6 +187,68 @@ def test_split_that_repeats_refuses(tiny, copy, total, running, column_sums) -> 
     assert "i.o" in Schedule(in_place, checked=False).split("i", 4, "repeat").loop_names
 
 
+def test_split_that_begins_early(copy, running, assert_same) -> None:
+    shows(Schedule(copy).split("i", 4, "early").program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        for i.t in 0..4:
+          y[i.t + 6] = x[i.t + 6]
+        """)
+    for factor in (5, 16):  # nothing is left over, or everything is
+        whole = Schedule(copy).split("i", factor, "early")
+        assert str(whole) == str(Schedule(copy).split("i", factor))
+    assert_same(copy, Schedule(copy).split("i", 3, "early").program,
+                [np.arange(10, dtype=np.float32)])
+    refuses(lambda: Schedule(running).split("i", 4, "early"), "has dependent iterations")
+    refuses(lambda: Schedule(copy).parallel("i").split("i", 4, "early"), "must be serial")
+    in_place = replace(copy, aliases=((copy.results[0], copy.operands[0]),))
+    refuses(lambda: Schedule(in_place).split("i", 4, "early"), "reads what this overwrites")
+
+
+@pytest.fixture
+def padded(tiny) -> LoopProgram:
+    """A copy with a zero before and behind it."""
+    x, y = tiny.operand("x", 8), tiny.result("y", 10)
+    return tiny.program(tiny.map(y, "i", lambda i: load(
+        x, (minus(i, 1),), all_of(index.compare("ge", i, index.constant(1)),
+                                  index.compare("lt", i, index.constant(9))), const(0.0, F32))))
+
+
+def test_cut(padded, assert_same) -> None:
+    schedule = Schedule(padded).cut("i", 1).cut("i.b", 8)
+    shows(schedule.program, """
+        for i.a in 0..1:
+          y[i.a] = 0.0:f32
+        for i.b.a in 0..8:
+          y[i.b.a + 1] = x[i.b.a]
+        for i.b.b in 0..1:
+          y[i.b.b + 9] = 0.0:f32
+        """)
+    assert_same(padded, schedule.program, [np.arange(8, dtype=np.float32)])
+    for at in (0, 10, 11):
+        refuses(lambda at=at: Schedule(padded).cut("i", at), "out of 10")
+    refuses(lambda: Schedule(padded).vectorize("i").cut("i", 1), "must be serial or parallel")
+
+
+def test_set_apart(padded, assert_same) -> None:
+    shows(Schedule(padded).set_apart("i", 1, 9).program, """
+        for i in 0..10:
+          if (i >= 1) & (i < 9):
+            y[i] = x[i + -1]
+          else:
+            y[i] = x[i + -1] if (i >= 1) & (i < 9) else 0.0:f32
+        """)
+    nested = Schedule(padded).set_apart("i", 0, 9).set_apart("i", 1, 10)
+    assert "x[i + -1]\n" in str(nested)
+    for schedule in (Schedule(padded).set_apart("i", 1, 9), nested,
+                     Schedule(padded).set_apart("i", 2, 7).parallel("i")):
+        assert_same(padded, schedule.program, [np.arange(8, dtype=np.float32)])
+    assert str(Schedule(padded).set_apart("i", 0, 10)) == str(Schedule(padded))
+    for low, high in ((3, 3), (5, 2), (0, 11), (-1, 4)):
+        refuses(lambda low=low, high=high: Schedule(padded).set_apart("i", low, high), "out of 10")
+
+
 def test_split_that_shifts(copy, running, column_sums, assert_same) -> None:
     shows(Schedule(copy).split("i", 4, "shift").program, """
         for i.o in 0..3:
@@ -230,7 +292,7 @@ def test_split_refuses_tails(copy, tail) -> None:
     else:
         refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
     refuses(lambda: Schedule(copy).split("i", 4, "mask"),
-            "peel, shorten, lengthen, guard, repeat, shift", "got 'mask'")
+            "peel, early, shorten, lengthen, guard, repeat, shift", "got 'mask'")
 
 
 def test_specialize(copy, assert_same) -> None:

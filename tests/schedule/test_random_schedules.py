@@ -49,8 +49,10 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "pad":
             private = [s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)]
             return Step(primitive, (str(rng.choice(private)) if private else "", number))
-        case "split":
-            return Step("split", (loop, number))
+        case "split" | "cut":
+            return Step(primitive, (loop, number))
+        case "set_apart":
+            return Step(primitive, (loop, number - 1, number + int(rng.integers(3))))
         case "expand":
             scope, place = ("register", "stack"), ("first", "last")
             return Step(primitive, (loop, scope[int(rng.integers(2))], number,

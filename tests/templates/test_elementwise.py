@@ -188,3 +188,28 @@ def test_skew_matrices(check, arrays, dtype):
                              1)
 
         check(function, v)
+
+
+@pytest.mark.parametrize("shape", [(1, 40), (2, 70), (33, 65), (5, 6, 37), (3, 700)])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "bfloat16"])
+def test_between_borders(check, arrays, shape, dtype):
+    """Neighbours of which those beyond an edge come from the other side, from a pad, from another
+    tensor, or from the edge itself."""
+    x, y = arrays(dtype, shape, shape)
+
+    def function(x, y):
+        around = sum(jnp.roll(x, by, axis) * (by + 3) for by in (-2, 1) for axis in range(x.ndim))
+        wide = jnp.pad(x, 1)
+        edges = jnp.pad(x, 1, mode="edge")
+        inner = tuple(slice(1, -1) for _ in shape[:-1])
+        return (around, jnp.roll(x, (1,) * x.ndim, tuple(range(x.ndim))),
+                wide[(*inner, slice(2, None))] - wide[(*inner, slice(None, -2))] * 2,
+                edges[..., 2:] * 2 + edges[..., :-2], jnp.concatenate([x, y * 2, x[..., :3]], -1),
+                jnp.where(jnp.arange(shape[-1]) == 17, x, y))
+
+    check(function, x, y)
+
+
+def test_much_between_borders_is_shared_out(check, arrays):
+    x, = arrays("float32", (1030, 517))
+    check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
