@@ -69,17 +69,20 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
 def _unwritten(reads: Sequence[Access], stores: _Stores, order: Mapping[Access, int]
                ) -> Iterator[Gap]:
     """Reads of what nothing writes before; `order` are positions in the program."""
-    groups: dict[frozenset[Access], list[tuple[Access, Boxes]]] = {}
+    groups: dict[frozenset[Access], list[Access]] = {}
     for access in reads:
         place = around(access)
         if stores.filled or any(contains(stores.solid(w), place)
                                 and _may_come_before(w, access, order) for w in stores.found):
             continue
-        if (boxes := _touched(access)) is not None and len(boxes.owners):
-            before = frozenset(w for w in stores.found if _may_come_before(w, access, order))
-            groups.setdefault(before, []).append((access, boxes))
-    for before, found in groups.items():
+        before = frozenset(w for w in stores.found if _may_come_before(w, access, order))
+        groups.setdefault(before, []).append(access)
+    for before, group in groups.items():
         earlier = _Stores(stores.shape, list(before), stores.filled)
+        if earlier.cover_all(certainly=False):
+            continue
+        found = [(access, boxes) for access in group
+                 if (boxes := _touched(access)) is not None and len(boxes.owners)]
         if earlier.cover([boxes for _, boxes in found], certainly=False):
             continue
         for access, boxes in found:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Var
-from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram
-from hlo_mlc.loops.rewrite import Body, loop, substitute
+from hlo_mlc.loops.core import For, If, LoopKind, LoopProgram, Stmt
+from hlo_mlc.loops.rewrite import Body, loop, substitute, transform
 from hlo_mlc.schedule.loops import require_constant, require_kind, rewrite_loops
 from hlo_mlc.support.errors import ScheduleError
 
@@ -39,12 +39,15 @@ def cut(program: LoopProgram, name: str, at: int) -> LoopProgram:
 def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgram:
     """Give a loop a copy of its body for the iterations from `low` on that are before `high`.  What
     conditions on iterations say is settled in it, and in the other where that is for one range.
+    Loops in the other one have names of their own.
 
         for i in 0..10:                                for i in 0..10:
-          y[i] = x[i - 1] if i >= 1 else 0    ->         if i >= 1:
-                                                           y[i] = x[i - 1]
+          for j in 0..8:                                 if i >= 1:
+            y[i, j] = x[i - 1, j]             ->           for j in 0..8:
+              if i >= 1 else 0                               y[i, j] = x[i - 1, j]
                                                          else:
-                                                           y[i] = 0
+                                                           for j.e in 0..8:
+                                                             y[i, j.e] = 0
 
     Halide: specialize; others: loop unswitching.
     """
@@ -63,7 +66,7 @@ def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgr
             otherwise = _known(stmt, high, extent)
         elif high == extent:
             otherwise = _known(stmt, 0, low)
-        return (For(stmt.var, stmt.extent, stmt.kind, (If(inside, then, otherwise),)),)
+        return (For(stmt.var, stmt.extent, stmt.kind, (If(inside, then, _renamed(otherwise)),)),)
 
     return rewrite_loops(program, "set_apart", name, copies)
 
@@ -75,3 +78,14 @@ def _known(stmt: For, low: int, high: int) -> Body:
     placed = substitute(stmt.body, {stmt.var: index.add(near, start)})
     return substitute(placed, {near: index.subtract(stmt.var, start)})
 
+
+
+def _renamed(statements: Body) -> Body:
+    """The same with names of their own for loops."""
+    def visit(stmt: Stmt) -> Body | None:
+        if not isinstance(stmt, For):
+            return None
+        return (loop(f"{stmt.var.name}.e", stmt.extent, stmt.kind,
+                     lambda i: _renamed(substitute(stmt.body, {stmt.var: i}))),)
+
+    return transform(statements, visit)

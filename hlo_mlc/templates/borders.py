@@ -67,10 +67,10 @@ def has_borders(stage: Stage, width: int) -> bool:
     *outer, last = stage.axes
     along = parts(stage, last)
     inside = [longest(stage, axis) for axis in outer]
-    apart = any(high - low < axis.extent for axis, (low, high) in zip(outer, inside, strict=True))
-    if len(along) == 1 and not apart:
+    apart = [high - low < axis.extent for axis, (low, high) in zip(outer, inside, strict=True)]
+    if len(along) == 1 and not any(apart):
         return False
-    operations = sum(cost(a.value) for a in stage.assigns) * len(along) * (1 + apart)
+    operations = sum(cost(a.value) for a in stage.assigns) * (len(along) + sum(apart))
     low, high = longest(stage, last)
     return len(along) <= MOST_PARTS and operations <= MOST_OPERATIONS \
         and high - low >= LEAST_VECTORS * width \
@@ -79,14 +79,15 @@ def has_borders(stage: Stage, width: int) -> bool:
 
 
 def between_borders(schedule: Schedule, stage: Stage) -> tuple[Schedule, list[str]]:
-    """Rows between the borders of the axes before the last one apart, and each row cut at its own:
-    the loops along these parts."""
+    """Rows between the borders of the axes before the last one apart, and each of them cut at its
+    own borders: the loops along these parts, and along the other rows."""
     *outer, last = stage.axes
     for axis in outer:
         low, high = longest(stage, axis)
         if high - low < axis.extent:
             schedule = schedule.set_apart(axis.name, low, high)
-    names, rest = [], last.name
+    rest = last.name
+    names = [name for name in (f"{rest}.e",) if name in schedule.loop_names]
     *before, _ = parts(stage, last)
     for low, high in before:
         schedule = schedule.cut(rest, high - low)

@@ -107,7 +107,7 @@ class ElementwiseTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        schedule = open_schedule(nest, lower_stage(stage))
+        schedule = open_schedule(nest, lower_stage(stage), checked=False)
         width = lanes((stage,), target)
         early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:

@@ -231,7 +231,7 @@ def test_cut(padded, assert_same) -> None:
     refuses(lambda: Schedule(padded).vectorize("i").cut("i", 1), "must be serial or parallel")
 
 
-def test_set_apart(padded, assert_same) -> None:
+def test_set_apart(padded, transposed, assert_same) -> None:
     shows(Schedule(padded).set_apart("i", 1, 9).program, """
         for i in 0..10:
           if (i >= 1) & (i < 9):
@@ -245,6 +245,7 @@ def test_set_apart(padded, assert_same) -> None:
                      Schedule(padded).set_apart("i", 2, 7).parallel("i")):
         assert_same(padded, schedule.program, [np.arange(8, dtype=np.float32)])
     assert str(Schedule(padded).set_apart("i", 0, 10)) == str(Schedule(padded))
+    assert Schedule(transposed).set_apart("i", 1, 3).loop_names == ("i", "j", "j.e")
     for low, high in ((3, 3), (5, 2), (0, 11), (-1, 4)):
         refuses(lambda low=low, high=high: Schedule(padded).set_apart("i", low, high), "out of 10")
 
