@@ -42,6 +42,7 @@ from hlo_mlc.templates.base import (
 from hlo_mlc.templates.base import lanes as lanes_of
 from hlo_mlc.templates.loop_registers import LoopRegisters
 from hlo_mlc.templates.pointwise_loop import in_blocks
+from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
 from hlo_mlc.tensor.classify import contraction, cost
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step, TensorProgram, derived
@@ -276,8 +277,8 @@ def _repeated(program: TensorProgram) -> frozenset[Nest]:
         step, in_loop = pending.pop()
         if not isinstance(step, Nest):
             pending += [(inner, True) for inner in step.inner]
-        elif in_loop and not any(s.axes or s.reduce_axes for s in step.stages):
-            continue  # a call would take longer than a scalar does
+        elif in_loop and all(points(s) <= MOST_POINTS for s in step.stages):
+            continue  # a call would take longer, and what it hands on would go through memory
         elif not _outer_variables(step) and aliased.isdisjoint(
                 b for s in step.stages for b in (*s.inputs, *s.outputs)):
             shape = tuple((tuple(v.extent for v in (*s.axes, *s.reduce_axes)), len(s.assigns),

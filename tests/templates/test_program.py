@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -11,7 +12,7 @@ from jax import lax
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Const
-from hlo_mlc.loops.core import For, LoopKind, Store, walk
+from hlo_mlc.loops.core import Call, For, LoopKind, Store, walk
 from hlo_mlc.loops.rewrite import substitute
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
@@ -63,6 +64,38 @@ def test_short_trips_are_on_one_thread(rows: int, shared: bool, take_apart: Call
     assert in_trips
     assert any(isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL
                for stmt in in_trips) is shared
+
+
+def _euler(size: int, x: jax.Array) -> jax.Array:
+    """Steps of equal nests, in each of which one element is a sine."""
+    def step(_: int, x: jax.Array) -> jax.Array:
+        for _ in range(4):
+            x = x + 0.01 * jnp.concatenate([jnp.roll(x[:-1], 1), -jnp.sin(x[:1])])
+        return x
+
+    return lax.fori_loop(0, 100, step, x[:size])
+
+
+@pytest.mark.parametrize(("size", "called"), [(4, False), (33, False), (500, True)])
+def test_equal_nests_in_a_loop_are_calls_where_there_is_enough_to_do(
+        size: int, called: bool, take_apart: Callable, arrays: Callable, check: Callable) -> None:
+    x, = arrays("float32", (500,))
+    (program,) = take_apart(functools.partial(_euler, size), x).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    assert any(isinstance(stmt, Call) for stmt in walk(loops.body)) is called
+    check(functools.partial(_euler, size), x, ulps=4)
+
+
+def test_what_takes_long_for_one_element_of_a_row_is_written_out(
+        take_apart: Callable, arrays: Callable) -> None:
+    """A sine for each element is a vector of them; one of a single element waits for that alone."""
+    x, = arrays("float32", (4,))
+    for function, lanes in ((functools.partial(_euler, 4), False), (
+            lambda x: lax.fori_loop(0, 100, lambda _, x: x - jnp.sin(x), x), True)):
+        (program,) = take_apart(function, x).programs
+        loops, _ = schedule_program(program, named("x86-64-v3"))
+        assert any(isinstance(stmt, For) and stmt.kind is LoopKind.VECTORIZE
+                   for stmt in walk(loops.body)) is lanes
 
 
 def test_threads_share_the_rows_of_a_product(take_apart: Callable, arrays: Callable) -> None:
