@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 import numpy as np
 
@@ -65,8 +66,13 @@ PROGRAMS: Mapping[str, Callable[[str], Iterator[Program]]] = {
     "stablehlo.select": rounded_down, **dict.fromkeys(DYNAMIC, dynamic)}
 
 
-def programs(op: str) -> Iterator[Program]:
+@lru_cache(maxsize=2)  # rules are proved op by op
+def programs(op: str) -> tuple[Program, ...]:
     """All small programs that end in this op."""
+    return tuple(_programs(op))
+
+
+def _programs(op: str) -> Iterator[Program]:
     if op in PROGRAMS:
         yield from PROGRAMS[op](op)
     if op in MOVING:
