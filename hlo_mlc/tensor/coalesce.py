@@ -13,13 +13,13 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.tensor.classify import is_map, stride
 from hlo_mlc.tensor.core import Assign, Stage, derived
@@ -46,11 +46,9 @@ def coalesce(stage: Stage) -> Stage:
 
 
 def _with_counted_apart(stage: Stage) -> Stage:
-    waiting = list(stage.axes)
+    waiting, divisors = list(stage.axes), _divisors(stage)
     for axis in waiting:
-        counts = {node.args[1].value for e in _indices(stage) if axis in e.free for node in walk(e)
-                  if isinstance(node, Apply) and node.op in ("floordiv", "floormod")
-                  and node.args[0] is axis}
+        counts = divisors[axis]
         # Of several, which count within each other, the longest first.
         count = max(counts, default=0)
         if not 0 < count <= LONGEST or any(count % n for n in counts) or axis.extent % count \
@@ -64,7 +62,18 @@ def _with_counted_apart(stage: Stage) -> Stage:
         stage = replace(stage, axes=tuple(
             v for one in stage.axes for v in ((outer, inner) if one is axis else (one,))))
         waiting.append(inner)
+        divisors = _divisors(stage)
     return stage
+
+
+def _divisors(stage: Stage) -> defaultdict[Var, set[int]]:
+    """The numbers by which indices divide variables."""
+    found: dict[Var, set[int]] = defaultdict(set)
+    for node in walk(*_indices(stage)):
+        if isinstance(node, Apply) and node.op in ("floordiv", "floormod") \
+                and isinstance(node.args[0], Var) and isinstance(node.args[1], Const):
+            found[node.args[0]].add(node.args[1].value)
+    return found
 
 
 def _indices(stage: Stage) -> Iterator[Expr]:
