@@ -22,6 +22,16 @@ def joined_parts(real: np.ndarray, imag: np.ndarray) -> np.ndarray:
     return whole
 
 
+def total_order(value: np.ndarray) -> np.ndarray:
+    """Integers in the order that XLA's top_k and searches have: -0 is less than 0, NaN is beyond
+    infinity, on the side that its sign says."""
+    if value.dtype != np.float64:
+        return value
+    value = np.where(np.isnan(value), np.copysign(np.nan, value), value)  # with the same payload
+    bits = np.ascontiguousarray(value).view(np.int64).reshape(value.shape)
+    return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
+
+
 def _divide(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.dtype.kind not in "iu":
         return x / y
@@ -249,6 +259,8 @@ RULES: Mapping[str, Rule] = {
         "rem": _remainder, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and,
         "or": np.bitwise_or, "xor": np.bitwise_xor, "eq": np.equal, "ne": np.not_equal,
         "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+        "le_to": lambda x, y: total_order(x) <= total_order(y),
+        "lt_to": lambda x, y: total_order(x) < total_order(y),
         "atan2": np.arctan2, "complex": joined_parts}.items()},
     "conv_general_dilated": convolution, "round": _round, "integer_pow": _integer_pow,
     "shift_left": _shift(np.left_shift, fill=False),

@@ -49,7 +49,8 @@ def mapped_indexing(draw: Draws) -> str:
     numbers = draw.among(("jnp.arange({n}) - 1", "jnp.arange({n}) * 3 % 5", "-jnp.arange({n})"))
     which = draw.among(("int32", "int8", "uint8"))
     if draw.chance(30):
-        return f"jax.vmap(lambda r: (lambda n: {expression})(jnp.int32({draw.between(-1, 2)})))({x})"
+        return (f"jax.vmap(lambda r: (lambda n: {expression})"
+                f"(jnp.int32({draw.between(-1, 2)})))({x})")
     return (f"jax.vmap(lambda r, n: {expression})({x}, "
             f"({numbers.format(n=x.shape[0])}).astype({which!r}))")
 

@@ -20,7 +20,7 @@ from jax.extend import core
 
 from fuzzing import windows
 from fuzzing.flow import FLOW
-from fuzzing.primitives import RULES, joined_parts
+from fuzzing.primitives import RULES, joined_parts, total_order
 from fuzzing.widening import converted, wide_type, widened
 
 MOVES = frozenset((
@@ -50,7 +50,7 @@ FUSED = frozenset(("mul", "square"))  # with a sum that follows, by XLA as by us
 CALLS = {"pjit": "jaxpr", "jit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr",
          "remat": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr",
          "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
-         "custom_vjp_call_jaxpr": "fun_jaxpr"}
+         "custom_vjp_call_jaxpr": "fun_jaxpr", "eval_jaxpr": "call_jaxpr"}
 BASIC = frozenset(("add", "sub", "mul", "div", "add_any", "sqrt", "integer_pow", "square", "rem",
                    "convert_element_type", "reduce_precision"))
 EXACT_OF_COMPLEX = frozenset(("add", "sub", "mul", "add_any", "square", "convert_element_type",
@@ -147,7 +147,7 @@ class Wide:
     def _order(self, values: np.ndarray) -> np.ndarray:
         """Places of the elements of a row in the order of `top_k`.  With noise, each NaN that may
         have either sign stands somewhere, and each place has what may then stand there."""
-        order = np.argsort(~_total_order(values), kind="stable")
+        order = np.argsort(~total_order(values), kind="stable")
         is_either = _may_have_either_sign(values[order])
         if self.rng is None or not is_either.any():
             return order
@@ -372,15 +372,6 @@ def _at_most_one(value: np.ndarray) -> np.ndarray:
         return joined_parts(_at_most_one(value.real), _at_most_one(value.imag))
     return np.where(np.isfinite(value), np.clip(value, -1, 1), value) \
         if value.dtype.kind == "f" else value
-
-
-def _total_order(value: np.ndarray) -> np.ndarray:
-    """Integers in the order that XLA's top_k has: -0 is less than 0, NaN is beyond infinity, on
-    the side that its sign says."""
-    if value.dtype != np.float64:
-        return value
-    bits = np.ascontiguousarray(value).view(np.int64)
-    return np.where(bits < 0, bits ^ np.iinfo(np.int64).max, bits)
 
 
 def _may_have_either_sign(value: np.ndarray) -> np.ndarray:

@@ -414,6 +414,16 @@ def test_large_unsigned_numbers_are_no_negative_places() -> None:
     assert np.argwhere(put == 7).tolist() == [[0, 0], [1, 3], [2, 3]]
 
 
+def test_searches_compare_nan_too() -> None:
+    x, y = (np.array(v, np.float32) for v in ([1, np.nan, 2, np.nan], [np.nan, 1, 3, -np.nan, -0.]))
+    for side in ("left", "right"):
+        def search(x: jax.Array, y: jax.Array, side: str = side) -> tuple[jax.Array]:
+            return (jnp.searchsorted(jnp.sort(x), y, side=side),)
+
+        (exact,) = Oracle(search, [x, y], False, False).run(0, 0).exact
+        assert exact.tolist() == search(x, y)[0].tolist()
+
+
 def test_reshapes_may_transpose_before() -> None:
     x = np.arange(6.0).reshape(2, 3)
     oracle = Oracle(lambda x: (lax.reshape(x, (2, 3), (1, 0)),), [x], True, False)
