@@ -107,6 +107,13 @@ def loops_of(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
                        _plan_arena(program, parts, extra), program.aliases)
 
 
+def repeated(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The loop of a step around what it does; `test` is what its condition needs."""
+    if step.trip_count is None:
+        return (*test, While(step.condition, (*body, *test)))
+    return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
+
+
 def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
     """How the loops of each nest came about: naive ones, and after every rewrite."""
     parts = []
@@ -163,11 +170,7 @@ class _Assembler:
         blocked = in_blocks(step, self.target)
         if blocked is not None:
             return blocked
-        if step.trip_count is not None:
-            extent = index.constant(step.trip_count)
-            return (For(step.counter, extent, LoopKind.SERIAL, body),)
-        test = tuple(stmt for inner in step.test for stmt in self.step(inner))
-        return (*test, While(step.condition, (*body, *test)))
+        return repeated(step, body, tuple(stmt for inner in step.test for stmt in self.step(inner)))
 
     def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer
-from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt, While
+from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.support.errors import CodegenError, ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Decision, Parameters, Way, first_taking, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
-from hlo_mlc.templates.program import loops_of
+from hlo_mlc.templates.program import loops_of, repeated
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.verify import verify
 
@@ -74,11 +73,8 @@ class _Assembler:
         if isinstance(step, Nest):
             return self._nest(step, outer, scratch)
         body = tuple(stmt for inner in step.body for stmt in self._step(inner, outer, scratch))
-        if step.trip_count is not None:
-            extent = index.constant(step.trip_count)
-            return (For(step.counter, extent, LoopKind.SERIAL, body),)
-        test = tuple(stmt for inner in step.test for stmt in self._step(inner, outer, scratch))
-        return (*test, While(step.condition, (*body, *test)))
+        return repeated(step, body, tuple(
+            stmt for inner in step.test for stmt in self._step(inner, outer, scratch)))
 
     def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):

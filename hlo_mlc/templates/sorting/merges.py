@@ -21,14 +21,14 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store, While
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, across, decoded, parallel_tasks, shared_out
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, in_blocks, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
-from hlo_mlc.templates.sorting.records import Body, Sorting, row_count
+from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, bisection, row_count
 from hlo_mlc.templates.sorting.ties import KINDS, Seen, written_again
 from hlo_mlc.tensor.combine import named_combiner
 
@@ -267,7 +267,7 @@ class Merge:
     def __init__(self, name: str, lanes: int, length: int, level: Expr, size: int, piece: int
                  ) -> None:
         self.name, self.lanes, self.size, self.piece = name, lanes, size, piece
-        level = _number(level)
+        level = as_number(level)
         self.length = apply("shl", const(length, U32), level)
         self.halvings = apply("add", const((2 * length // piece).bit_length() - 1, U32), level)
 
@@ -308,15 +308,9 @@ class Merge:
         pair, place, i = load(first, ()), load(begin, ()), load(middle, ())
         second = apply("add", pair, self.length)
         j = apply("sub", apply("sub", place, const(1, U32)), i)
-        half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
-        bisect = While(apply("lt", load(low, ()), load(high, ())), (
-            Store(middle, (), half),
-            Store(more, (), apply("le", *(self.code(source, read, apply("add", run, k))
-                                          for run, k in ((pair, i), (second, j))))),
-            Store(low, (), apply("select", load(more, ()), apply("add", i, const(1, U32)),
-                                 load(low, ()))),
-            Store(high, (), apply("select", load(more, ()), load(high, ()), i))))
-        piece, unit = _number(number), const(self.piece, U32)
+        bisect = bisection(low, high, middle, more, apply("le", *(
+            self.code(source, read, apply("add", run, k)) for run, k in ((pair, i), (second, j)))))
+        piece, unit = as_number(number), const(self.piece, U32)
         before = apply("shl", apply("shr_logical", piece, self.halvings), self.halvings)
         least, split = apply("min", place, self.length), load(low, ())
         found = (apply("add", pair, split), apply("add", second, apply("sub", place, split)),
@@ -406,7 +400,7 @@ class _Chain:
     def _taken(self, lane: Expr) -> Expr:
         """The codes that were taken, and the largest ones behind the end of their run."""
         begin = index.minimum(as_index(load(self.begin, ())), index.constant(self.merge.size))
-        return apply("select", apply("lt", _number(lane), load(self.left, ())), load(
+        return apply("select", apply("lt", as_number(lane), load(self.left, ())), load(
             self.source, self.read(index.add(begin, lane))), const(-1, self.source.dtype))
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
@@ -445,7 +439,3 @@ def _in_turn(level: Expr) -> Place:
 def _from(first: Expr, place: Place) -> Place:
     """In a row that begins there."""
     return lambda i: place(index.add(first, i))
-
-
-def _number(e: Expr) -> Expr:
-    return apply("convert", e, dtype=U32)

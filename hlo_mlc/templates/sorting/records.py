@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, apply, as_index, load, substitute
+from hlo_mlc.expr.build import FALSE, apply, as_index, const, load, substitute
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.loops.core import LoopKind, Stmt, Store
+from hlo_mlc.expr.dtypes import U32
+from hlo_mlc.loops.core import LoopKind, Stmt, Store, While
 from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import across, lanes
@@ -213,3 +214,20 @@ def moved(record: Sequence[Expr], room: Room, to: Expr, length: Expr) -> Body:
     need believe the counters."""
     there = as_index(to)
     return room.store(there, record, index.compare("lt", there, length))
+
+
+def as_number(i: Expr) -> Expr:
+    """An index as it is kept in registers."""
+    return apply("convert", i, dtype=U32)
+
+
+def bisection(low: Buffer, high: Buffer, middle: Buffer, more: Buffer, holds: Expr) -> While:
+    """Finds the first number from `low` to `high` of which a condition on `middle` does not hold;
+    `low` has it in the end, and `more` is for what came of the condition."""
+    half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
+    behind = apply("add", load(middle, ()), const(1, U32))
+    return While(apply("lt", load(low, ()), load(high, ())), (
+        Store(middle, (), half),
+        Store(more, (), holds),
+        Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
+        Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ())))))

@@ -6,10 +6,10 @@ from __future__ import annotations
 import functools
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, as_index, const, load
+from hlo_mlc.expr.build import apply, as_index, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
-from hlo_mlc.loops.core import If, LoopKind, Store, While
+from hlo_mlc.loops.core import If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.base import decoded, parallel_tasks
 from hlo_mlc.templates.sorting.digits import Digits
@@ -18,6 +18,8 @@ from hlo_mlc.templates.sorting.records import (
     Records,
     Room,
     Sorting,
+    as_number,
+    bisection,
     comes_first,
     length,
 )
@@ -151,19 +153,10 @@ class _Merge:
         high, middle, more = (Buffer(f"{taken.name}_{name}", dtype, (), "register")
                               for name, dtype in (("high", U32), ("middle", U32), ("more", BOOL)))
 
-        def number(e: Expr) -> Expr:
-            return apply("convert", e, dtype=U32)
-
         i = as_index(load(middle, ()))
         j = index.subtract(index.subtract(begin, i), index.constant(1))
-        half = apply("shr_logical", apply("add", load(low, ()), load(high, ())), const(1, U32))
-        behind = apply("add", load(middle, ()), const(1, U32))
-        bisect = While(apply("lt", load(low, ()), load(high, ())), (
-            Store(middle, (), half),
-            Store(more, (), apply("not", self._second_first(i, j))),
-            Store(low, (), apply("select", load(more, ()), behind, load(low, ()))),
-            Store(high, (), apply("select", load(more, ()), load(high, ()), load(middle, ())))))
-        return (Store(low, (), number(index.maximum(index.subtract(begin, self.have[1]),
-                                                    index.constant(0)))),
+        return (Store(low, (), as_number(index.maximum(index.subtract(begin, self.have[1]),
+                                                       index.constant(0)))),
                 *allocated((high, middle, more), (
-                    Store(high, (), number(index.minimum(begin, self.have[0]))), bisect)))
+                    Store(high, (), as_number(index.minimum(begin, self.have[0]))),
+                    bisection(low, high, middle, more, apply("not", self._second_first(i, j))))))
