@@ -187,6 +187,18 @@ def in_vectors(schedule: Schedule, name: str, width: int) -> Schedule:
     return schedule
 
 
+def in_powers(schedule: Schedule, name: str, most: int) -> Schedule:
+    """A loop as vectors of at most so many lanes, powers of two, none of which is off."""
+    extent = constant_extent(schedule.loops(name)[0])
+    while extent > 1:
+        size = min(most, 1 << extent.bit_length() - 1)
+        if size == extent:
+            return schedule.vectorize(name)
+        schedule = schedule.split(name, size).vectorize(f"{name}.i")
+        name, extent = f"{name}.t", extent % size
+    return schedule
+
+
 def abreast(schedule: Schedule, name: str, width: int) -> Schedule:
     """Vectors of a loop's iterations, written out side by side."""
     schedule = in_vectors(schedule, name, width)

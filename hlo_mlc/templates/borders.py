@@ -4,6 +4,7 @@ what lies between is computed without them."""
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Expr, Var, walk
@@ -78,19 +79,27 @@ def has_borders(stage: Stage, width: int) -> bool:
                 for axis, (low, high) in zip(outer, inside, strict=True))
 
 
-def between_borders(schedule: Schedule, stage: Stage) -> tuple[Schedule, list[str]]:
+def between_borders(schedule: Schedule, stage: Stage, all_rows: bool
+                    ) -> tuple[Schedule, list[str], list[str]]:
     """Rows between the borders of the axes before the last one apart, and each of them cut at its
-    own borders: the loops along these parts, and along the other rows."""
+    own borders, or `all_rows`: the loops along these parts, and along the other rows."""
     *outer, last = stage.axes
     for axis in outer:
         low, high = longest(stage, axis)
         if high - low < axis.extent:
             schedule = schedule.set_apart(axis.name, low, high)
-    rest = last.name
-    names = [name for name in (f"{rest}.e",) if name in schedule.loop_names]
-    *before, _ = parts(stage, last)
-    for low, high in before:
-        schedule = schedule.cut(rest, high - low)
-        names.append(f"{rest}.a")
-        rest = f"{rest}.b"
-    return schedule, [*names, rest]
+    schedule, inside = _cut(schedule, last.name, parts(stage, last))
+    others = [name for name in (f"{last.name}.e",) if name in schedule.loop_names]
+    if others and all_rows:
+        schedule, others = _cut(schedule, others[0], parts(stage, last))
+    return schedule, inside, others
+
+
+def _cut(schedule: Schedule, name: str, ranges: Sequence[Range]) -> tuple[Schedule, list[str]]:
+    """A loop in pieces, with the names of these."""
+    names = []
+    for low, high in ranges[:-1]:
+        schedule = schedule.cut(name, high - low)
+        names.append(f"{name}.a")
+        name = f"{name}.b"
+    return schedule, [*names, name]

@@ -17,6 +17,7 @@ from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
     abreast,
+    in_powers,
     in_vectors,
     lanes,
     may_repeat,
@@ -39,6 +40,8 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage
 # Vectors of a row up to which processors without AVX-512 do without masks where a vector cannot be
 # stored again in part: some take 10 to 20 cycles to store under one.
 SHORT_ROW = 4
+# Bytes of the elements that processors without AVX-512 read and store under masks.
+LEAST_MASKED = 4
 # Bodies of fewer operations are bound by memory; of longer ones one fills a processor's window.
 SHORT, LONG = 8, 80
 # The work from which on more code pays: vectors whose chains of operations are written side by side
@@ -116,13 +119,14 @@ class ElementwiseTemplate:
             schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
         else:
             short = not target.has_masked_bytes and stage.axes[-1].extent < SHORT_ROW * width
-            names = [stage.axes[-1].name]
+            names, others = [stage.axes[-1].name], []
             if parameters["borders"]:
-                schedule, names = between_borders(schedule, stage)
-            for name in names:
-                schedule = vectorize(schedule, name, width, parameters["unroll"],
-                                     in_pieces=short or is_in_place(nest, stage),
-                                     early=early)
+                schedule, names, others = between_borders(
+                    schedule, stage, all_rows=not _has_masks(stage, target))
+            for name in (*names, *others):
+                schedule = vectorize(schedule, name, width,
+                                     1 if name in others else parameters["unroll"],
+                                     in_pieces=short or is_in_place(nest, stage), early=early)
             for axis in _conditional_rows(stage, width):
                 schedule = schedule.unroll(axis.name)
         if parameters["streaming"]:
@@ -130,7 +134,7 @@ class ElementwiseTemplate:
                 schedule = schedule.stream(buffer.name)
         axis = stage.axes[-1]
         if parameters["ahead"] and axis.extent > 1 and not parameters["down"] \
-                and parameters["along"] == 1:
+                and parameters["along"] == 1 and not parameters["borders"]:
             for buffer in stage.inputs:
                 if any(read.guard is None and stride(read, axis) == 1
                        for read in reads(stage, buffer)):
@@ -139,6 +143,12 @@ class ElementwiseTemplate:
         if work(nest) > SERIAL_WORK:
             schedule = share_out(schedule, work(nest), parameters["grain"])
         return Scheduled.of(schedule)
+
+
+def _has_masks(stage: Stage, target: CpuTarget) -> bool:
+    """Whether all that a stage reads can be read in some lanes only without a branch for each."""
+    return target.has_masked_bytes or (
+        target.has_masked_access and all(b.dtype.bytes >= LEAST_MASKED for b in stage.inputs))
 
 
 def is_in_place(nest: Nest, stage: Stage) -> bool:
@@ -286,7 +296,7 @@ def vectorize(schedule: Schedule, name: str, width: int, unroll: int, in_pieces:
         schedule, name = schedule.unroll(f"{name}.i.o").vectorize(f"{name}.i.i"), f"{name}.t"
         if extent % (width * unroll) == 0:
             return schedule
-    return (_in_pieces if in_pieces else in_vectors)(schedule, name, width)
+    return (in_powers if in_pieces else in_vectors)(schedule, name, width)
 
 
 def _has_tail(schedule: Schedule, name: str, width: int) -> bool:
@@ -299,18 +309,6 @@ def _early(schedule: Schedule, name: str, width: int) -> Schedule:
     """A loop as whole vectors, the last of which does again what the one before it did."""
     schedule = schedule.split(name, width, "early")
     return schedule.vectorize(f"{name}.i").vectorize(f"{name}.t")
-
-
-def _in_pieces(schedule: Schedule, name: str, most: int) -> Schedule:
-    """A loop as vectors of at most so many lanes, none of which is off."""
-    extent = constant_extent(schedule.loops(name)[0])
-    while extent > 1:
-        size = min(most, 1 << extent.bit_length() - 1)
-        if size == extent:
-            return schedule.vectorize(name)
-        schedule = schedule.split(name, size).vectorize(f"{name}.i")
-        name, extent = f"{name}.t", extent % size
-    return schedule
 
 
 def share_out(schedule: Schedule, total: int, grain: int) -> Schedule:

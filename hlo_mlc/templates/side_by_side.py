@@ -26,6 +26,7 @@ from hlo_mlc.templates.base import (
     SERIAL_WORK,
     Parameters,
     Scheduled,
+    in_powers,
     lanes,
     open_schedule,
     work,
@@ -104,7 +105,7 @@ class SideBySideTemplate:
         for axis in along:
             schedule = schedule.unroll(axis)
         for buffer in _stored_along(nest):
-            schedule = _transposed_out(schedule, buffer.name, f"{row}.o")
+            schedule = _transposed_out(schedule, buffer.name, f"{row}.o", target)
         if total > SERIAL_WORK:
             schedule = share_out(schedule, total, parameters["grain"])
         return Scheduled.of(schedule)
@@ -191,11 +192,13 @@ def _stored_along(nest: Nest) -> tuple[Buffer, ...]:
                  and stride(a, s.axes[-1]) == 1 and stride(a, row) == s.axes[-1].extent)
 
 
-def _transposed_out(schedule: Schedule, buffer: str, rows: str) -> Schedule:
+def _transposed_out(schedule: Schedule, buffer: str, rows: str, target: CpuTarget) -> Schedule:
     """The results of some rows collected with their lanes side by side, and stored row by row."""
     tile = f"{buffer}.{rows}"
     schedule = schedule.cache_write(buffer, rows, "transposed")
-    return schedule.reorder(f"{tile}.1", f"{tile}.0").unroll(f"{tile}.1").vectorize(f"{tile}.0")
+    schedule = schedule.reorder(f"{tile}.1", f"{tile}.0").unroll(f"{tile}.1")
+    return schedule.vectorize(f"{tile}.0") if target.has_masked_bytes \
+        else in_powers(schedule, f"{tile}.0", LONGEST_JOINED)
 
 
 def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:

@@ -8,6 +8,12 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.expr.core import loads
+from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.loops.rewrite import expressions
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+
 EXTENTS = (1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 65, 127)
 FLOATS = ("float32", "bfloat16", "float16")
 INTEGERS = ("int8", "int32", "uint8", "uint32")
@@ -208,6 +214,33 @@ def test_between_borders(check, arrays, shape, dtype):
                 jnp.where(jnp.arange(shape[-1]) == 17, x, y))
 
     check(function, x, y)
+
+
+@pytest.mark.parametrize(("dtype", "elsewhere"), [("uint8", False), ("float32", True)])
+def test_no_lane_is_off_between_borders(take_apart, arrays, dtype, elsewhere):
+    """Nor in the first and the last rows, where elements are too narrow for masks."""
+    x, = arrays(dtype, (40, 100))
+    (program,) = take_apart(lambda x: sum(
+        jnp.roll(x, (i, j), (0, 1)) for i in (-1, 0, 1) for j in (-1, 0, 1)), x).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    found = {}
+    for lanes in walk(loops.body):
+        if isinstance(lanes, For) and lanes.kind is LoopKind.VECTORIZE:
+            asked = any(read.guard is not None and lanes.var in read.guard.free
+                        for stmt in walk(lanes.body) for e in expressions(stmt)
+                        for read in loads(e))
+            found.setdefault(".e" in lanes.var.name, []).append(asked)
+    assert not any(found[False])
+    assert any(found[True]) is elsewhere
+
+
+@pytest.mark.parametrize("n", [9, 13, 35, 100])
+def test_tails_begin_early_without_masks_that_cost_nothing(take_apart, arrays, n):
+    x, = arrays("float32", (40, n))
+    (program,) = take_apart(lambda x: x[:, ::-1] * 2, x).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    assert {s.extent.value for s in walk(loops.body)
+            if isinstance(s, For) and s.kind is LoopKind.VECTORIZE} == {8}
 
 
 def test_much_between_borders_is_shared_out(check, arrays):

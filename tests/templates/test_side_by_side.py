@@ -8,6 +8,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from hlo_mlc.loops.core import For, LoopKind, walk
+from hlo_mlc.target.cpu import named
+from hlo_mlc.templates.program import schedule_program
+
 
 def _after(a, b):
     return a[0] * b[0], a[1] * b[0] + b[1]
@@ -90,3 +94,18 @@ def test_sums_of_short_rows_along_two_axes(check, arrays, dtype) -> None:
     weights = jnp.array([0.3, 0.6, 0.1], jnp.float32)
     report = check(lambda x: x.astype(jnp.float32) @ weights, x)
     assert "side_by_side" in {n.template for k in report.kernels for n in k.nests}
+
+
+@pytest.mark.parametrize("k", [4, 5, 7, 12])
+def test_rows_are_stored_without_masks_where_these_take_long(check, arrays, take_apart, k) -> None:
+    """Rows of a lag each, joined: 5 elements are 4 and one."""
+    x, = arrays("float32", (70, 30))
+
+    def lags(x):
+        return jnp.stack([jnp.pad(x, ((n, 0), (0, 0)))[:70] for n in range(k)], -1)
+
+    (program,) = take_apart(lags, x).programs
+    loops, _ = schedule_program(program, named("x86-64-v3"))
+    assert all(s.extent.value.bit_count() == 1 for s in walk(loops.body)
+               if isinstance(s, For) and s.kind is LoopKind.VECTORIZE and ".o." in s.var.name)
+    check(lags, x)
