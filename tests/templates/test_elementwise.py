@@ -64,7 +64,7 @@ def test_special_values(check, arrays):
         return (x + y, x * y, x / y, jnp.maximum(x, y), jnp.minimum(x, y), jnp.where(x > y, x, y),
                 1 / (x + y), 1 / (-x), jnp.abs(x), jnp.sign(x), x == y, x != x, jnp.isfinite(x),
                 jnp.floor(x), jnp.round(y), x.astype(jnp.int32), x.astype(bool),
-                lax.clamp(jnp.float32(-1), x, y), jnp.exp(x), jnp.tanh(y), jnp.sqrt(x))
+                lax.clamp(jnp.asarray(-1, x.dtype), x, y), jnp.exp(x), jnp.tanh(y), jnp.sqrt(x))
 
     check(function, x, y, ulps=2, magnitude=0)
 
