@@ -182,7 +182,8 @@ class _Emitter:
             "result_layouts": _row_major((*node.results, *unread)),
             "output_operand_aliases": ir.ArrayAttr.get(aliases),
         }
-        call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread))
+        call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread),
+                       location=node.location.replace("@", " at "))  # XLA cuts names at an @
         return self._create(call, attributes, end)
 
     def _called(self, node: Node) -> str:

@@ -60,12 +60,6 @@ def named_at(what: str, line: str) -> str:
     return f"{what}@{line}" if line else what
 
 
-def name_for_xla(name: str) -> str:
-    """What XLA, and so JAX's profiler, is to call a kernel by: it shows `softmax_at_nn_py_6`, and
-    would cut the name itself at its @."""
-    return name.replace("@", " at ")
-
-
 def short_line(location: str) -> str:
     """`model.py:6` of "/home/me/model.py:6 jit(f)/exp"; "" where no line is known."""
     found = _LINE.match(location)

@@ -18,7 +18,7 @@ from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.lower.stages import StageLowering
-from hlo_mlc.partition.naming import kernel_name, name_for_xla, told_apart
+from hlo_mlc.partition.naming import kernel_name, told_apart
 from hlo_mlc.partition.row_blocks import RowBlocks, row_blocks
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
@@ -415,7 +415,7 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
         maker.update((n.results[0], n) for n in cluster.constants)
         call_of[cluster] = Node(
             "hlo_mlc.kernel", cluster.operands, cluster.results, _attributes(cluster),
-            location=name_for_xla(cluster.kernel.name))
+            location=cluster.kernel.name)  # what XLA, and so JAX's profiler, calls it by
 
     def producer(value: Value) -> Node | None:
         return call_of.get(produced.get(value)) or maker.get(value)
