@@ -5,7 +5,6 @@ the fixtures of differential tests: `check`, `take_apart`, `machine_code`, `emul
 from __future__ import annotations
 
 import ctypes
-import gc
 import mmap
 import os
 import shutil
@@ -50,7 +49,6 @@ from hlo_mlc.report import Report
 from hlo_mlc.runtime import busyness
 from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.runtime.variants import KernelCode, load_object
-from hlo_mlc.support.collection import no_collection
 from hlo_mlc.support.errors import UnsupportedOpError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
@@ -71,7 +69,6 @@ os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-_OBJECTS_BETWEEN_COLLECTIONS = 20_000  # Python's own 700 is for programs that have little memory
 
 
 def _flags_of_xla(quick: bool) -> str:
@@ -117,16 +114,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     step = config.getoption("--every")
     config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % step])
     items[:] = items[::step]
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """What is there once tests are found stays: no look for reference cycles need go through it."""
-    with no_collection():
-        found = yield
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-    return found
 
 
 @pytest.fixture(scope="session", autouse=True)
