@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxlib import version
 from jaxlib.mlir import ir, passmanager
 
 from emulation.emulator import Emulator
@@ -69,18 +68,10 @@ os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-
-
-def _flags_of_xla(quick: bool) -> str:
-    """Eight devices; and `quick`, for code that need not be fast, which what results are compared
-    with need not be: LLVM's optimizations, and since MLIR makes kernels also that, took six
-    sevenths of what a small softmax takes to compile."""
-    flags = ["--xla_force_host_platform_device_count=8"]
-    if quick:
-        flags += ["--xla_backend_optimization_level=0", "--xla_llvm_disable_expensive_passes=true"]
-    if quick and version.__version_info__[:2] == (0, 10):  # later ones have no other way
-        flags.append("--xla_cpu_use_fusion_emitters=false")
-    return " ".join(flags)
+# Read when JAX starts its CPU backend, which no import does.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,8 +83,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
     parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
                      "the same: a sample")
-    parser.addoption("--optimized", action="store_true", help="compare with what XLA optimizes, as "
-                     "it does for users: takes twice as long")
     parser.addoption("--target", default=THIS_MACHINE, metavar="LEVEL", help="compile for a level "
                      "below this machine, such as x86-64-v3")
 
@@ -105,9 +94,6 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["HLO_MLC_TARGET"] = level
     if config.getoption("--check"):
         os.environ["HLO_MLC_CHECK"] = "1"
-    # Read when JAX starts its CPU backend, which no import does.
-    os.environ["XLA_FLAGS"] = " ".join(filter(None, (
-        _flags_of_xla(quick=not config.getoption("--optimized")), os.environ.get("XLA_FLAGS"))))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
