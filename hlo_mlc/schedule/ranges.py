@@ -79,7 +79,6 @@ def _known(stmt: For, low: int, high: int) -> Body:
     return substitute(placed, {near: index.subtract(stmt.var, start)})
 
 
-
 def _renamed(statements: Body) -> Body:
     """The same with names of their own for loops."""
     def visit(stmt: Stmt) -> Body | None:

@@ -266,9 +266,10 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
                                                      s[] <- add x[i, j] * i.h[j]
 
     That is an operand of the operation that gives the term, here of the product, and the same in
-    all iterations of the loop `inner`, too, which is inside of this one, or this one itself.  It
-    has an element for each iteration of the loops in which it changes, in the order of these, with
-    room for a whole `multiple` of elements: so a factor is packed as it is read.  Refused where an
+    all iterations of the loop `inner`, too, which is inside of this one, or this one itself.  Of
+    several it is the one that changes in the most loops; a constant stays where it is.  It has an
+    element for each iteration of the loops in which it changes, in the order of these, with room
+    for a whole `multiple` of elements: so a factor is packed as it is read.  Refused where an
     iteration writes what it is computed from, or may not need it.  Halide: compute_at of what was
     inline; TVM: cache_read.
     """
@@ -283,12 +284,14 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
     def before(stmt: For) -> Body | None:
         nonlocal found
         chosen = _same_operands(stmt, (name, inner))
+        found = found or bool(chosen)
+        chosen = {e: loops for e, loops in chosen.items() if loops}
         if not chosen:
             return None
         if len(chosen) > 1:
-            raise refuse("hoist", stmt, f"has several operands that are the same in all its "
-                         f"iterations: {', '.join(map(str, chosen))}")
-        ((value, loops),), found = chosen.items(), True
+            raise refuse("hoist", stmt, f"has updates that combine different things: "
+                         f"{', '.join(map(str, chosen))}")
+        (value, loops), = chosen.items()
         if memory is not None:
             _refuse_unstable(stmt, value, loops, memory)
         if f"{name}.h" in taken:
@@ -303,16 +306,18 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
 
 
 def _same_operands(stmt: For, names: tuple[str, str]) -> dict[Expr, list[For]]:
-    """What updates in the second of two loops combine, and is the same in all iterations of both,
-    with the loops in which it changes."""
+    """What each update in the second of two loops combines, and is the same in all iterations of
+    both, with the loops in which it changes."""
     chosen: dict[Expr, list[For]] = {}
     for path in paths((stmt,)):
         around = [s for s in path if isinstance(s, For)]
         same = {s.var for s in around if s.var.name in names}
         if isinstance(path[-1], Accumulate) and names[1] in (s.var.name for s in around):
-            for e in filter(lambda e: e.free.isdisjoint(same), _operands(path[-1])):
-                if loops := [s for s in around if s.var in e.free]:
-                    chosen[e] = loops
+            found = {e: [s for s in around if s.var in e.free]
+                     for e in _operands(path[-1]) if e.free.isdisjoint(same)}
+            if found:
+                most = max(found, key=lambda e: len(found[e]))
+                chosen[most] = found[most]
     return chosen
 
 

@@ -306,15 +306,16 @@ class _Tiling:
         return schedule.expand(self.column, scope, self.lanes).expand(self.row, scope)
 
     def _packed(self, schedule: Schedule) -> Schedule:
-        """A panel of the right factor on the stack."""
+        """A panel of the right factor on the stack; where it has conditions on the column, it may
+        be the same for all columns of a panel, or for all of the depth."""
         rhs, last = self.roles.rhs, self.roles.summed[-1]
         schedule = schedule.hoist(self.tile, self.row, self.lanes)
         along, across = (f"{self.tile}.h.{name}" for name in (self.depth[-1], self.column))
-        if self.packs_beside:
+        if self.packs_beside and along in schedule.loop_names:
             schedule = schedule.fuse_first(along, self.depth[-1], self.tile, self.width)
         if len(self.roles.summed) == 1 and isinstance(rhs, Load) and stride(rhs, last) == 1:
             return in_square_blocks(schedule, along, across, self.lanes)
-        return abreast(schedule, across, self.lanes)
+        return abreast(schedule, across, self.lanes) if across in schedule.loop_names else schedule
 
     def _with_next_panel_fetched(self, schedule: Schedule) -> Schedule:
         """Of the next panel, or of this one's next part, a line asked for now and then."""

@@ -1262,6 +1262,23 @@ def test_hoist_of_what_is_computed_from_indices_alone(tiny, matrices, assert_sam
     assert_same(masked.program, hoisted.program, matrices[:1])
 
 
+def test_hoist_of_the_one_that_changes_more(tiny, matrices, assert_same) -> None:
+    """One tile of rows only: both factors are the same for all tiles."""
+    x, s = tiny.operand("x", 4, 8), tiny.result("s", 4, 6)
+    scaled = Schedule(tiny.program(tiny.fold(s, "ij", "k", 8, lambda i, j, k: apply(
+        "mul", load(x, (i, k)), apply("exp", load(x, (const(0, INDEX), k)))))))
+    hoisted = scaled.hoist("j", "j")
+    assert "add.acc[] <- add j.h[k] * exp(x[0, k])" in str(hoisted)
+    assert_same(scaled.program, hoisted.program, matrices[:1])
+
+
+def test_hoist_of_a_constant(tiny) -> None:
+    x, s = tiny.operand("x", 4, 8), tiny.result("s", 4, 6)
+    half = Schedule(tiny.program(tiny.fold(s, "ij", "k", 8, lambda i, j, k: apply(
+        "mul", apply("exp", load(x, (i, k))), const(0.5, F32)))))
+    assert str(half.hoist("i", "i")) == str(half)
+
+
 def test_hoist_refuses(tiny, product, total, grand_total) -> None:
     refuses(lambda: product.hoist("i", "i", 0), "multiple of at least 1")
     refuses(lambda: product.hoist("z", "i"), "no loop is called 'z'")
@@ -1270,7 +1287,7 @@ def test_hoist_refuses(tiny, product, total, grand_total) -> None:
     refuses(lambda: Schedule(total).hoist("k", "k"), "changes all that its updates combine")
     refuses(lambda: product.hoist("i", "i").hoist("i", "i"), "behind i.h already")
     refuses(lambda: product.parallel("i").hoist("i", "i"), "its tasks share i.h")
-    refuses(lambda: product.split("i", 4, "repeat").hoist("i.o", "i.o"), "several operands")
+    refuses(lambda: product.split("k", 3).hoist("i", "i"), "combine different things")
     s, y = tiny.result("s", 4), tiny.operand("y", 1 << 18)
     long = Schedule(tiny.program(tiny.fold(s, "i", "k", 1 << 18, lambda i, k: apply(
         "mul", apply("convert", i, dtype=F32), load(y, (k,))))))
