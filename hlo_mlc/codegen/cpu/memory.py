@@ -345,6 +345,7 @@ def write_between(writer: Writer, places: Sequence[Place], values: Sequence[Valu
     """Store vectors whose lanes are as far apart as there are vectors, each an element behind the
     one before, in all lanes; the places are checked."""
     function, width = writer.function, writer.function.lane.width
+    release(writer, places[0])
     write_shuffled(writer, places[0], [
         _to_memory(function.block, place.dtype, function.widen(value, width), width)
         for place, value in zip(places, values, strict=True)])

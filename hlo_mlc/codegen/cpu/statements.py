@@ -218,8 +218,49 @@ def _write_vector(writer: Writer, loop: For) -> None:
     if live <= 0:
         return
     _enter_vector(writer, loop, live)
-    write_all(writer, loop.body)
+    rest = loop.body
+    while rest:
+        count = _completing(writer, loop, rest, live)
+        if count == 1:
+            write_all(writer, rest[:1])
+        else:
+            writer.computed = rest[0].buffer
+            values = [writer.evaluate(one.value) for one in rest[:count]]
+            places = [resolve(writer, one.buffer, one.indices) for one in rest[:count]]
+            for place in places:
+                checking.check_place(writer, place, "store", (), writer.function.depth)
+            memory.write_between(writer, places, values)
+        rest = rest[count:]
     writer.function.lane = None
+
+
+def _completing(writer: Writer, loop: For, body: Statements, live: int) -> int:
+    """How many of these statements store vectors into each other's gaps, by which nothing changes
+    that they read: 2, such as the parts of complex numbers, or 1."""
+    function, module = writer.function, writer.module
+    if len(body) < 2 or live < 2 or live & (live - 1) or function.mask is not None \
+            or not all(isinstance(one, Store) and one.guard is None for one in body[:2]):
+        return 1
+    first, second = body[:2]
+    if first.buffer is not second.buffer or not _may_complete(writer, first.buffer) \
+            or any(_meets(module, one.source, first.buffer) for store in body[:2]
+                   for e in (*store.indices, store.value) for one in loads(e)):
+        return 1
+    (terms, start), (others, following) = (module.linear(one.buffer, one.indices)
+                                           for one in body[:2])
+    apart = dict(terms)
+    return 2 if apart == dict(others) and following - start == 1 and apart.pop(loop.var, 0) == 2 \
+        and all(atom.free.isdisjoint((loop.var,)) for atom in apart) else 1
+
+
+def _may_complete(writer: Writer, buffer: Buffer) -> bool:
+    storage = writer.storage(buffer)
+    return buffer.scope != "register" and not storage.private_lanes \
+        and storage.writable is not None
+
+
+def _meets(module: Module, one: Buffer, other: Buffer) -> bool:
+    return module.alias_class(one) == module.alias_class(other)
 
 
 def _enter_vector(writer: Writer, loop: For, live: int) -> None:
