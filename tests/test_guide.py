@@ -49,6 +49,6 @@ def test_it_quotes_what_explain_says(tmp_path: Path) -> None:
     for phrase in ("3 calls of ", " each (median), on ",
                    "    a run   runs   tasks  at once  kernel\n", "trace.json: open it at https://ui.perfetto.dev"):
         assert phrase in timeline and phrase in traced
-    left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(80)).explain()
+    left = mlc_jit(lambda x: jnp.fft.fft(x).real[::-1] * 2).report(jnp.ones(83)).explain()
     for reason in ("predicted no faster than by XLA", "Fourier transforms "):
         assert reason in guide and reason in left

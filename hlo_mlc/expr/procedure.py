@@ -3,10 +3,11 @@ once."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,12 @@ class Procedure:
         """With every expression rewritten; variables and arrays stay."""
         return Procedure(self.arrays, _mapped(self.body, rewrite))
 
-    def total(self, cost: Callable[[Expr], int]) -> int:
+    @property
+    def is_side_by_side(self) -> bool:
+        """Whether no trip of an innermost loop reads what another one puts."""
+        return any(isinstance(move, Count) for move in self.body) and _is_side_by_side(self.body)
+
+    def total(self, cost: Callable[..., int]) -> int:
         """The sum of the costs of all values as often as they are computed; inner loops that run
         less and less often do half of their most."""
         return _total(self.body, cost)
@@ -68,12 +74,29 @@ def _mapped(body: Sequence[Move], rewrite: Callable[[Expr], Expr]) -> tuple[Move
         else Count(move.var, rewrite(move.extent), _mapped(move.body, rewrite)) for move in body)
 
 
-def _total(body: Sequence[Move], cost: Callable[[Expr], int]) -> int:
+def _total(body: Sequence[Move], cost: Callable[..., int]) -> int:
     total = 0
+    for kind, moves in itertools.groupby(body, type):
+        if kind is Put:  # what they share is computed once
+            total += cost(*(put.value for put in moves))
+            continue
+        for count in moves:
+            most = count.var.extent
+            total += (-(-most // 2) if count.extent.free else most) * _total(count.body, cost)
+    return total
+
+
+def _is_side_by_side(body: Sequence[Move]) -> bool:
     for move in body:
         if isinstance(move, Put):
-            total += cost(move.value)
-        else:
-            most = move.var.extent
-            total += (-(-most // 2) if move.extent.free else most) * _total(move.body, cost)
-    return total
+            continue
+        if move.extent.free:
+            return False
+        puts = [inner for inner in move.body if isinstance(inner, Put)]
+        if not puts:
+            if not _is_side_by_side(move.body):
+                return False
+        elif len(puts) < len(move.body) or {put.array for put in puts} & {
+                one.source for put in puts for one in loads(put.value)}:
+            return False
+    return True

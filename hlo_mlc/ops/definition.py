@@ -109,11 +109,15 @@ class Unrolled:
 
 @dataclass(frozen=True, slots=True)
 class Stepwise:
-    """At every point of `extents` a procedure; array k of `results` becomes result k there."""
+    """At every point of `extents` a procedure; array k of `results` becomes result k there.
+
+    `tables` are constants of its own, whose elements it reads by the functions that it is given.
+    """
 
     extents: tuple[int, ...]
-    procedure: Callable[[Indices], Procedure]
+    procedure: Callable[[Indices, tuple[Read, ...]], Procedure]
     results: tuple[Buffer, ...]
+    tables: tuple[np.ndarray, ...] = ()
 
 
 Lowered = Pointwise | Fold | Scan | Sorted | Update | Staged | Unrolled | Stepwise

@@ -1,13 +1,8 @@
-"""Fourier transforms of a few elements, a batch of them at a time, written out.
+"""Fourier transforms, a batch of them at a time.
 
-Each transform is one point: its numbers are in one lane of vectors.  A transform of n = p m numbers
-is p of m, of every p-th number, whose results are turned and combined; p is 4, or a prime:
-
-    X[k + m q] = sum over r < p of  w_p^(r q)  (w_n^(r k)  Y_r[k]),   w_n = exp(-2 pi i / n)
-
-Source: J. W. Cooley, J. W. Tukey, An algorithm for the machine calculation of complex Fourier
-series, Mathematics of Computation 19 (1965); for primes, the sums and differences of conjugate
-pairs.  Longer transforms stay with XLA's library.
+Each transform is one point.  Those of a few elements are written out (`butterflies.py`), their
+numbers in one lane of vectors; those of longer rows go through them in passes
+(`fourier_passes.py`).  The longest, and those of large primes, stay with XLA's library.
 """
 
 from __future__ import annotations
@@ -15,26 +10,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import NamedTuple
 
 import numpy as np
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const
+from hlo_mlc.expr.build import const
 from hlo_mlc.expr.core import Expr
 from hlo_mlc.expr.dtypes import DType, Kind
 from hlo_mlc.graph.core import Node
-from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Unrolled
+from hlo_mlc.ops.butterflies import Number, conjugate, dft, scaled
+from hlo_mlc.ops.definition import Indices, OpDef, OpKind, Read, Stepwise, Unrolled
+from hlo_mlc.ops.fourier_passes import Row
 
 LONGEST = 64
 """Numbers of a transform that is written out."""
-
-
-class Number(NamedTuple):
-    """A complex number; `im` is None where that is zero."""
-
-    re: Expr
-    im: Expr | None
 
 
 Numbers = dict[tuple[int, ...], Number]  # by their places
@@ -42,9 +31,18 @@ Numbers = dict[tuple[int, ...], Number]  # by their places
 
 def _supports(node: Node) -> str:
     lengths = node.attributes["fft_length"]
-    if not 0 < math.prod(lengths) <= LONGEST:
+    if 0 < math.prod(lengths) <= LONGEST:
+        return ""
+    if not all(lengths) or len(lengths) > 1:
         return "long Fourier transforms stay with XLA's library"
-    return ""
+    return _row(node).refusal
+
+
+def _row(node: Node) -> Row:
+    """The transform of one row."""
+    given = node.operands[0].type
+    dtype = given.part.dtype if given.dtype.kind is Kind.COMPLEX else given.dtype
+    return Row(node.attributes["fft_type"], node.attributes["fft_length"][0], dtype)
 
 
 def _reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -55,21 +53,26 @@ def _reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, 
     return (found.astype(node.results[0].type.dtype.numpy),)
 
 
-def _lower(node: Node, reads: Sequence[Read]) -> Unrolled:
+def _lower(node: Node, reads: Sequence[Read]) -> Unrolled | Stepwise:
     kind, lengths = node.attributes["fft_type"], tuple(node.attributes["fft_length"])
     given, result = node.operands[0].type, node.results[0].type
     batch = given.shape[:len(given.shape) - len(lengths)]
     is_complex = result.dtype.kind is Kind.COMPLEX
-
-    def number(point: Indices, at: tuple[int, ...]) -> Number:
-        place = (*point, *map(index.constant, at))
+    def number(point: Indices, at: Indices) -> Number:
+        place = (*point, *at)
         if given.dtype.kind is not Kind.COMPLEX:
             return Number(reads[0](place), None)
         return Number(*(reads[0]((*place, index.constant(part))) for part in range(2)))
 
+    if math.prod(lengths) > LONGEST:
+        row = _row(node)
+        return Stepwise(batch, lambda point, tables: row.procedure(
+            lambda place: number(point, (place,)), tables), (row.result,), row.tables)
+
     def elements(point: Indices) -> tuple[tuple[tuple[Indices, Expr], ...], ...]:
         shape = given.shape[len(batch):]
-        values = {at: number(point, at) for at in product(*map(range, shape))}
+        values = {at: number(point, tuple(map(index.constant, at)))
+                  for at in product(*map(range, shape))}
         found = transform(values, kind, lengths)
         placed = []
         for at in product(*map(range, result.shape[len(batch):])):
@@ -108,7 +111,7 @@ def transform(values: Numbers, kind: str, lengths: tuple[int, ...]) -> Numbers:
     if not is_inverse:
         return values
     scale = 1 / math.prod(lengths)
-    return {at: _scaled(value, scale) for at, value in values.items()}
+    return {at: scaled(value, scale) for at, value in values.items()}
 
 
 def _along(values: Numbers, axis: int, change: Callable[[Sequence[Number]], Sequence[Number]]
@@ -127,120 +130,8 @@ def _real_of(row: Sequence[Number], length: int) -> list[Number]:
     if length % 2 == 0:
         half[length // 2] = Number(half[length // 2].re, None)
     whole = half[:length // 2 + 1] + [
-        _conjugate(half[length - k]) for k in range(length // 2 + 1, length)]
+        conjugate(half[length - k]) for k in range(length // 2 + 1, length)]
     return [Number(value.re, None) for value in dft(whole[:length], is_inverse=True)]
-
-
-def dft(x: Sequence[Number], is_inverse: bool) -> Sequence[Number]:
-    """The transform of a row of numbers, unscaled."""
-    n = len(x)
-    if n == 1:
-        return x
-    p = 4 if n % 4 == 0 else next(p for p in range(2, n + 1) if n % p == 0)
-    m = n // p
-    parts = [dft(x[r::p], is_inverse) for r in range(p)]
-    found: list[Number | None] = [None] * n
-    for k in range(m):
-        turned = [_turned(parts[r][k], r * k, n, is_inverse) for r in range(p)]
-        found[k::m] = _BUTTERFLIES.get(p, _prime)(turned, is_inverse)
-    return found
-
-
-def _two(x: list[Number], is_inverse: bool) -> list[Number]:
-    one, other = x
-    return [_add(one, other), _subtract(one, other)]
-
-
-def _four(x: list[Number], is_inverse: bool) -> list[Number]:
-    even, odd = _two(x[0::2], is_inverse), _two(x[1::2], is_inverse)
-    turned = _turned(odd[1], 1, 4, is_inverse)
-    return [_add(even[0], odd[0]), _add(even[1], turned),
-            _subtract(even[0], odd[0]), _subtract(even[1], turned)]
-
-
-_BUTTERFLIES = {2: _two, 4: _four}
-
-
-def _prime(x: list[Number], is_inverse: bool) -> list[Number]:
-    """Of an odd number of elements: those of conjugate factors are added and subtracted first."""
-    p, first = len(x), x[0]
-    half = range(1, p // 2 + 1)
-    sums, differences = ([f(x[r], x[p - r]) for r in half] for f in (_add, _subtract))
-    total = first
-    for one in sums:
-        total = _add(total, one)
-    found: list[Number] = [total] * p
-    for q in half:
-        even, odd = first, None
-        for r, one, other in zip(half, sums, differences, strict=True):
-            angle = 2 * math.pi * (r * q % p) / p
-            even = _add(even, _scaled(one, math.cos(angle)))
-            part = _scaled(other, math.sin(angle))
-            odd = part if odd is None else _add(odd, part)
-        turned = _turned(odd, 1, 4, is_inverse)
-        found[q], found[p - q] = _add(even, turned), _subtract(even, turned)
-    return found
-
-
-# Numbers whose imaginary parts may be known to be zero
-
-
-def _turned(x: Number, k: int, n: int, is_inverse: bool) -> Number:
-    """x w_n^k, or its conjugate factor's."""
-    k = -k % n if is_inverse else k % n
-    quarters, rest = divmod(4 * k, n)
-    for _ in range(quarters):  # by -i: a quarter of a turn clockwise
-        x = Number(_zero(x) if x.im is None else x.im, _negated(x.re))
-    if not rest:
-        return x
-    angle = math.pi / 2 * rest / n
-    cosine, sine = math.cos(angle), math.sin(angle)
-    if 2 * rest == n:
-        if x.im is None:
-            part = _times(x.re, cosine)
-            return Number(part, _negated(part))
-        return Number(_times(apply("add", x.re, x.im), cosine),
-                      _times(apply("sub", x.im, x.re), cosine))
-    if x.im is None:
-        return Number(_times(x.re, cosine), _times(x.re, -sine))
-    return Number(apply("add", _times(x.re, cosine), _times(x.im, sine)),
-                  apply("sub", _times(x.im, cosine), _times(x.re, sine)))
-
-
-def _add(one: Number, other: Number) -> Number:
-    if one.im is None or other.im is None:
-        im = one.im if other.im is None else other.im
-    else:
-        im = apply("add", one.im, other.im)
-    return Number(apply("add", one.re, other.re), im)
-
-
-def _subtract(one: Number, other: Number) -> Number:
-    if other.im is None:
-        im = one.im
-    else:
-        im = _negated(other.im) if one.im is None else apply("sub", one.im, other.im)
-    return Number(apply("sub", one.re, other.re), im)
-
-
-def _scaled(x: Number, factor: float) -> Number:
-    return Number(_times(x.re, factor), None if x.im is None else _times(x.im, factor))
-
-
-def _conjugate(x: Number) -> Number:
-    return Number(x.re, None if x.im is None else _negated(x.im))
-
-
-def _times(x: Expr, factor: float) -> Expr:
-    return apply("mul", x, const(factor, x.dtype))
-
-
-def _negated(x: Expr) -> Expr:
-    return apply("neg", x)
-
-
-def _zero(x: Number) -> Expr:
-    return const(0.0, x.re.dtype)
 
 
 def _examples() -> tuple[str, ...]:
@@ -263,7 +154,8 @@ def _examples() -> tuple[str, ...]:
                 one("RFFT", numbers(part, 3, *lengths), numbers(z, 3, *half), lengths),
                 one("IRFFT", numbers(z, 3, *half), numbers(part, 3, *lengths), lengths))
 
-    return (*of("f32", 8), *of("f64", 12), *of("f32", 2, 5), *of("f32", 1), *of("f64", 7))
+    return (*of("f32", 8), *of("f64", 12), *of("f32", 2, 5), *of("f32", 1), *of("f64", 7),
+            *of("f32", 96), *of("f64", 75))
 
 
 DEFINITIONS: tuple[OpDef, ...] = (

@@ -134,7 +134,7 @@ def _stepwise(node: Node, write: Callable[[Steps, Indices], Sequence[Array]]) ->
         return steps, write(steps, point)
 
     _, results = written(tuple(index.constant(0) for _ in extents))
-    return Stepwise(extents, lambda point: written(point)[0].procedure(),
+    return Stepwise(extents, lambda point, tables: written(point)[0].procedure(),
                     tuple(array.buffer for array in results))
 
 

@@ -197,7 +197,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     loops that are not to become part of a kernel, and why."""
     reasons = {node: opened.get(node) or refusal(node, limits.left) for node in graph.nodes}
     plan = _planned_regions(graph, reasons, choose, small, around, limits, opened)
-    fuser, values, fresh = _lower(graph, reasons, limits)
+    fuser, values, fresh, tables = _lower(graph, reasons, limits)
     results = frozenset(graph.results)
     needed = frozenset(b for b, v in values.items() if v in results)
     fuser.join_chains(needed)
@@ -211,7 +211,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
     read_by = readers(fuser.units)
-    makers = {v: n for n in graph.nodes for v in n.results}
+    makers = {v: n for n in (*graph.nodes, *tables) for v in n.results}
     heirs = {graph.results[r]: graph.parameters[p] for p, r in donated
              if graph.parameters[p] not in results
              and graph.parameters[p].type == graph.results[r].type}
@@ -220,7 +220,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
         if run[0].is_outside:
             continue
         cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
-                           _LOOP in around, limits)
+                           _LOOP in around, limits, tables)
         if not cluster.results:  # all who read it compute it themselves by now
             continue
         verdict = choose(cluster)
@@ -275,7 +275,9 @@ CONTROL_FLOW = frozenset((_LOOP, "stablehlo.if", "stablehlo.case", *_WHOLE))
 
 
 def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
-           ) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str]]:
+           ) -> tuple[Fuser, dict[Buffer, Value], Callable[[str], str], Sequence[Node]]:
+    """What fuses the stages of a graph, the values in their buffers, more names, and constants that
+    only stages read."""
     counter = iter(range(1 << 62))
     uses = uses_among(graph.nodes)
     wanted = set(graph.results)
@@ -318,7 +320,7 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
             for item in lowering.items:
                 fuser.add_stage(item.node, item.stage, before)
         lowering.items.clear()
-    return fuser, {b: v for v, b in lowering.buffers.items()}, lowering.fresh
+    return fuser, {b: v for v, b in lowering.buffers.items()}, lowering.fresh, lowering.tables
 
 
 def _is_table(node: Node) -> bool:
@@ -328,8 +330,8 @@ def _is_table(node: Node) -> bool:
 
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
-             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: FusionLimits
-             ) -> Cluster:
+             heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: FusionLimits,
+             own: Sequence[Node]) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -370,7 +372,8 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     return Cluster(kernel, nodes, sources, targets,
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
-                   in_loop, tuple(constants.values()), locations)
+                   in_loop, (*constants.values(), *(n for n in own if n.results[0] in sources)),
+                   locations)
 
 
 def _makes_memory(node: Node) -> bool:

@@ -103,6 +103,8 @@ def _operations(stage: Stage) -> int:
         folded = _cost(*stage.terms, *stage.sort.keys)
     if stage.procedure is not None:
         folded = stage.procedure.total(_cost)
+        if stage.procedure.is_side_by_side:  # vectors go through memory between its loops
+            folded += stage.procedure.total(lambda *values: len(values))
     evaluated = points(stage)
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE

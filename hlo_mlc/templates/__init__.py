@@ -11,6 +11,7 @@ from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.scan import ScanTemplate
 from hlo_mlc.templates.short import ShortTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
+from hlo_mlc.templates.side_by_side_steps import SideBySideStepsTemplate
 from hlo_mlc.templates.sorting import SortTemplate
 from hlo_mlc.templates.stepwise import StepwiseTemplate
 from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
@@ -22,7 +23,8 @@ from hlo_mlc.templates.window import WindowTemplate
 TEMPLATES: tuple[Template, ...] = (
     ShortTemplate(), SortTemplate(), AttentionTemplate(), WindowTemplate(), DotTemplate(),
     ContractionTemplate(), ScanTemplate(), TiledTemplate(), ColumnsTemplate(), SideBySideTemplate(),
-    ReductionTemplate(), StepwiseTemplate(), UnrolledTemplate(), TransposeTemplate(),
-    ElementwiseTemplate(), UpdateTemplate(), DerivedTemplate(), PlainTemplate())
+    ReductionTemplate(), SideBySideStepsTemplate(), StepwiseTemplate(), UnrolledTemplate(),
+    TransposeTemplate(), ElementwiseTemplate(), UpdateTemplate(), DerivedTemplate(),
+    PlainTemplate())
 
 __all__ = ["TEMPLATES", "Parameters", "Scheduled", "Template"]

@@ -50,7 +50,7 @@ from hlo_mlc.tensor.phases import in_phases
 from hlo_mlc.tensor.text import program_text as text_of
 from hlo_mlc.tensor.verify import verify
 
-STEPWISE = ("stepwise", "plain")  # templates for procedures
+STEPWISE = ("side_by_side_steps", "stepwise", "plain")  # templates for procedures
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 REPEATS = 3  # nests that differ in their buffers only and become calls of one program
 # Work (templates/base.py) of one thread during which the others fall asleep, and work to be shared

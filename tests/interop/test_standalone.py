@@ -335,8 +335,8 @@ def test_functions_that_are_compiled_already(tmp_path: Path) -> None:
 
 def test_what_cannot_be_exported(tmp_path: Path) -> None:
     x = normal(4, 4)
-    with pytest.raises(UnsupportedOpError, match="Fourier transforms stay with XLA"):
-        export_c(lambda x: jnp.fft.fft(x).real, normal(4, 100), path=tmp_path / "f")
+    with pytest.raises(UnsupportedOpError, match=r"Fourier transforms .* stay with XLA"):
+        export_c(lambda x: jnp.fft.fft(x).real, normal(4, 101), path=tmp_path / "f")
     with pytest.raises(UsageError, match="a function in C cannot be called 'my-function'"):
         export_c(jnp.tanh, x, path=tmp_path / "my-function")
     with pytest.raises(UsageError, match=r"ends in .a \(static\) or .so \(shared\)"):

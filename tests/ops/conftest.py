@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,8 +15,9 @@ from jax.interpreters import mlir
 from jaxlib.mlir import passmanager
 from jaxlib.mlir.dialects import stablehlo
 
+from hlo_mlc.expr.build import load
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType
+from hlo_mlc.expr.dtypes import BOOL, INDEX, Kind, TensorType, from_numpy
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.expr.layout import restored, stored
 from hlo_mlc.expr.procedure import Move, Put
@@ -198,10 +200,16 @@ def _run_sorted(node: Node, lowered: Sorted, memory: Memory) -> tuple[np.ndarray
 
 def _run_stepwise(node: Node, lowered: Stepwise, memory: Memory) -> tuple[np.ndarray, ...]:
     point, env = axes_of(lowered.extents, "i")
-    procedure, extents = lowered.procedure(point), tuple(lowered.extents)
+    tables = {Buffer(f"table{k}", from_numpy(t.dtype), t.shape): t
+              for k, t in enumerate(lowered.tables)}
+    procedure = lowered.procedure(point, tuple(
+        functools.partial(load, buffer) for buffer in tables))
+    extents = tuple(lowered.extents)
     arrays = {b: np.full((*b.shape, *extents), 77, b.dtype.numpy) for b in procedure.arrays}
 
     def read(buffer: Buffer, indices: tuple[np.ndarray, ...]) -> np.ndarray:
+        if buffer in tables:
+            return tables[buffer][tuple(map(int, indices))]
         if buffer not in arrays:
             return memory(buffer, indices)
         assert all(0 <= i < n for i, n in zip(indices, buffer.shape, strict=True)), buffer

@@ -1,4 +1,4 @@
-"""Factorizations and solves of many small matrices, and Fourier transforms of short rows."""
+"""Factorizations and solves of many small matrices, and Fourier transforms of rows."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def triangular(inputs: Inputs, *, matrices: int, size: int) -> Workload:
     return function, (_well_conditioned(inputs, matrices, size), inputs.normal(matrices, size))
 
 
-def short_transforms(inputs: Inputs, *, rows: int, length: int) -> Workload:
-    """Fourier transforms of rows of a few complex numbers."""
+def transforms(inputs: Inputs, *, rows: int, length: int) -> Workload:
+    """Fourier transforms of rows of complex numbers."""
     part = inputs.normal(2, rows, length)
     return lambda z: jnp.fft.fft(z), (jax.lax.complex(part[0], part[1]),)
 
 
-def short_filter(inputs: Inputs, *, rows: int, length: int) -> Workload:
-    """Rows of a few real numbers, filtered between two transforms."""
+def filtered(inputs: Inputs, *, rows: int, length: int) -> Workload:
+    """Rows of real numbers, filtered between two transforms."""
     def function(x: jax.Array, response: jax.Array) -> jax.Array:
         return jnp.fft.irfft(jnp.fft.rfft(x) * response, n=length)
 
@@ -94,6 +94,10 @@ CASES = (
     *(Case(name, build, {"rows": 8192, "length": 16}, group="linear algebra", figure=figure,
            tiny={"rows": 7, "length": 6}, tolerance=16)
       .with_neighbours(odd={"rows": 8191, "length": 15}, dtype="float64", view="strided")
-      for name, build, figure in (("short_transforms", short_transforms, 1.5),
-                                  ("short_filter", short_filter, 3.0))),
+      for name, build, figure in (("short_transforms", transforms, 1.5),
+                                  ("short_filter", filtered, 3.0))),
+    *(Case(name, build, {"rows": 1024, "length": 512}, group="linear algebra", figure=1.5,
+           tiny={"rows": 7, "length": 72}, tolerance=16)
+      .with_neighbours(odd={"rows": 1023, "length": 360}, dtype="float64", view="strided")
+      for name, build in (("long_transforms", transforms), ("long_filter", filtered))),
 )

@@ -135,6 +135,14 @@ def xla_us(stage: Stage, ours: OurTime, target: CpuTarget, around: Surroundings
     """The kind of a stage, and what XLA needs for it."""
     rates = target.rates
     memory = rates.pass_us(ours.work.moved_bytes, ours.work.held_bytes)
+    if stage.procedure is not None and stage.procedure.is_side_by_side:
+        # Rows of transforms are shared out among the threads, one is not.
+        rows, operations = points(stage) + points(stage) % 2, stage.procedure.total(cost)
+        wide = any(b.dtype is F64 for b in stage.procedure.arrays)
+        each = figure("row_transform_wide_operation_ns") if wide \
+            else figure("row_transform_operation_ns")
+        each = figure("transform_ns") + operations * each
+        return "transforms", max(rows * each / 1e3, memory)
     if stage.procedure is not None:
         each = figure("matrix_ns") + figure("matrix_step_ns") * stage.procedure.total(cost)
         return "small matrices", max(points(stage) * each / 1e3, memory)

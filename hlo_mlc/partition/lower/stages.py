@@ -9,12 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, variable
 from hlo_mlc.expr.combiner import NOTHING
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.ops.definition import (
     Fold,
     Indices,
@@ -77,6 +79,7 @@ class StageLowering:
     buffers: dict[Value, Buffer] = field(default_factory=dict)
     given: dict[Value, Buffer] = field(default_factory=dict)
     items: list[Item] = field(default_factory=list)
+    tables: list[Node] = field(default_factory=list)  # constants that only stages read
     _producers: dict[Value, tuple[Node, int]] = field(default_factory=dict)
     _lowered: dict[Node, Lowered] = field(default_factory=dict)
     _reads: dict[tuple[Value, Indices], Expr] = field(default_factory=dict)
@@ -294,13 +297,29 @@ class StageLowering:
     def _stepwise(self, node: Node, stepwise: Stepwise) -> None:
         """One stage that goes through a procedure at every point."""
         axes, point = self._axes(stepwise.extents)
+        tables = tuple(map(self._table, stepwise.tables))
         along, inner = [], ()
         for value, array in zip(node.results, stepwise.results, strict=True):
             own, place = self._axes(array.shape)
             inner += own
             along.append(Assign(self.define(value), (*point, *place), load(array, place)))
         self._emit(node, Stage(self.fresh("s"), axes, (), inner, NOTHING, along=tuple(along),
-                               procedure=stepwise.procedure(point)))
+                               procedure=stepwise.procedure(point, tables)))
+
+    def _table(self, array: np.ndarray) -> Read:
+        """How to read a constant that is in no graph."""
+        outermost = self
+        while outermost.around is not None:
+            outermost = outermost.around
+        known = next((node for node in outermost.tables
+                      if node.literal.dtype == array.dtype
+                      and np.array_equal(node.literal, array)), None)
+        if known is None:
+            known = constant_node(array)
+            outermost.tables.append(known)
+            outermost.define(known.results[0])
+        buffer = outermost.buffers[known.results[0]]
+        return lambda indices: load(buffer, indices)
 
     def _scan(self, node: Node, scan: Scan) -> None:
         axes, indices = self._axes(node.results[0].type.shape)
