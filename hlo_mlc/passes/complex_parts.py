@@ -8,8 +8,8 @@ the border: `real` and `imag` of what comes from outside and of what an op gives
 here, `complex` of what goes there.  Kernels see the parts of a whole number side by side in memory.
 
 What combines or compares numbers, such as a product of all or a sort, has the parts as operands of
-their own; Fourier transforms over several short axes are products with matrices (`fourier.py`),
-those of a few numbers are left whole (ops/fourier.py).
+their own; Fourier transforms over several short axes are products with matrices, those over others
+are done axis by axis (`fourier.py`), and along one axis they are left whole (ops/fourier.py).
 
 Requires: nothing.  Ensures: the same values but for roundings; no ops on complex numbers but those
 three and what is not known here.
@@ -28,7 +28,7 @@ from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_updates import known_updates
-from hlo_mlc.passes.fourier import product_type, transformed
+from hlo_mlc.passes.fourier import along_each, product_type, swapped, transformed
 from hlo_mlc.passes.real_parts import Real
 
 Parts = tuple[Value, Value]
@@ -51,7 +51,7 @@ LONGEST_TRANSFORM = 64
 
 def has_complex(graph: Graph) -> bool:
     """Whether there is an op on complex numbers in the graph that has a rule here."""
-    return any((_has_rule(node) or _is_short_transform(node)) and _concerns_complex(node)
+    return any((_has_rule(node) or _is_transformed(node)) and _concerns_complex(node)
                for node in graph.walk())
 
 
@@ -416,16 +416,55 @@ def _product(node: Node, s: _Splitter) -> Parts:
         s.like("stablehlo.add", product(a, d), product(b, c))
 
 
-def _is_short_transform(node: Node) -> bool:
-    if node.op != _FOURIER or node.opaque:
+def _is_transformed(node: Node) -> bool:
+    """Whether it is a Fourier transform that is done here, by others or by products."""
+    if node.op != _FOURIER or node.opaque or not supports(node):
         return False
+    steps = along_each(node)
+    return _is_short(node) or (bool(steps) and not any(map(supports, steps)))
+
+
+def _is_short(node: Node) -> bool:
     lengths = node.attributes["fft_length"]
     return bool(lengths) and all(0 < n <= LONGEST_TRANSFORM for n in lengths)
 
 
+def _one_by_one(node: Node, s: _Splitter) -> Parts | Value:
+    """Axis by axis, each brought to the end and back."""
+    (operand,) = node.operands
+    rank, first = len(operand.type.shape), len(operand.type.shape) - len(
+        node.attributes["fft_length"])
+    steps = along_each(node)
+    axes = [*range(first, rank - 1), rank - 1]
+    if not node.attributes["fft_type"].startswith("I"):
+        axes = [axes[-1], *axes[:-1]]
+    found: Parts | Value = s.parts[operand] if _is_complex(operand) else s.value(operand)
+    for axis, step in zip(axes, steps, strict=True):
+        order = swapped(axis, rank)
+
+        def turned(part: Value, order: tuple[int, ...] = order) -> Value:
+            if order == tuple(range(rank)):
+                return part
+            shape = tuple(part.type.shape[d] for d in order)
+            return s.add("stablehlo.transpose", (part,), TensorType(shape, part.type.dtype),
+                         {"permutation": order})
+
+        given = turned(found) if isinstance(found, Value) else s.add(
+            "stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
+        result = s.add(_FOURIER, (given,), step.results[0].type, step.attributes)
+        if not _is_complex(result):
+            return turned(result)
+        part = result.type.part
+        found = turned(s.add("stablehlo.real", (result,), part)), \
+            turned(s.add("stablehlo.imag", (result,), part))
+    return found
+
+
 def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
-    if not _is_short_transform(node) or not supports(node):
+    if not _is_transformed(node):
         return None
+    if not _is_short(node):
+        return _one_by_one(node, s)
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands
     re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]

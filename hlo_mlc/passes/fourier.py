@@ -1,4 +1,5 @@
-"""Short Fourier transforms as products with matrices of roots of unity.
+"""Fourier transforms over several axes: those over short ones as products with matrices of roots of
+unity, others axis by axis.
 
     fft(z, [m, n])   ->   the sum over j and k of z[j, k] exp(-2 pi i (j p / m + k q / n))
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Value
+from hlo_mlc.graph.core import Node, Value
 
 # Takes a product of a real array with a constant matrix: (array, its axis, matrix) -> product.
 Multiply = Callable[[Value, int, np.ndarray], Value]
@@ -69,3 +70,39 @@ def product_type(tensor: TensorType, axis: int, matrix: np.ndarray) -> TensorTyp
     """The type of the product over an axis, which comes behind the others."""
     shape = (*tensor.shape[:axis], *tensor.shape[axis + 1:], matrix.shape[1])
     return TensorType(shape, tensor.dtype)
+
+
+def along_each(node: Node) -> tuple[Node, ...]:
+    """The transforms that one over several axes is, in order, each over the last axis of its
+    operand, to which it is brought: those before in turn, and the last one first unless it is an
+    inverse; none of what is over one axis."""
+    kind, lengths = node.attributes["fft_type"], node.attributes["fft_length"]
+    (operand,), (result,) = node.operands, node.results
+    if len(lengths) < 2 or not all(v.type.is_static for v in (operand, result)):
+        return ()
+    first = len(operand.type.shape) - len(lengths)
+    is_inverse = kind.startswith("I")
+    complex_type = (operand if kind == "IRFFT" else result).type
+    others = [_one(complex_type, complex_type, "IFFT" if is_inverse else "FFT", axis, length)
+              for axis, length in enumerate(lengths[:-1], first)]
+    last = _one(operand.type if not is_inverse else complex_type,
+                result.type if is_inverse else complex_type, kind, first + len(lengths) - 1,
+                lengths[-1])
+    return (*others, last) if is_inverse else (last, *others)
+
+
+def _one(given: TensorType, result: TensorType, kind: str, axis: int, length: int) -> Node:
+    """A transform along one axis, which is the last one of its operand and result."""
+    def turned(tensor: TensorType) -> TensorType:
+        return TensorType(tuple(tensor.shape[d] for d in swapped(axis, len(tensor.shape))),
+                          tensor.dtype)
+
+    return Node("stablehlo.fft", (Value(turned(given)),), (Value(turned(result)),),
+                {"fft_type": kind, "fft_length": (length,)})
+
+
+def swapped(axis: int, rank: int) -> tuple[int, ...]:
+    """All axes, this one and the last exchanged."""
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    return tuple(order)

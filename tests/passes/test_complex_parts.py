@@ -23,7 +23,7 @@ def numbers(*shape: int, seed: int = 0, dtype: str = "complex64") -> np.ndarray:
 
 
 X, Y, SQUARE = numbers(7, 13), numbers(7, 13, seed=1), numbers(9, 9, seed=2)
-WIDE = numbers(7, 70)  # longer than what is transformed here
+WIDE = numbers(7, 71)  # of a prime that is not transformed here
 REAL, ROWS = X.real.copy(), np.array([0, 3, 6, 9, -2])
 
 
@@ -112,6 +112,14 @@ FUNCTIONS = {
         jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(13))).real, X),
     "transforms": (lambda x: (jnp.fft.fftn(x), jnp.fft.ifft2(x), jnp.fft.rfftn(x.real),
                               jnp.fft.irfftn(x, s=(7, 24)), jnp.fft.irfft(x, 25)), X),
+    "long filter": (lambda x: jnp.fft.ifft(
+        jnp.fft.fft(x, 90) * jnp.exp(1j * jnp.arange(90))).real, X),
+    "long transforms": (lambda x: (jnp.fft.ifft(x, 98), jnp.fft.rfft(x.real, 120),
+                                   jnp.fft.irfft(x, 144)), X),
+    "axis by axis": (lambda x: (jnp.fft.fftn(x, (72, 12)), jnp.fft.ifft2(x, (6, 66)),
+                                jnp.fft.rfftn(x.real, (12, 75)), jnp.fft.irfftn(x, (72, 20))), X),
+    "loop of long transforms": (lambda x: lax.fori_loop(
+        0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 9, jnp.concatenate([x] * 6, 1)), X),
     "root": (lambda x: jnp.sqrt(x * x + 1) - x, X),
     "sorted": (lambda x: jnp.sort(x, 1) + 1j, X),
     "root in a branch": (lambda x: lax.cond(x[0, 0].real > 9, jnp.sqrt, lambda x: x * 2j, x), X),
@@ -127,7 +135,7 @@ def test_all_of_it_is_in_kernels(name: str) -> None:
 
 
 @pytest.mark.parametrize("function", [
-    lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(70))).real,
+    lambda x: jnp.fft.ifft(jnp.fft.fft(x) * jnp.exp(1j * jnp.arange(71))).real,
     lambda x: jnp.abs(jnp.fft.rfft(x.real)) ** 2,
     lambda x: lax.fori_loop(0, 3, lambda i, x: jnp.fft.fft(x * 1j) / 4, x),
     lambda x: lax.cond(x[0, 0].real > 9, jnp.fft.fft, lambda x: x * 2j, x),
