@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, loads
@@ -41,7 +42,9 @@ from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.classify import stride
 
-_LAYOUTS = {"rows": 1, "transposed": -1}  # the order of the dimensions of a tile
+T = TypeVar("T")
+
+_LAYOUTS = {"rows": 0, "transposed": 1}  # how many dimensions of a tile the others are before
 
 
 def cache_read(program: LoopProgram, name: str, at: str, layout: str = "rows", same: str = "",
@@ -109,8 +112,8 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
                                              for y.i.0 in 0..8:
                                                y[y.i.0, i] = y.i[y.i.0]
 
-    With the `layout` "transposed" the dimensions of the tile are in reverse order, and so are the
-    loops over them: `y.i.0` is over the last one.  Refused unless an iteration writes the whole
+    With the `layout` "transposed" the first dimension of the tile is its last one, and so is the
+    loop over it: `y.i.0` is over the second one.  Refused unless an iteration writes the whole
     tile.  Where it reads the tile before that, the tile starts as a copy.  TVM: cache_write.
     """
     _require_layout("cache_write", name, layout, tuple(_LAYOUTS))
@@ -128,7 +131,7 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
         if cover is None:
             raise refuse("cache_write", stmt, f"does not surely write every element of the "
                          f"{'x'.join(map(str, tile.extents))} tile of {name} that it touches")
-        cached = Buffer(_tile_name(name, at), buffer.dtype, tile.shape[::turn], "stack")
+        cached = Buffer(_tile_name(name, at), buffer.dtype, _turned(tile.shape, turn), "stack")
         reads = [n for n, s in enumerate(taken_out(stmt.body)[1]) for a in accesses((s,), buffer)
                  if not a.writes or isinstance(a.stmt, Accumulate)]
         start: Body = ()
@@ -137,7 +140,7 @@ def cache_write(program: LoopProgram, name: str, at: str, layout: str = "rows") 
                 cached, inside, Load(buffer, origin), guard), buffer, turn)
         finish = _copy(tile, cached, lambda inside, origin, guard: Store(
             buffer, origin, Load(cached, inside), guard), buffer, turn)
-        body = redirect(stmt.body, {buffer: cached}, lambda place: tile.place(place)[::turn])
+        body = redirect(stmt.body, {buffer: cached}, lambda place: _turned(tile.place(place), turn))
         return (Allocate(cached, (*start, *body, *finish)),)
 
     return _staged(program, "cache_write", name, at, stage)
@@ -296,18 +299,23 @@ def _staged(program: LoopProgram, primitive: str, name: str, at: str,
     return with_body(program, body)
 
 
+def _turned(of: tuple[T, ...], by: int) -> tuple[T, ...]:
+    """So many dimensions from the start to the end, or from the end to the start."""
+    return (*of[by:], *of[:by])
+
+
 def _tile_name(buffer: str, at: str) -> str:
     return f"{buffer}.{at}"
 
 
 def _copy(tile: Tile, cached: Buffer,
           store: Callable[[tuple[Expr, ...], tuple[Expr, ...], Expr | None], Store],
-          buffer: Buffer, turn: int = 1) -> Body:
+          buffer: Buffer, turn: int = 0) -> Body:
     """Loops over a tile; elements outside of the buffer are left out."""
 
     def nest(inside: tuple[Expr, ...]) -> Body:
         if len(inside) == len(cached.shape):
-            origin = tile.origin(inside[::turn])
+            origin = tile.origin(_turned(inside, -turn))
             return (store(inside, origin, _inside(buffer, origin)),)
         depth = len(inside)
         return (loop(f"{cached.name}.{depth}", cached.shape[depth], LoopKind.SERIAL,

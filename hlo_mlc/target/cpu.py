@@ -22,6 +22,8 @@ CACHE_LINE_BYTES = 64  # of all processors that we know
 WIDEST_STEP = 4
 """Elements between lanes of a vector up to which shuffles bring them together: those further apart
 are accessed one by one, since as many vectors would be loaded as lanes are apart."""
+MOST_PIECES = 4
+"""Vectors that the lanes of one are picked from at most, if their numbers say where each one is."""
 
 
 @dataclass(frozen=True, slots=True)

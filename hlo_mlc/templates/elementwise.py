@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr.core import Load, Var, loads
+from hlo_mlc.expr.core import Load, Var
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule
@@ -25,6 +25,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
+from hlo_mlc.templates.short_axes import short_axes
 from hlo_mlc.tensor.classify import (
     cost,
     is_apart,
@@ -35,7 +36,7 @@ from hlo_mlc.tensor.classify import (
     stride,
 )
 from hlo_mlc.tensor.coalesce import accesses, coalesce
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage
 
 # Vectors of a row up to which processors without AVX-512 do without masks where a vector cannot be
 # stored again in part: some take 10 to 20 cycles to store under one.
@@ -51,9 +52,9 @@ MUCH = 1 << 20
 # processor from seeing the next loads: gelu, tanh, erf and exp of a million ran 1.01 to 1.05 times
 # as fast.
 AHEAD = 1 << 10
-# Elements of short rows after which vectors along several of these begin alike, and vectors until
-# then: code size.
-LONGEST_PERIOD, MOST_COPIES = 16, 8
+# Vectors that are loaded for one along several axes: where there could be one for each element of
+# their rows, and else.
+MOST_READ_SHORT, MOST_READ = 2, 4
 # Short rows that are written out where each is computed in a way of its own: code size.
 MOST_ROWS = 16
 
@@ -85,7 +86,7 @@ class ElementwiseTemplate:
         axes they go along as if these were one, and whether loops are cut where conditions change.
         """
         stage = coalesce(nest.stages[0])
-        along = _short_axes(stage, target)
+        along = _axes_as_one(stage, target)
         return {"unroll": (1, 2, 4, 8), "grain": (1, 2, 4, 8), "streaming": (0, 1),
                 "ahead": (0, AHEAD, 4 * AHEAD),
                 "down": (0, 1) if _has_short_rows(stage, target) else (0,),
@@ -101,7 +102,7 @@ class ElementwiseTemplate:
         stage = coalesce(nest.stages[0])
         each = sum(cost(a.value) for a in stage.assigns)
         unroll = 1 if each > LONG else 4 if each <= SHORT or work(nest) >= MUCH else 2
-        along = _short_axes(stage, target)
+        along = _axes_as_one(stage, target)
         return {"unroll": unroll, "grain": 1, "streaming": 0,
                 "ahead": AHEAD if each > SHORT and work(nest) >= MUCH else 0,
                 "down": int(along == 1 and _has_short_rows(stage, target)), "along": along,
@@ -180,52 +181,10 @@ def _has_short_rows(stage: Stage, target: CpuTarget) -> bool:
         or any(stride(access, last) not in (0, 1) for access in accesses(stage))
 
 
-def _short_axes(stage: Stage, target: CpuTarget) -> int:
-    """How many of the last axes vectors go along as if these were one; 1 where they do not.
-
-    So they do where the last ones are short, results lie side by side along all of them, and what
-    is read for a vector lies in a few others (codegen/cpu/strides.py), for the same lanes after a
-    few vectors again: constants for each channel of an image, which stay in registers.
-    """
-    width, last = lanes((stage,), target), stage.axes[-1]
-    period, count = last.extent, 1
-    if not 1 < period < 2 * width or period % width == 0 or picks_along(stage, last):
-        return 1
-    for axis in reversed(stage.axes[:-1]):
-        count += 1
-        if period > LONGEST_PERIOD or math.lcm(period, width) > MOST_COPIES * width \
-                or picks_along(stage, axis):
-            return 1
-        period *= axis.extent
-        if period >= width:
-            return count if _suits(stage, stage.axes[-count:], width) else 1
-    return 1
-
-
-def _suits(stage: Stage, axes: Sequence[Var], width: int) -> bool:
-    """Whether vectors of a stage may go along some axes as if these were one."""
-    read = [load for group in stage.loads_by_buffer.values() for load in group]
-    return all(a.guard is None and _lies_along(a, axes) for a in stage.assigns) \
-        and all(_lies_near(load, axes, width) for load in read) \
-        and set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
-
-
-def _lies_along(access: Load | Assign, axes: Sequence[Var]) -> bool:
-    """Whether what is accessed along some axes lies side by side."""
-    return all(stride(access, v) == math.prod(w.extent for w in axes[n + 1:])
-               for n, v in enumerate(axes))
-
-
-def _lies_near(read: Load, axes: Sequence[Var], width: int) -> bool:
-    """Whether what is read for a vector along some axes as if these were one is in few others."""
-    apart = [stride(read, v) for v in axes]
-    if read.guard is not None or None in apart or any(loads(i) for i in read.indices):
-        return False
-    (step, *steps), (_, *short) = apart, axes
-    rows = 1 + (width - 2) // math.prod(v.extent for v in short)  # that begin behind the first
-    span = rows * abs(step) + sum(
-        abs(step) * (v.extent - 1) for step, v in zip(steps, short, strict=True))
-    return span < 2 * width or _lies_along(read, axes)
+def _axes_as_one(stage: Stage, target: CpuTarget) -> int:
+    """How many of the last axes vectors go along as if these were one."""
+    return short_axes(stage, target, MOST_READ_SHORT if _has_short_rows(stage, target)
+                      else MOST_READ)
 
 
 def _along(schedule: Schedule, axes: Sequence[Var], width: int, early: bool) -> Schedule:

@@ -17,7 +17,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Allocate
 from hlo_mlc.loops.lower import lower_nest
 from hlo_mlc.schedule.core import Schedule
@@ -26,6 +28,7 @@ from hlo_mlc.templates.base import (
     SERIAL_WORK,
     Parameters,
     Scheduled,
+    decoded,
     in_powers,
     lanes,
     open_schedule,
@@ -68,7 +71,7 @@ class SideBySideTemplate:
         inner = [_along(nest, s) for s in nest.stages]
         if not any(inner):
             return "no rows, only elements"
-        if _is_one_map(nest) and not _is_joined(nest.stages[0]):
+        if _is_one_map(nest) and not _is_joined(nest):
             return "not a reduction, nor several stages, nor rows of different elements"
         longest = LONGEST_JOINED if _is_one_map(nest) else LONGEST
         if any(not 0 < v.extent <= longest for axes in inner for v in axes) \
@@ -104,8 +107,8 @@ class SideBySideTemplate:
                 schedule = _beside(schedule, part, along, width)
         for axis in along:
             schedule = schedule.unroll(axis)
-        for buffer in _stored_along(nest):
-            schedule = _transposed_out(schedule, buffer.name, f"{row}.o", target)
+        for buffer, axes in _stored_along(nest).items():
+            schedule = _transposed_out(schedule, buffer.name, axes, f"{row}.o", target)
         if total > SERIAL_WORK:
             schedule = share_out(schedule, total, parameters["grain"])
         return Scheduled.of(schedule)
@@ -120,7 +123,19 @@ def _coalesced(nest: Nest) -> Nest:
         stage = nest.stages[0]  # whose axes are those of the results
     if not is_map(stage) or len(stage.axes) < 2:
         return replace(nest, stages=(stage,), shared=len(stage.axes))
-    return replace(nest, stages=(stage,), shared=len(stage.axes) - 1)
+    return replace(nest, stages=(stage,), shared=len(stage.axes) - _joined_axes(stage))
+
+
+def _joined_axes(stage: Stage) -> int:
+    """How many of the last axes of a map make up a row: all of those, if there are a few, along
+    which each element is something else."""
+    count, size = 1, stage.axes[-1].extent
+    for axis in reversed(stage.axes[1:-1]):
+        size *= axis.extent
+        if size > LONGEST_JOINED or not picks_along(stage, axis):
+            break
+        count += 1
+    return count if picks_along(stage, stage.axes[-1]) else 1
 
 
 def _width(nest: Nest, target: CpuTarget) -> int:
@@ -132,9 +147,11 @@ def _is_one_map(nest: Nest) -> bool:
     return len(nest.stages) == 1 and is_map(nest.stages[0])
 
 
-def _is_joined(stage: Stage) -> bool:
+def _is_joined(nest: Nest) -> bool:
     """Whether a map computes something else for each element of a row."""
-    return stage.axes[-1].extent > WIDEST_STEP and picks_along(stage, stage.axes[-1]) \
+    (stage,) = nest.stages
+    return math.prod(v.extent for v in _along(nest, stage)) > WIDEST_STEP \
+        and picks_along(stage, stage.axes[-1]) \
         and set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
 
 
@@ -162,11 +179,19 @@ def _beside_cost(nest: Nest, target: CpuTarget) -> float:
     for stage in nest.stages:
         elements = math.prod(v.extent for v in _along(nest, stage))
         results = [a.value for a in stage.assigns]
-        finished = cost_of_row(stage.axes[-1], *results) if _is_one_map(nest) else cost(
+        finished = _cost_of_joined(nest, results) if _is_one_map(nest) else cost(
             *results) * math.prod(v.extent for v in stage.axes[nest.shared:])
         total += elements * (cost(*stage.terms) / width + APART * _moved(nest, stage))
         total += finished / width
     return total
+
+
+def _cost_of_joined(nest: Nest, results: Sequence[Expr]) -> int:
+    """`cost` of all elements of a row of a map, each of which is written out."""
+    axes = _along(nest, nest.stages[0])
+    element = Var("element", INDEX, math.prod(v.extent for v in axes))
+    at = decoded(axes, element)
+    return cost_of_row(element, *(substitute(e, at) for e in results))
 
 
 def _along(nest: Nest, stage: Stage) -> tuple[Var, ...]:
@@ -182,23 +207,37 @@ def _moved(nest: Nest, stage: Stage) -> int:
         v for i in a.indices for v in i.free) for a in (*stage.assigns, *stage.along))
 
 
-def _stored_along(nest: Nest) -> tuple[Buffer, ...]:
-    """Results of which each row is stored as a whole, element by element, in enough of them."""
-    row = nest.stages[0].axes[nest.shared - 1]
-    return tuple(a.buffer for s in nest.stages for a in s.assigns
-                 if len(s.axes) == nest.shared + 1 and s.axes[-1].extent >= FEWEST
-                 and a.buffer not in nest.private and a.guard is None
-                 and a.indices[-1] is s.axes[-1]
-                 and stride(a, s.axes[-1]) == 1 and stride(a, row) == s.axes[-1].extent)
+def _stored_along(nest: Nest) -> dict[Buffer, int]:
+    """Results of which each row is stored as a whole, element by element, in enough of them, and
+    how many axes a row has."""
+    row, found = nest.stages[0].axes[nest.shared - 1], {}
+    for stage in nest.stages:
+        axes, size = stage.axes[nest.shared:], 1
+        for a in stage.assigns:
+            if a.buffer in nest.private or a.guard is not None or a.indices[-len(axes):] != axes:
+                continue
+            for axis in reversed(axes):
+                if stride(a, axis) != size:
+                    break
+                size *= axis.extent
+            else:
+                if size >= FEWEST and stride(a, row) == size:
+                    found[a.buffer] = sum(v.extent > 1 for v in axes)
+    return found
 
 
-def _transposed_out(schedule: Schedule, buffer: str, rows: str, target: CpuTarget) -> Schedule:
+def _transposed_out(schedule: Schedule, buffer: str, axes: int, rows: str, target: CpuTarget
+                    ) -> Schedule:
     """The results of some rows collected with their lanes side by side, and stored row by row."""
     tile = f"{buffer}.{rows}"
     schedule = schedule.cache_write(buffer, rows, "transposed")
-    schedule = schedule.reorder(f"{tile}.1", f"{tile}.0").unroll(f"{tile}.1")
-    return schedule.vectorize(f"{tile}.0") if target.has_masked_bytes \
-        else in_powers(schedule, f"{tile}.0", LONGEST_JOINED)
+    along = [f"{tile}.{number}" for number in range(axes)]
+    schedule = schedule.reorder(f"{tile}.{axes}", *along).unroll(f"{tile}.{axes}")
+    if axes > 1:
+        schedule = schedule.fuse(*along)
+    name = ".".join(along)
+    return schedule.vectorize(name) if target.has_masked_bytes \
+        else in_powers(schedule, name, LONGEST_JOINED)
 
 
 def _beside(schedule: Schedule, rows: str, along: Sequence[str], width: int) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hlo_mlc.expr import index
@@ -31,6 +31,21 @@ class Pair(NamedTuple):
         last = indices[-1]
         assert isinstance(last, Const)
         return int(last.value)
+
+
+def pieces(places: Iterable[int], width: int) -> list[tuple[int, int]]:
+    """The fewest runs of at most `width` neighbours that all of these places are in: the first of
+    each, and the one behind its last.
+
+    Source: greedy covering of points by intervals.
+    """
+    found: list[tuple[int, int]] = []
+    for place in sorted(set(places)):
+        if found and place < found[-1][0] + width:
+            found[-1] = (found[-1][0], place + 1)
+        else:
+            found.append((place, place + 1))
+    return found
 
 
 def conjunction(*conditions: Expr | None) -> Expr:

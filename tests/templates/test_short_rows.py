@@ -186,3 +186,62 @@ def test_joined_images_are_filled_part_by_part(take_apart, arrays) -> None:
 def test_axes_in_axes(check, arrays, function, dtype) -> None:
     """Whatever is counted within what."""
     check(function, *arrays(dtype, (240,)))
+
+
+# Of an image: what is read for a vector of results lies in several rows.
+BLOCKS = {
+    "to_depth": lambda x, b: x.reshape(6, -1, b, x.shape[2] // b, b, x.shape[3]).transpose(
+        0, 1, 3, 2, 4, 5).reshape(6, -1, x.shape[2] // b, b * b * x.shape[3]),
+    "columns_first": lambda x, b: x.reshape(6, -1, b, x.shape[2] // b, b, x.shape[3]).transpose(
+        0, 1, 3, 4, 2, 5).reshape(6, -1, x.shape[2] // b, b * b * x.shape[3]) + 1,
+    "to_space": lambda x, b: x.reshape(6, -1, x.shape[2] // b // b, b, b, x.shape[3]).transpose(
+        0, 1, 3, 2, 4, 5).reshape(-1, x.shape[2] // b, x.shape[3]),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32", "bool"])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_images(check, arrays, name, dtype) -> None:
+    for block, wide, deep in ((2, 36, 1), (2, 20, 3), (3, 27, 1), (4, 48, 1), (4, 32, 2)):
+        x, = arrays("uint8" if dtype == "bool" else dtype, (6, 4 * block, wide, deep))
+        if dtype == "bool":
+            check(lambda x: BLOCKS[name](x > 100, block), x)  # noqa: B023
+        else:
+            check(lambda x: BLOCKS[name](x, block), x)  # noqa: B023
+
+
+# Of rows `x` and `y`: conditions say which is which.
+JOINED = {
+    "side_by_side": lambda x, y: jnp.concatenate([x, y], -1),
+    "between": lambda x, y: jnp.concatenate([x[..., :2], y * 2, x[..., 2:]], -1),
+    "padded": lambda x, y: jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(2, 1)]),
+    "apart": lambda x, y: lax.pad(y, jnp.zeros((), x.dtype), [(0, 0, 0)] * (x.ndim - 1)
+                                  + [(1, 2, 1)]),
+    "backwards": lambda x, y: jnp.concatenate([x[..., ::-1], y], -1),
+    "rolled": lambda x, y: jnp.roll(x, 1, -1),
+    "below": lambda x, y: jnp.stack([jnp.concatenate([x, y], -1),
+                                     jnp.concatenate([y, x], -1)], -2),
+    "shared": lambda x, y: jnp.concatenate([x, jnp.broadcast_to(y[0], y.shape)], -1),
+    "divided": lambda x, y: jnp.concatenate([x, y], -1) // jnp.concatenate([y, x], -1).clip(1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("name", JOINED)
+def test_rows_joined_of_two(check, arrays, name, dtype) -> None:
+    for lead, wide, other in (((101,), 3, 4), ((3, 57), 4, 5), ((64,), 5, 1), ((200,), 2, 9)):
+        check(JOINED[name], *arrays(dtype, (*lead, wide), (*lead, other)))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.reshape(60, 2, 60, 2).transpose(0, 2, 1, 3).reshape(60, 60, 4),
+    lambda x: x.reshape(40, 3, 40, 3).transpose(0, 2, 1, 3).reshape(40, 40, 9),
+    lambda x: x.reshape(30, 4, 30, 4).transpose(0, 2, 1, 3).reshape(30, 30, 16),
+    lambda x: jnp.concatenate([x.reshape(-1, 3)[:3600], x.reshape(-1, 4)], -1),
+    lambda x: jnp.pad(x.reshape(-1, 3), ((0, 0), (2, 1))),
+])
+def test_whole_vectors_go_along_rows_of_several_arrays(take_apart, arrays, function) -> None:
+    """No lane is off, and none is read alone."""
+    templates, loops = _scheduled(take_apart, function, *arrays("uint8", (120, 120)))
+    assert templates == ["elementwise"]
+    assert "in 0..64 vectorize" in loops

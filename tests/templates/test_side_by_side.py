@@ -109,3 +109,37 @@ def test_rows_are_stored_without_masks_where_these_take_long(check, arrays, take
     assert all(s.extent.value.bit_count() == 1 for s in walk(loops.body)
                if isinstance(s, For) and s.kind is LoopKind.VECTORIZE and ".o." in s.var.name)
     check(lags, x)
+
+
+# Matrices of which each element is something else, by the numbers of rows.
+MATRICES = {
+    "skew": lambda x: jnp.stack([
+        jnp.stack([jnp.zeros_like(x[..., 0]), -x[..., 2], x[..., 1]], -1),
+        jnp.stack([x[..., 2], jnp.zeros_like(x[..., 0]), -x[..., 0]], -1),
+        jnp.stack([-x[..., 1], x[..., 0], jnp.zeros_like(x[..., 0])], -1)], -2),
+    "gathered": lambda x: jnp.stack([x[..., (3 * k) % x.shape[-1]] for k in range(8)],
+                                    -1).reshape(*x.shape[:-1], 2, 4),
+    "bordered": lambda x: jnp.concatenate([
+        jnp.concatenate([x[..., None, :2] * x[..., 1:3, None], x[..., :2, None]], -1),
+        jnp.ones((*x.shape[:-1], 1, 3), x.dtype)], -2),
+    "turned": lambda x: jnp.stack([x[..., k] for k in range(6)], -1).reshape(
+        *x.shape[:-1], 2, 3, 1).swapaxes(-1, -3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "bfloat16"])
+@pytest.mark.parametrize("name", MATRICES)
+def test_matrices_of_different_elements(check, arrays, name, dtype) -> None:
+    for lead in ((2,), (37,), (5, 19), (1000,)):
+        check(MATRICES[name], *arrays(dtype, (*lead, 7)))
+
+
+@pytest.mark.parametrize("level", ["x86-64-v3", "x86-64-v4"])
+def test_a_matrix_is_stored_as_one_row(take_apart, arrays, level) -> None:
+    (program,) = take_apart(
+        lambda *a: jnp.stack(a, -1).reshape(-1, 3, 3), *arrays("float32", *[(100,)] * 9)).programs
+    loops, (decision,) = schedule_program(program, named(level))
+    assert decision.template.name == "side_by_side"
+    extents = [s.extent.value for s in walk(loops.body)
+               if isinstance(s, For) and s.kind is LoopKind.VECTORIZE and ".o." in s.var.name]
+    assert extents == ([9] if level == "x86-64-v4" else [8])

@@ -30,7 +30,7 @@ from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, substitute
-from hlo_mlc.expr.core import Const, Load
+from hlo_mlc.expr.core import Const, Expr, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.access import is_inside
@@ -60,6 +60,13 @@ def load(writer: Writer, node: Load) -> Value:
         value = read(writer, place, None, None)
         return value if guard is None else _choose(writer, guard, value, node)
     switch, mask = None, writer.function.mask
+    if guard is not None and guard.lanes and mask is None:
+        on = _lanes_where(writer, node.guard)
+        if on is not None and not any(on):
+            return writer.value(node.default)
+        if on is not None and not (place.is_uniform or place.is_contiguous) \
+                and has_pattern(writer, place, on):
+            return _choose(writer, guard, read(writer, place, None, guard, on=on), node)
     if guard is not None:
         if mask is not None:
             mask = writer.op("and", BOOL, (guard, mask))
@@ -93,11 +100,12 @@ def _choose(writer: Writer, guard: Value, value: Value, node: Load) -> Value:
 
 
 def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
-         fill: str | None = None) -> Value:
+         fill: str | None = None, on: Sequence[bool] = ()) -> Value:
     """What is at a place.
 
     `switch` (one for all lanes) and `mask` say where there is something to read; elsewhere the
-    result is the literal `fill`, or arbitrary without one.
+    result is the literal `fill`, or arbitrary without one.  `on`: the lanes that `mask` switches
+    on, where that is known and `has_pattern` of the place.
     """
     function, storage = writer.function, place.storage
     depth = max(place.depth, function.load_depth(storage.writable))
@@ -119,8 +127,8 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         else:
             settle(writer, place)
-            if switch is None and mask is None and has_pattern(writer, place):
-                text = read_pattern(writer, place, depth)
+            if on or (switch is None and mask is None and has_pattern(writer, place)):
+                text = read_pattern(writer, place, depth, on)
             elif is_apart(writer, place, mask):
                 text = read_apart(writer, place, switch, mask, fill, depth)
             else:
@@ -433,19 +441,24 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
 
 def _only_lane(writer: Writer) -> int | None:
     """The lane in which the current statement is executed, if it is known to be a single one."""
-    lane, guard = writer.function.lane, writer.function.guard or TRUE
-    outer = {var: writer.variable(var) for var in guard.free if var is not lane.var}
+    on = _lanes_where(writer, writer.function.guard or TRUE)
+    return on.index(True) if on is not None and sum(on) == 1 else None
+
+
+def _lanes_where(writer: Writer, condition: Expr) -> tuple[bool, ...] | None:
+    """The lanes that are iterations for which a condition holds, if that follows from their
+    numbers."""
+    lane = writer.function.lane
+    outer = {var: writer.variable(var) for var in condition.free if var is not lane.var}
     point = {var: index.constant(int(value.text)) for var, value in outer.items()
              if types.is_literal(value.text)}
     found = []
     for number in range(lane.live):
-        point[lane.var] = index.constant(number)
-        here = substitute(guard, point)
+        here = substitute(condition, {**point, lane.var: index.constant(number)})
         if not isinstance(here, Const):
             return None
-        if here.value:
-            found.append(number)
-    return found[0] if len(found) == 1 else None
+        found.append(bool(here.value))
+    return tuple(found)
 
 
 def _write_streaming(writer: Writer, place: Place, whole: str, text: str, address: str,

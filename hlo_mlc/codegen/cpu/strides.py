@@ -22,10 +22,9 @@ from hlo_mlc.codegen.cpu.checking import check_lanes, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Function, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
-from hlo_mlc.target.cpu import WIDEST_STEP
+from hlo_mlc.target.cpu import MOST_PIECES, WIDEST_STEP
+from hlo_mlc.tensor.access import pieces
 
-# Vectors that the lanes of one are picked from at most.
-_PATTERN_VECTORS = 3
 # Bytes of the smallest elements that instructions gather and scatter.
 _SMALLEST_GATHERED = 4
 
@@ -79,48 +78,91 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
     return text
 
 
-def has_pattern(writer: Writer, place: Place) -> bool:
-    """Whether `read_pattern` is for the lanes of a place: a few vectors hold them all."""
-    return bool(place.pattern) and max(place.pattern) - min(place.pattern) \
-        < _PATTERN_VECTORS * writer.function.lane.width
+def has_pattern(writer: Writer, place: Place, on: Sequence[bool] = ()) -> bool:
+    """Whether `read_pattern` is for the lanes of a place: a few vectors hold them all, or all that
+    are on, where that is known."""
+    if place.varying and not place.pattern:
+        return False
+    places = _wanted(writer, place, on)
+    return bool(place.pattern or on) and len(pieces(
+        (at for at in places if at is not None), writer.function.lane.width)) <= MOST_PIECES
 
 
-def read_pattern(writer: Writer, place: Place, depth: int) -> str:
-    """What lanes read whose places follow from their numbers: what is between the first and the
-    last of these, shuffled.
+def read_pattern(writer: Writer, place: Place, depth: int, on: Sequence[bool] = ()) -> str:
+    """What lanes read whose places follow from their numbers: vectors from where some of them are
+    on, shuffled; any number in those that are not `on`.
 
         y[lane] = x[lane // 2 + i]   ->   the elements from x + i on, each of them twice
     """
     lane, block = writer.function.lane, writer.function.at(depth)
-    size, low = place.dtype.bytes, min(place.pattern)
-    span = max(place.pattern) - low + 1
-    base = displaced(block, pointer(writer, place).text, place.constant + low * size)
-    check_span(writer, place, "load", block, base, span * size)
+    lanes = _wanted(writer, place, on)
+    known = [at for at in lanes if at is not None]
     # Lanes that are no iterations get a number, too: not all operations may get just anything.
-    lanes = [at - low for at in place.pattern]
-    lanes += lanes[-1:] * (lane.width - lane.live)
-    count = min(span, lane.width)
-    starts = [min(first, span - count) for first in range(0, span, count)]
-    return _picked(block, place, base, lanes, starts, count)
+    lanes += known[-1:] * (lane.width - lane.live)
+    low, behind = min(known), max(known) + 1
+    base = pointer(writer, place).text
+    found = []
+    for start, end in pieces(known, lane.width):
+        for first, count in _loaded(start, end, low, behind):
+            address = displaced(block, base, place.constant + first * place.dtype.bytes)
+            check_span(writer, place, "load", block, address, count * place.dtype.bytes)
+            text = block.define(f"load {types.vector(place.element, count)}, ptr ", address,
+                                f", align {place.dtype.bytes}{place.storage.load_tags}",
+                                lanes=count, kind=place.storage.load_kind)
+            found.append((first, count, text))
+    return _picked(block, place.element, lanes, found)
 
 
-def _picked(block: Block, place: Place, base: str, lanes: Sequence[int], starts: Sequence[int],
-            count: int) -> str:
-    """A vector of elements behind `base`, from vectors of so many that start at some of them."""
-    size, width = place.dtype.bytes, len(lanes)
-    part, whole = f"<{count} x {place.element}>", types.vector(place.element, width)
-    text = ""
-    for first in starts:
-        loaded = block.define(f"load {part}, ptr ", displaced(block, base, first * size),
-                              f", align {size}{place.storage.load_tags}", lanes=count,
-                              kind=place.storage.load_kind)
-        here = [at - first if first <= at < first + count else None for at in lanes]
-        own = block.define(f"shufflevector {part} ", loaded, f", {part} poison, "
-                           f"{types.shuffle_mask(tuple(here))}", lanes=width)
-        text = own if not text else block.define(
-            f"shufflevector {whole} ", text, f", {whole} ", own, ", " + types.shuffle_mask(tuple(
-                n if at is None else width + n for n, at in enumerate(here))), lanes=width)
-    return text
+def _wanted(writer: Writer, place: Place, on: Sequence[bool]) -> list[int | None]:
+    """How many elements behind the constant part of a place each lane is that is an iteration, as
+    far as it is on."""
+    live = writer.function.lane.live
+    places = place.pattern or [place.stride * number for number in range(live)]
+    return [at if not on or on[number] else None for number, at in enumerate(places)]
+
+
+def _loaded(start: int, end: int, low: int, behind: int) -> list[tuple[int, int]]:
+    """The first element and the length of the vectors to be loaded for a piece between the first
+    and the last element that is read: as long as processors have them."""
+    count = end - start
+    whole = 1 << (count - 1).bit_length()
+    if whole <= behind - low:
+        return [(min(start, behind - whole), whole)]
+    half = whole // 2
+    return [(start, half), (end - half, half)] if count < whole else [(start, whole)]
+
+
+def _picked(block: Block, element: str, lanes: Sequence[int | None],
+            found: Sequence[tuple[int, int, str]]) -> str:
+    """A vector of elements by their places, out of vectors of neighbours: these are put side by
+    side as far as a vector holds them, and what it is to be of them is shuffled."""
+    def shuffled(a: str, b: str, length: int, picks: Sequence[int | None]) -> str:
+        return block.define(f"shufflevector <{length} x {element}> ", a,
+                            f", <{length} x {element}> {b}, ", types.shuffle_mask(tuple(picks)),
+                            lanes=len(picks))
+
+    width, longest = len(lanes), max(count for _, count, _ in found)
+    texts, at = [], {}
+    for number, (first, count, text) in enumerate(found):
+        at.update({first + n: number * longest + n for n in range(count)})
+        texts.append(text if count == longest else shuffled(
+            text, "poison", count, (*range(count), *[None] * (longest - count))))
+    while len(texts) > 1 and 2 * longest <= width:
+        texts += texts[-1:] * (len(texts) % 2)
+        texts = [shuffled(a, b, longest, range(2 * longest))
+                 for a, b in zip(texts[::2], texts[1::2], strict=True)]
+        longest *= 2
+    places = [None if place is None else at[place] for place in lanes]
+    here = [place if place is not None and place < 2 * longest else None for place in places]
+    whole = shuffled(texts[0], texts[1] if len(texts) > 1 else "poison", longest, here) \
+        if len(texts) > 1 or here != [*range(longest)] else texts[0]
+    for number, text in enumerate(texts[2:], 2):
+        start = number * longest
+        whole = shuffled(whole, text, width, [
+            None if place is None else n if place < start
+            else width + place - start if place < start + longest else None
+            for n, place in enumerate(places)])
+    return whole
 
 
 def write_apart(writer: Writer, place: Place, mask: Value | None, text: str) -> None:
