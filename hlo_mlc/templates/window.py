@@ -23,15 +23,16 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, load, substitute
-from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.core import Buffer, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.schedule.cascade import in_runs
-from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
+from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
 from hlo_mlc.templates.columns import FEW_BLOCKS
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
 from hlo_mlc.templates.product import RUN, is_direct
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
+from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
 from hlo_mlc.templates.window_roles import (
     even,
@@ -44,7 +45,13 @@ from hlo_mlc.templates.window_roles import (
     windows_along,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import Contraction, contraction, is_map, why_not_folded
+from hlo_mlc.tensor.classify import (
+    Contraction,
+    contraction,
+    is_map,
+    stride,
+    why_not_folded,
+)
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
@@ -91,8 +98,12 @@ class WindowTemplate:
             return "a matrix product"
         if not any(windows_along(stage, axis) for axis in stage.axes):
             return "no two results share the elements of a window"
-        return "" if lane_of(stage, lanes((stage,), target)) else \
-            "no axis along which elements are neighbours in memory"
+        lane = lane_of(stage, lanes((stage,), target))
+        if lane is None:
+            return "no axis along which elements are neighbours in memory"
+        if _are_rows(stage, lane) and not SideBySideTemplate().refusal(nest, target):
+            return "short rows side by side, each of which has a lane"
+        return ""
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Results side by side, vectors of each, positions written out, chunks of terms, and
@@ -142,6 +153,20 @@ class WindowTemplate:
         first, second, partial = fold_in_chunks(stage, chunks)
         one, other = (_scheduled(s, target, parameters) for s in (first, second))
         return Scheduled((*one.body, *other.body), (*partial, *one.scratch, *other.scratch))
+
+
+def _are_rows(stage: Stage, lane: Var) -> bool:
+    """Whether windows do not overlap, and lanes would read elements that are too far apart for
+    shuffles: bits that are packed took 3 times as long as when rows were transposed."""
+    for one in {one for term in stage.terms for one in loads(term)}:
+        step, *inside = (stride(one, v) for v in (lane, *stage.reduce_axes))
+        if step is None or None in inside:
+            return False
+        reach = sum(abs(n) * (v.extent - 1) for n, v in zip(inside, stage.reduce_axes, strict=True)
+                    if abs(n) < abs(step))
+        if step and not max(WIDEST_STEP, reach) < abs(step):
+            return False
+    return any(stride(one, lane) for term in stage.terms for one in loads(term))
 
 
 def _stage(nest: Nest, target: CpuTarget) -> Stage:

@@ -143,3 +143,17 @@ def test_a_matrix_is_stored_as_one_row(take_apart, arrays, level) -> None:
     extents = [s.extent.value for s in walk(loops.body)
                if isinstance(s, For) and s.kind is LoopKind.VECTORIZE and ".o." in s.var.name]
     assert extents == ([9] if level == "x86-64-v4" else [8])
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: jnp.packbits(x > 100),
+    lambda x: x.reshape(-1, 8).max(-1),
+    lambda x: x.reshape(48, 5, 60, 5).min((1, 3)),
+])
+def test_windows_that_do_not_overlap_are_rows(check, take_apart, arrays, function) -> None:
+    """Along neighbouring windows every lane would be loaded by itself."""
+    x, = arrays("uint8", (240, 300))
+    (program,) = take_apart(function, x).programs
+    _, (decision,) = schedule_program(program, named("x86-64-v4"))
+    assert decision.template.name == "side_by_side"
+    check(function, x)
