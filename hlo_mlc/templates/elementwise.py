@@ -25,7 +25,7 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
-from hlo_mlc.templates.short_axes import short_axes
+from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes
 from hlo_mlc.tensor.classify import (
     cost,
     is_apart,
@@ -52,9 +52,6 @@ MUCH = 1 << 20
 # processor from seeing the next loads: gelu, tanh, erf and exp of a million ran 1.01 to 1.05 times
 # as fast.
 AHEAD = 1 << 10
-# Vectors that are loaded for one along several axes: where there could be one for each element of
-# their rows, and else.
-MOST_READ_SHORT, MOST_READ = 2, 4
 # Short rows that are written out where each is computed in a way of its own: code size.
 MOST_ROWS = 16
 

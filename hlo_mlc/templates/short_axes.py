@@ -29,6 +29,8 @@ from hlo_mlc.tensor.core import Assign, Stage
 LONGEST_PERIOD, MOST_COPIES = 16, 8
 # The same of a body of so many operations in all copies.
 MOST_OPERATIONS = 32
+# Vectors that are loaded for one that is stored: where other ways have vectors, too, and where not.
+MOST_READ_SHORT, MOST_READ = 2, 4
 
 
 def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:

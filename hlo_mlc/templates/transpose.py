@@ -37,6 +37,7 @@ from hlo_mlc.templates.base import (
     open_schedule,
     work,
 )
+from hlo_mlc.templates.short_axes import MOST_READ_SHORT, short_axes
 from hlo_mlc.tensor.classify import cost, is_injective, is_map, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
@@ -82,6 +83,8 @@ class TransposeTemplate:
         if any(a.guard is not None for a in stage.assigns) \
                 or not all(is_injective(a, stage.axes) for a in stage.assigns):
             return "not every point writes one element of its own"
+        if short_axes(coalesce(stage), target, MOST_READ_SHORT) > 1:
+            return "short rows, several of which are a vector"
         if {node.source for e in stage.expressions for node in loads(e)} & set(stage.outputs):
             return "it reads what it overwrites"
         return ""

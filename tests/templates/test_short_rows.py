@@ -245,3 +245,12 @@ def test_whole_vectors_go_along_rows_of_several_arrays(take_apart, arrays, funct
     templates, loops = _scheduled(take_apart, function, *arrays("uint8", (120, 120)))
     assert templates == ["elementwise"]
     assert "in 0..64 vectorize" in loops
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
+@pytest.mark.parametrize("shape", [(4, 4), (8, 4), (4, 8), (6, 6), (5, 7), (12, 6), (3, 9), (8, 8)])
+def test_small_matrices_transposed(check, arrays, shape, dtype) -> None:
+    for lead in ((70,), (3, 11)):
+        x, y = arrays(dtype, (*lead, *shape), (*lead, *shape[::-1]))
+        check(lambda x: jnp.swapaxes(x, -1, -2), x)
+        check(lambda x, y: jnp.swapaxes(x, -1, -2) + y, x, y, magnitude=64)
