@@ -25,7 +25,12 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
-from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes
+from hlo_mlc.templates.short_axes import (
+    MOST_READ,
+    MOST_READ_SHORT,
+    short_axes,
+    width_along,
+)
 from hlo_mlc.tensor.classify import (
     cost,
     is_apart,
@@ -112,7 +117,9 @@ class ElementwiseTemplate:
         width = lanes((stage,), target)
         early = not target.has_masked_bytes and may_repeat(stage)
         if parameters["along"] > 1:
-            schedule = _along(schedule, stage.axes[-parameters["along"]:], width, early)
+            axes = stage.axes[-parameters["along"]:]
+            period = math.prod(v.extent for v in axes[1:])
+            schedule = _along(schedule, axes, width_along(period, width, target), early)
         elif parameters["down"]:
             schedule = _down(schedule, stage.axes[-2].name, stage.axes[-1].name, width)
         else:

@@ -29,6 +29,8 @@ from hlo_mlc.tensor.core import Assign, Stage
 LONGEST_PERIOD, MOST_COPIES = 16, 8
 # The same of a body of so many operations in all copies.
 MOST_OPERATIONS = 32
+# Lanes of all copies, above which vectors are shorter: LLVM takes its time for shuffles of bytes.
+MOST_LANES, LEAST_BYTES = 256, 16
 # Vectors that are loaded for one that is stored: where other ways have vectors, too, and where not.
 MOST_READ_SHORT, MOST_READ = 2, 4
 
@@ -46,16 +48,25 @@ def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:
     if not 1 < period < 2 * width or period % width == 0:
         return 1
     each = 1 + sum(cost(a.value) for a in stage.assigns)
-    most = max(MOST_COPIES, MOST_OPERATIONS // each) * width
+    most = max(MOST_COPIES, MOST_OPERATIONS // each)
     for axis in reversed(stage.axes[:-1]):
         count += 1
-        if period > LONGEST_PERIOD or math.lcm(period, width) > most:
+        lanes_along = width_along(period, width, target)
+        if period > LONGEST_PERIOD or math.lcm(period, lanes_along) > most * lanes_along:
             return 1
         period *= axis.extent
         if period >= width:
             return count if _suits(
-                stage, stage.axes[-count:], width, most_read) else 1
+                stage, stage.axes[-count:], lanes_along, most_read) else 1
     return 1
+
+
+def width_along(period: int, width: int, target: CpuTarget) -> int:
+    """Lanes of vectors along rows of so many elements, where whole ones have `width`."""
+    least = max(1, width * LEAST_BYTES // target.vector_bytes)
+    while math.lcm(period, width) > MOST_LANES and width > least:
+        width //= 2
+    return width
 
 
 def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> bool:

@@ -244,7 +244,7 @@ def test_whole_vectors_go_along_rows_of_several_arrays(take_apart, arrays, funct
     """No lane is off, and none is read alone."""
     templates, loops = _scheduled(take_apart, function, *arrays("uint8", (120, 120)))
     assert templates == ["elementwise"]
-    assert "in 0..64 vectorize" in loops
+    assert re.search(r"in 0..(16|32|64) vectorize", loops)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float32"])
