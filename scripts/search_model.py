@@ -34,7 +34,7 @@ from hlo_mlc.target.cpu import host
 from hlo_mlc.tuning import model
 from hlo_mlc.tuning.features import NAMES, Description, Features, features_of
 from hlo_mlc.tuning.generator import TemplateGenerator
-from hlo_mlc.tuning.messages import Build, Failed, Measure, Task
+from hlo_mlc.tuning.messages import Build, Failed, Task
 from hlo_mlc.tuning.model import Forest
 from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
@@ -127,10 +127,10 @@ def at_random(space: Space) -> Iterator[Configuration]:
 
 def _timed(supervisor: Supervisor, space: Space, configuration: Configuration) -> float | None:
     """The time of a schedule / the default's; None for one that fails."""
-    built = supervisor.build(Build(space.schedules(configuration)))
+    built, = supervisor.build([Build(space.schedules(configuration))])
     if isinstance(built, Failed):
         return None
-    timed = supervisor.measure(Measure(TRIAL_S))
+    timed = supervisor.measure(built, TRIAL_S)
     return None if isinstance(timed, Failed) else 1 / timed.speedup
 
 
@@ -200,15 +200,15 @@ def _searched(kernel: Collected, forest: Forest | None) -> list[float]:
     """The same in the order of the tuner's pool."""
     number = {key_of(c): n for n, c in enumerate(kernel.configurations)}
     pool = Pool(host(), kernel.configurations[0],
-                lambda configuration: Description(
-                    kernel.features[number[key_of(configuration)]], str(configuration)), forest)
+                lambda some: [Description(kernel.features[number[key_of(one)]], str(one))
+                              for one in some], forest)
     candidates = iter(random.Random(0).sample(kernel.configurations, len(number)))
     logs = {key_of(kernel.configurations[0]): 0.0}
     while len(logs) < STEPS[-1]:
-        choice = pool.choose(logs, candidates)
-        if choice is None or choice.configuration is None:
+        choices = pool.choose(logs, candidates)
+        if not choices:
             break
-        configuration = choice.configuration
+        configuration = choices[0].configuration
         logs[key_of(configuration)] = float(kernel.logs[number[key_of(configuration)]])
     return _fastest(kernel, [number[key] for key in logs])
 

@@ -43,7 +43,7 @@ from hlo_mlc.templates.base import naive_loops, work
 from hlo_mlc.templates.plain import PlainTemplate
 from hlo_mlc.templates.program import history_text, schedule_program
 from hlo_mlc.tuning.generator import TemplateGenerator
-from hlo_mlc.tuning.messages import Build, Failed, Measure, Task
+from hlo_mlc.tuning.messages import Build, Failed, Task
 from hlo_mlc.tuning.replay import why_not_followed
 from hlo_mlc.tuning.supervisor import Supervisor
 
@@ -184,8 +184,8 @@ class KernelSchedule:
             task = Task(alone.cluster.kernel.program, place.target, TemplateGenerator(),
                         tuple(map(stored, alone.operands)), tuple(map(stored, alone.expected)))
         with Supervisor(task) as supervisor:
-            built = supervisor.build(Build(self._schedules))
-            timed = built if isinstance(built, Failed) else supervisor.measure(Measure(seconds))
+            built, = supervisor.build([Build(self._schedules)])
+            timed = built if isinstance(built, Failed) else supervisor.measure(built, seconds)
         if isinstance(timed, Failed):
             raise ScheduleError(f"{self.name}, scheduled by hand: {timed.reason}")
         return Measured(timed.default_us, timed.us, timed.speedup)

@@ -76,6 +76,7 @@ from hlo_mlc.tuning.shared import DEFAULT_TRIALS, SharedKernel
 from hlo_mlc.tuning.storage import journal_path, open_studies
 from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
 from hlo_mlc.tuning.tuner import Budget, Winner, tune_kernel
+from hlo_mlc.tuning.workers import Worker, helpers
 
 # When to stop if nobody says: when half a percent is expected of another trial, half of what the
 # final tells apart (11 of 12 kernels then had 98 % of the speed that they had after three times as
@@ -185,6 +186,7 @@ class Session:
             if isinstance(self._target, CpuTarget) else None
         self._deadline = None if minutes is None else time.monotonic() + 60 * minutes
         self._waiting: list[TunedKernel] = []
+        self._helpers: Sequence[Worker] = ()
         self._studies: dict[str, KernelStudy] = {}  # by the kernels' fingerprints
 
     def kernels(self, progress: TuningProgress, spent: Mapping[str, float] | None = None
@@ -211,16 +213,18 @@ class Session:
         spent_us: dict[str, float] = {}
         costliest = sorted(weights, key=lambda fingerprint: -weights[fingerprint])
         self._waiting = [_untuned(found[fingerprint]) for fingerprint in costliest]
-        for number, fingerprint in enumerate(costliest, 1):
-            budget = self._budget(weights[fingerprint] / remaining, len(costliest) - number + 1)
-            remaining -= weights[fingerprint]
-            label = f"{number}/{len(costliest)} {found[fingerprint][0].kernel.name}"
-            tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
-                                 least_us[fingerprint], xla_us[fingerprint])
-            del self._waiting[0]
-            if tuned.record is not None:
-                spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
-            yield tuned
+        with helpers() as self._helpers:
+            for number, fingerprint in enumerate(costliest, 1):
+                budget = self._budget(weights[fingerprint] / remaining,
+                                      len(costliest) - number + 1)
+                remaining -= weights[fingerprint]
+                label = f"{number}/{len(costliest)} {found[fingerprint][0].kernel.name}"
+                tuned = self._kernel(graph, found[fingerprint], budget, progress, label,
+                                     least_us[fingerprint], xla_us[fingerprint])
+                del self._waiting[0]
+                if tuned.record is not None:
+                    spent_us[fingerprint] = tuned.record.measured.ours_us * tuned.uses
+                yield tuned
         for fingerprint, us in spent_us.items():
             share = us / sum(spent_us.values())
             self._studies[fingerprint].describe({f"{SHARE_OF}{self._entry}": share})
@@ -303,7 +307,7 @@ class Session:
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
                                  on_interrupt=progress.on_interrupt, moment=self._moment,
-                                 forest=self._forest)
+                                 forest=self._forest, helpers=self._helpers)
         except TuningError as error:
             return dataclasses.replace(tuned, reason=str(error))
         record = self._keep_modelled(cluster, winner, known) if self._modelled else \

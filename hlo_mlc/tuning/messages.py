@@ -10,7 +10,7 @@ from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.generator import Generator
+from hlo_mlc.tuning.generator import CandidateSource, Generator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,11 +24,38 @@ class Task:
     expected: tuple[np.ndarray, ...]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Kernel:
+    """What candidates are made of."""
+
+    program: TensorProgram
+    target: CpuTarget | CudaTarget
+    generator: Generator
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Says which kernel questions are about from now on, as a packed `Kernel`; has no answer."""
+
+    packed: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begin:
+    """Asks for the default schedule to be built, checked and timed, to which others are compared
+    then; the answer is `Ready` or `Failed`."""
+
+    operands: tuple[np.ndarray, ...]
+    expected: tuple[np.ndarray, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Asks for the code with these schedules; the answer is `Built` or `Failed`."""
+    """Asks for the code with these schedules, which is made unless its digest is `known`; the
+    answer is `Built` or `Failed`."""
 
     schedules: Schedules
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +67,15 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Asks for the time of what was built last; the answer is `Timed` or `Failed`."""
+    """Asks for the time of what was built; the answer is `Timed` or `Failed`."""
 
+    source: CandidateSource
+    code: bytes
     seconds: float
+
+
+Request = Load | Begin | Describe | Build | Measure
+"""What a worker is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +87,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A candidate was built; equal digests are equal code."""
+    """A candidate before and after it is assembled; its `code` is empty where it was known."""
 
-    digest: str
+    source: CandidateSource
+    code: bytes
+
+    @property
+    def digest(self) -> str:
+        """Equal for equal code."""
+        return self.source.digest
 
 
 @dataclass(frozen=True, slots=True)

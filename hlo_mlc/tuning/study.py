@@ -122,30 +122,43 @@ class KernelStudy:
         """What came of another configuration with the same code."""
         return next((t.outcome for t in self._tried.values() if t.digest == digest), None)
 
+    @property
+    def known_codes(self) -> frozenset[str]:
+        """The digests of code of which something is known."""
+        return frozenset(tried.digest for tried in self._tried.values())
+
     def next(self, pool: Pool | None = None, least_gain: float = 0.0) -> Trial | None:
+        """What to try next, if anything."""
+        return next(iter(self.batch(1, pool, least_gain)), None)
+
+    def batch(self, most: int, pool: Pool | None = None, least_gain: float = 0.0) -> list[Trial]:
         """What to try next: what a pool finds most promising, else what the sampler draws.
 
         None when every configuration is known, or when none is expected to be faster than the
         fastest by this logarithm.
         """
         self._read()
-        if len(self._tried) >= self._space.size:
-            return None
+        trials: list[Trial] = []
         for configuration in filter(self._is_new, self._first):
-            return self._ask(configuration)
-        if pool is not None:
+            if len(trials) < most:
+                trials.append(self._ask(configuration))
+        wanted = min(most, self._space.size - len(self._tried)) - len(trials)
+        if pool is not None and wanted > 0:
             with quiet():
                 logs = {key: _log(tried.outcome) for key, tried in self._tried.items()}
                 more = itertools.islice(self._candidates, _MOST_DRAWS)
-                choice = pool.choose(logs, filter(self._is_new, more))
-            if choice is not None:
-                done = choice.gain < least_gain and len(self._tried) >= _FEWEST
-                return None if done or choice.configuration is None else \
-                    self._ask(choice.configuration)
+                choices = pool.choose(logs, filter(self._is_new, more), wanted,
+                                      [trial.configuration for trial in trials])
+            if choices is not None:
+                for choice in choices:
+                    if choice.gain < least_gain and len(self._tried) + len(trials) >= _FEWEST:
+                        break
+                    trials.append(self._ask(choice.configuration))
+                return trials
         anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
         drawn = itertools.chain(self._queue, self._sampled(), anything)
-        new = next(filter(self._is_new, drawn), None)
-        return None if new is None else self._ask(new)
+        trials += map(self._ask, itertools.islice(filter(self._is_new, drawn), max(wanted, 0)))
+        return trials
 
     def tell(self, trial: Trial, outcome: Outcome, digest: str,
              differences: Sequence[float] | None = None) -> None:
@@ -178,6 +191,7 @@ class KernelStudy:
             self._study.enqueue_trial(dict(configuration))
             configuration, handle = self._drawn(self._study)
             handle.set_user_attr("process", _own_name())
+            self._running.add(key_of(configuration))
             return Trial(configuration, handle)
 
     def _drawn(self, study: optuna.Study) -> tuple[Configuration, optuna.Trial]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,12 +13,13 @@ from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.records import Measured, Record, Schedules
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tuning.features import Description
-from hlo_mlc.tuning.messages import Build, Describe, Failed, Measure, Outcome, Task, Timed
+from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Outcome, Task, Timed
 from hlo_mlc.tuning.model import Forest
 from hlo_mlc.tuning.pool import Pool
 from hlo_mlc.tuning.space import Configuration, Space
 from hlo_mlc.tuning.study import KernelStudy, Tried
 from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc.tuning.workers import Worker
 
 # Seconds of timing for each candidate, and for each of those that may win.
 TRIAL_S, FINAL_S = 0.1, 0.4
@@ -41,8 +44,16 @@ class Budget:
 
     def is_spent(self, tried: int) -> bool:
         """Whether it is time to name the winner."""
-        late = self.deadline is not None and time.monotonic() >= self.deadline
-        return late or (self.trials is not None and tried >= self.trials)
+        return self.is_late or self.trials_left(tried) <= 0
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time is up."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def trials_left(self, tried: int) -> float:
+        """How many configurations may still be tried."""
+        return math.inf if self.trials is None else self.trials - tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +75,23 @@ OnInterrupt = Callable[[], None]
 def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
                 known: Record | None = None, on_trial: OnTrial = lambda study, outcome: None,
                 patience: float = 1.0, on_interrupt: OnInterrupt = lambda: None,
-                moment: Moment = at_once, forest: Forest | None = None) -> Winner:
+                moment: Moment = at_once, forest: Forest | None = None,
+                helpers: Sequence[Worker] = ()) -> Winner:
     """Searches for the fastest schedules of a kernel, for CPUs in the order that a model suggests.
 
     `known`, a record of it, runs in the final whatever the study says. `patience` scales how long
-    a candidate may take before it counts as hung; `moment` says when candidates are tried. An
-    interrupt (Ctrl-C) ends the search: the winner among what is known is still named; a second one
-    ends that, too.
+    a candidate may take before it counts as hung; `moment` says when candidates are tried.
+    `helpers` build them, as many at a time as there are workers. An interrupt (Ctrl-C) ends the
+    search: the winner among what is known is still named; a second one ends that, too.
 
     Raises: TuningError if not even the default schedule runs, CacheError where the study cannot be
     kept, KeyboardInterrupt for an interrupt before anything is known or while the winner is named.
     """
-    with Supervisor(task, patience) as supervisor:
+    with Supervisor(task, patience, helpers) as supervisor:
 
-        def describe(configuration: Configuration) -> Description | None:
-            answer = supervisor.describe(Describe(space.schedules(configuration)))
-            return None if isinstance(answer, Failed) else answer
+        def describe(configurations: Sequence[Configuration]) -> list[Description | None]:
+            answers = supervisor.describe([Describe(space.schedules(c)) for c in configurations])
+            return [None if isinstance(answer, Failed) else answer for answer in answers]
 
         # Nothing is known yet of how fast the loops of kernels for GPUs are.
         pool = None if isinstance(task.target, CudaTarget) else \
@@ -98,31 +110,52 @@ def tune_kernel(task: Task, study: KernelStudy, space: Space, budget: Budget,
 
 def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Budget,
             on_trial: OnTrial, moment: Moment, pool: Pool | None) -> None:
-    """Tries configurations until the budget is spent, or all are known."""
+    """Tries configurations until the budget is spent, or all are known: some are built at the same
+    time, then timed one after the other."""
     while not budget.is_spent(len(study.tried)):
-        trial = study.next(pool, budget.least_gain)
-        if trial is None:
+        left = budget.trials_left(len(study.tried))
+        trials = study.batch(min(supervisor.at_once, left), pool, budget.least_gain)
+        if not trials:
             return
-        schedules = space.schedules(trial.configuration)
-        try:
-            with study.lease(trial):
-                outcome, digest = moment(partial(_try, supervisor, study, schedules, TRIAL_S))
-        except BaseException:  # an interrupt
-            study.abandon(trial)
-            raise
-        differences = None if pool is None else pool.differences(trial.configuration)
-        study.tell(trial, outcome, digest, differences)
-        on_trial(study, outcome)
+        with contextlib.ExitStack() as leases:
+            for trial in trials:
+                leases.enter_context(study.lease(trial))
+            try:
+                built = _built(supervisor, [space.schedules(t.configuration) for t in trials],
+                               study.known_codes, moment)
+                for one in built:
+                    if budget.is_late:
+                        return
+                    outcome, digest = _timed(supervisor, one, study, TRIAL_S, moment)
+                    trial = trials[0]
+                    differences = pool and pool.differences(trial.configuration)
+                    study.tell(trials.pop(0), outcome, digest, differences)
+                    on_trial(study, outcome)
+            finally:  # an interrupt, or it is late
+                for trial in trials:
+                    study.abandon(trial)
 
 
-def _try(supervisor: Supervisor, study: KernelStudy | None, schedules: Schedules, seconds: float
-         ) -> tuple[Outcome, str]:
-    """Builds and measures a candidate, unless the study knows its code."""
-    built = supervisor.build(Build(schedules))
+def _built(supervisor: Supervisor, schedules: Sequence[Schedules], known: frozenset[str],
+           moment: Moment) -> list[Built | Failed]:
+    """The code of candidates; it is kept if the moment turns out to have been none."""
+    found: list[Built | Failed] = []
+
+    def build() -> list[Built | Failed]:
+        if not found:
+            found.extend(supervisor.build([Build(one, known) for one in schedules]))
+        return found
+
+    return moment(build)
+
+
+def _timed(supervisor: Supervisor, built: Built | Failed, study: KernelStudy | None, seconds: float,
+           moment: Moment) -> tuple[Outcome, str]:
+    """Measures a candidate, unless the study knows its code."""
     if isinstance(built, Failed):
         return built, ""
     known = study.known_code(built.digest) if study is not None else None
-    return known or supervisor.measure(Measure(seconds)), built.digest
+    return known or moment(partial(supervisor.measure, built, seconds)), built.digest
 
 
 def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Record | None,
@@ -131,10 +164,11 @@ def _final(supervisor: Supervisor, study: KernelStudy, space: Space, known: Reco
     tried = study.tried
     failed = sum(isinstance(t.outcome, Failed) for t in tried)
     standing = known and space.configuration(known.schedules)
+    finalists = _finalists(tried, space, standing)
+    built = _built(supervisor, [space.schedules(one) for one in finalists], frozenset(), moment)
     best: list[tuple[Configuration, Timed]] = []
-    for configuration in _finalists(tried, space, standing):
-        outcome, _ = moment(partial(_try, supervisor, None, space.schedules(configuration),
-                                    FINAL_S))
+    for configuration, one in zip(finalists, built, strict=True):
+        outcome, _ = _timed(supervisor, one, None, FINAL_S, moment)
         if isinstance(outcome, Timed):
             best.append((configuration, outcome))
     fastest = max((timed.speedup for _, timed in best), default=0.0)

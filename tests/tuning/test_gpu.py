@@ -24,7 +24,7 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
 from hlo_mlc.templates.cuda.program import schedule_program
 from hlo_mlc.tuning.generator import CandidateSource, CudaGenerator
-from hlo_mlc.tuning.messages import Build, Failed, Measure, Task, Timed
+from hlo_mlc.tuning.messages import Build, Failed, Task, Timed
 from hlo_mlc.tuning.supervisor import Supervisor
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator takes g++")
@@ -62,8 +62,8 @@ def test_a_worker_measures_on_the_device(program) -> None:
         assert supervisor.default_us == 64  # warps, one for each row
         outcomes = {}
         for team, rows in ((8, 8), (128, 1), (32, 4)):
-            supervisor.build(Build(blocks_of(team, rows)))
-            outcomes[team] = supervisor.measure(Measure(0.01))
+            built, = supervisor.build([Build(blocks_of(team, rows))])
+            outcomes[team] = supervisor.measure(built, 0.01)
     assert outcomes[8] == Timed(64, 16, 4, 1)
     assert outcomes[128] == Failed("registers do not suffice: 64 bytes spill")
     assert outcomes[32] == Failed("registers do not suffice: 64 bytes spill")

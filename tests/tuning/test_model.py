@@ -115,6 +115,11 @@ def describe(configuration) -> Description:
         cycles=1000 * 1.2**first, chain=100.0 * second, registers=8))
 
 
+def pool_of(target, default, describe, forest: Forest | None = None) -> Pool:
+    """A pool of which each configuration is described by itself."""
+    return Pool(target, default, lambda configurations: list(map(describe, configurations)), forest)
+
+
 def tried_by(study: KernelStudy, pool: Pool | None, log, least_gain: float = 0.0, most: int = 40):
     """The configurations that a search tries."""
     seen = []
@@ -135,7 +140,7 @@ def log(configuration) -> float:
 
 
 def test_the_search_learns_what_makes_schedules_fast() -> None:
-    seen = tried_by(in_memory(), Pool(TARGET, SPACE.default, describe), log, most=24)
+    seen = tried_by(in_memory(), pool_of(TARGET, SPACE.default, describe), log, most=24)
     assert seen[0] == SPACE.default
     assert len({key_of(c) for c in seen}) == len(seen)
     assert min(map(log, seen)) == log({"a": 0, "b": 5})
@@ -145,15 +150,60 @@ def test_the_search_learns_what_makes_schedules_fast() -> None:
 def test_a_forest_decides_what_comes_first() -> None:
     for most, wanted in (1.0, {0, 1, 2, 3}), (-1.0, {4, 5, 6, 7}):
         forest = stump(NAMES.index("chain"), most=4 * most)
-        pool = Pool(TARGET, SPACE.default, describe, forest)
+        pool = pool_of(TARGET, SPACE.default, describe, forest)
         _, second = tried_by(in_memory(), pool, log, most=2)
         assert list(second.values())[1] in wanted
 
 
 def test_it_stops_when_nothing_is_expected_any_more() -> None:
-    pool = Pool(TARGET, SPACE.default, describe)
+    pool = pool_of(TARGET, SPACE.default, describe)
     seen = tried_by(in_memory(), pool, lambda c: 0.0 if c == SPACE.default else 0.5, 0.002, 200)
     assert 16 <= len(seen) < 60
+
+
+def test_a_batch_is_chosen_as_if_those_before_took_what_is_expected() -> None:
+    """None of a batch is like another one: what one tells of the others need not be tried."""
+    def batches() -> list[list[dict]]:
+        study, pool = in_memory(), pool_of(TARGET, SPACE.default, describe)
+        found = []
+        for _ in range(5):
+            trials = study.batch(4, pool)
+            found.append([dict(trial.configuration) for trial in trials])
+            for trial in trials:
+                study.tell(trial, Timed(1.0, 1.0, math.exp(-log(trial.configuration))), "")
+        return found
+
+    found = batches()
+    assert found == batches(), "the same again"
+    assert found[0][0] == SPACE.default
+    everything = [one for batch in found for one in batch]
+    assert len({key_of(one) for one in everything}) == 20
+    assert all(len({tuple(one.values())[:2] for one in batch}) == 4 for batch in found[:2])
+    assert min(map(log, everything)) <= log({"a": 1, "b": 5})
+
+
+def test_a_batch_ends_where_nothing_is_expected() -> None:
+    pool, study = pool_of(TARGET, SPACE.default, describe), in_memory()
+    sizes = []
+    while trials := study.batch(8, pool, least_gain=0.002):
+        sizes.append(len(trials))
+        for trial in trials:
+            time = 1.0 if trial.configuration == SPACE.default else math.exp(0.5)
+            study.tell(trial, Timed(1.0, time, 1 / time), "")
+    assert sizes[:2] == [8, 8] and sum(sizes) < 60 and sizes[-1] < 8
+
+
+def test_the_last_batch_of_a_space_is_smaller() -> None:
+    space = Space((Parameter(0, "a", "x", (0, 1, 2), 1), Parameter(1, "a", "x", (0, 1), 1)))
+    for pool in (None, pool_of(TARGET, space.default, lambda c: Description(
+            Features(cycles=1000.0 + sum(c.values())), str(c)))):
+        study = in_memory(space=space)
+        sizes = []
+        while trials := study.batch(4, pool):
+            sizes.append(len(trials))
+            for trial in trials:
+                study.tell(trial, Timed(1.0, 1.0, 1.0), "")
+        assert sizes == [4, 2]
 
 
 def test_what_cannot_win_is_not_tried() -> None:
@@ -163,7 +213,7 @@ def test_what_cannot_win_is_not_tried() -> None:
         return description(configuration, Features(
             cycles=1000 * 1.2**first * (1 + 9 * slow), spilled=40.0 * spilled))
 
-    seen = tried_by(in_memory(), Pool(TARGET, SPACE.default, hopeless), log)
+    seen = tried_by(in_memory(), pool_of(TARGET, SPACE.default, hopeless), log)
     assert {next(iter(c.values())) for c in seen} <= {2, 3, 4, 5}
 
 
@@ -174,7 +224,7 @@ def test_small_spaces_are_gone_through_but_for_what_is_hopeless() -> None:
         return description(configuration, Features(
             cycles=1e3 if configuration["0.a.x"] < 3 else 1e5))
 
-    seen = tried_by(in_memory(space=space), Pool(TARGET, space.default, slow), lambda c: 0.1)
+    seen = tried_by(in_memory(space=space), pool_of(TARGET, space.default, slow), lambda c: 0.1)
     assert len(seen) == space.size - 2
     assert not any(c["0.a.x"] == 3 for c in seen)
 
@@ -186,13 +236,13 @@ def test_of_candidates_with_the_same_loops_one_is_tried() -> None:
 
     for space in (SPACE, Space(SPACE.parameters[:3])):
         study = in_memory(space=space)
-        seen = tried_by(study, Pool(TARGET, space.default, describe), lambda c: 0.1, most=100)
-        again = tried_by(study, Pool(TARGET, space.default, describe), lambda c: 0.1, most=100)
+        seen = tried_by(study, pool_of(TARGET, space.default, describe), lambda c: 0.1, most=100)
+        again = tried_by(study, pool_of(TARGET, space.default, describe), lambda c: 0.1, most=100)
         assert 40 < len({tuple(c.values())[:2] for c in (*seen, *again)}) == len(seen) + len(again)
 
 
 def test_without_features_the_sampler_goes_on_alone() -> None:
-    pool = Pool(TARGET, SPACE.default, lambda configuration: None)
+    pool = pool_of(TARGET, SPACE.default, lambda configuration: None)
     assert tried_by(in_memory(), pool, log) == tried_by(in_memory(), None, log)
 
 
@@ -214,7 +264,7 @@ def test_a_real_kernel(product) -> None:
 
     rng = random.Random(1)
     chance = sorted(time(space.anything(rng)) for _ in range(400))
-    seen = tried_by(in_memory(space=space), Pool(TARGET, space.default, describe), time, most=24)
+    seen = tried_by(in_memory(space=space), pool_of(TARGET, space.default, describe), time, most=24)
     assert min(map(time, seen)) <= chance[4], "no better than 1 % of what chance finds"
 
 
@@ -225,14 +275,14 @@ def test_training_on_what_was_tuned(tmp_path: Path) -> None:
     for kernel in range(4):
         study = KernelStudy(open_storage(journal), f"k{kernel}", SPACE)
         study.describe({"target": f"{TARGET.cpu}, 2 cores"})
-        tried_by(study, Pool(TARGET, SPACE.default, describe), log, most=30)
+        tried_by(study, pool_of(TARGET, SPACE.default, describe), log, most=30)
     with pytest.raises(UsageError, match="there are 0 of 0"):
         train(journal, named("aarch64"))
     pytest.importorskip("sklearn")
     trained = train(journal, TARGET)
     assert (trained.kernels, trained.trials) == (4, 120)
     good, bad = ({"a": a, "b": b, "c": 0, "d": 0} for a, b in ((0, 5), (7, 0)))
-    pool = Pool(TARGET, SPACE.default, describe)
+    pool = pool_of(TARGET, SPACE.default, describe)
     differences = np.array([pool.differences(c) for c in (good, bad)])
     fast, slow = predicted(trained.forest, differences)
     assert fast < slow
