@@ -118,6 +118,11 @@ class KernelStudy:
         """What is known, in the order of the trials."""
         return sorted(self._tried.values(), key=lambda tried: tried.number)
 
+    @property
+    def under_way(self) -> int:
+        """How many configurations others tried when this was last looked up."""
+        return len(self._running)
+
     def known_code(self, digest: str) -> Outcome | None:
         """What came of another configuration with the same code."""
         return next((t.outcome for t in self._tried.values() if t.digest == digest), None)
@@ -132,9 +137,9 @@ class KernelStudy:
         return next(iter(self.batch(1, pool, least_gain)), None)
 
     def batch(self, most: int, pool: Pool | None = None, least_gain: float = 0.0) -> list[Trial]:
-        """What to try next: what a pool finds most promising, else what the sampler draws.
+        """So many to try next: what a pool finds most promising, else what the sampler draws.
 
-        None when every configuration is known, or when none is expected to be faster than the
+        Fewer where the space has no more, or where no other is expected to be faster than the
         fastest by this logarithm.
         """
         self._read()
@@ -168,6 +173,7 @@ class KernelStudy:
             if differences is not None:
                 trial.handle.set_user_attr(DIFFERENCES, [VOCABULARY, *differences])
             self._tell(trial.handle, outcome, digest)
+        self._running.discard(key_of(trial.configuration))
         self._tried[key_of(trial.configuration)] = Tried(
             trial.handle.number, dict(trial.configuration), outcome, digest)
 
@@ -177,6 +183,7 @@ class KernelStudy:
 
     def abandon(self, trial: Trial) -> None:
         """Nothing came of a trial; it may be tried again."""
+        self._running.discard(key_of(trial.configuration))
         with quiet():
             self._study.tell(trial.handle, state=TrialState.FAIL)
 

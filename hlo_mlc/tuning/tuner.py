@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -51,9 +51,9 @@ class Budget:
         """Whether the time is up."""
         return self.deadline is not None and time.monotonic() >= self.deadline
 
-    def trials_left(self, tried: int) -> float:
+    def trials_left(self, tried: int) -> int:
         """How many configurations may still be tried."""
-        return math.inf if self.trials is None else self.trials - tried
+        return sys.maxsize if self.trials is None else self.trials - tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def _search(supervisor: Supervisor, study: KernelStudy, space: Space, budget: Bu
     """Tries configurations until the budget is spent, or all are known: some are built at the same
     time, then timed one after the other."""
     while not budget.is_spent(len(study.tried)):
-        left = budget.trials_left(len(study.tried))
+        left = max(budget.trials_left(len(study.tried) + study.under_way), 1)
         trials = study.batch(min(supervisor.at_once, left), pool, budget.least_gain)
         if not trials:
             return

@@ -26,7 +26,7 @@ from hlo_mlc.cli import cluster as cluster_of_dask
 from hlo_mlc.cli import main
 from hlo_mlc.runtime.records import Records
 from hlo_mlc.support.errors import UsageError
-from hlo_mlc.tuning import shared, storage
+from hlo_mlc.tuning import shared, storage, workers
 from hlo_mlc.tuning.shared import SharedKernel
 from hlo_mlc.tuning.space import Parameter, Space
 from hlo_mlc.tuning.storage import open_database, shown
@@ -121,7 +121,9 @@ def test_workers_share_the_trials_of_a_kernel(url: str, tmp_path: Path) -> None:
     told = {tuple(sorted(trial.params.items()))
             for trial in optuna.load_study(study_name=name, storage=open_database(url)).trials
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)}
-    assert trials <= len(told) <= trials + len(processes)
+    # Who takes some at the same moment does not know of each other's.
+    at_once = min(len(os.sched_getaffinity(0)), workers._MOST)
+    assert trials <= len(told) <= trials + len(processes) * at_once
     kernels = {record.kernel for cache in "ab"
                for record in Records(tmp_path / cache / "records").all()}
     assert len(kernels) == 1
