@@ -163,11 +163,16 @@ def beliefs(forest: Forest | None, tried: np.ndarray, logs: np.ndarray, others: 
     """What `tried` schedules, which took `logs`, tell of the `others`: rows of differences of
     features from those of the default."""
     every = np.concatenate((np.zeros((1, len(NAMES))), tried, others))
-    mean = predicted(forest, every)
-    count = 1 + len(tried)
-    off = np.concatenate(([0.0], np.minimum(logs, WORST))) - mean[:count]
-    squares = np.square(every).sum(1)
-    apart = squares[:, None] + squares[:count] - 2 * every @ every[:count].T
+    return explained(predicted(forest, every), every, np.concatenate(([0.0], logs)))
+
+
+def explained(mean: np.ndarray, points: np.ndarray, logs: np.ndarray) -> Beliefs:
+    """What is expected of points for which the `mean` is predicted, where the first of them took
+    `logs`: of those that come after them."""
+    count = len(logs)
+    off = np.minimum(logs, WORST) - mean[:count]
+    squares = np.square(points).sum(1)
+    apart = squares[:, None] + squares[:count] - 2 * points @ points[:count].T
     best: tuple[float, np.ndarray, np.ndarray] = -math.inf, off, off
     for scale in _SCALES:
         for length in _LENGTHS:
@@ -176,8 +181,8 @@ def beliefs(forest: Forest | None, tried: np.ndarray, logs: np.ndarray, others: 
             weights = np.linalg.solve(noisy, off)
             likelihood = -(off @ weights + np.linalg.slogdet(noisy)[1]) / 2
             if likelihood > best[0]:
-                explained = np.linalg.solve(noisy, kernel[count:].T).T
-                left = scale**2 - (kernel[count:] * explained).sum(1)
+                solved = np.linalg.solve(noisy, kernel[count:].T).T
+                left = scale**2 - (kernel[count:] * solved).sum(1)
                 best = likelihood, kernel[count:] @ weights, left
     _, correction, variance = best
     return Beliefs(mean[count:] + correction, np.sqrt(np.maximum(variance, 1e-6)))

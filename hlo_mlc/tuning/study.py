@@ -23,11 +23,14 @@ from optuna.trial import FrozenTrial, TrialState
 from hlo_mlc.tuning.features import VOCABULARY
 from hlo_mlc.tuning.messages import Failed, Outcome, Timed
 from hlo_mlc.tuning.model import WORST
-from hlo_mlc.tuning.pool import Pool
-from hlo_mlc.tuning.space import Configuration, Space, key_of
+from hlo_mlc.tuning.placed import MOST_PLACED, Placed
+from hlo_mlc.tuning.pool import Choice, Pool
+from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
 
-# Spaces up to this size are gone through as a whole; a sampler needs about as many trials anyway.
+# Of spaces up to this size all configurations are candidates of a pool.
 EXHAUSTIVE = 200
+# What is tried in a small space before a process of what was tried says what is next.
+_AT_RANDOM = 4
 # Configurations that the sampler may propose again, in a row, before one that is new is drawn.
 _MOST_REPEATS = 8
 _MOST_DRAWS = 1000
@@ -92,8 +95,8 @@ class KernelStudy:
         self._read()
         self._random = random.Random(seed)
         self._first = (space.default, *first)
-        self._queue: Iterator[Configuration] = iter(
-            space.all() if space.size <= EXHAUSTIVE else space.starts)
+        self._queue = space.starts
+        self._placed = Placed(space) if space.size <= MOST_PLACED else None
         self._candidates = self._endless()
 
     def _read(self) -> None:
@@ -137,7 +140,8 @@ class KernelStudy:
         return next(iter(self.batch(1, pool, least_gain)), None)
 
     def batch(self, most: int, pool: Pool | None = None, least_gain: float = 0.0) -> list[Trial]:
-        """So many to try next: what a pool finds most promising, else what the sampler draws.
+        """So many to try next: what a pool finds most promising, else what a small space's points
+        say or, in a large one, the sampler draws.
 
         Fewer where the space has no more, or where no other is expected to be faster than the
         fastest by this logarithm.
@@ -148,22 +152,34 @@ class KernelStudy:
             if len(trials) < most:
                 trials.append(self._ask(configuration))
         wanted = min(most, self._space.size - len(self._tried)) - len(trials)
+        choices: Sequence[Choice] | None = None
         if pool is not None and wanted > 0:
             with quiet():
-                logs = {key: _log(tried.outcome) for key, tried in self._tried.items()}
                 more = itertools.islice(self._candidates, _MOST_DRAWS)
-                choices = pool.choose(logs, filter(self._is_new, more), wanted,
+                choices = pool.choose(self._logs, filter(self._is_new, more), wanted,
                                       [trial.configuration for trial in trials])
-            if choices is not None:
-                for choice in choices:
-                    if choice.gain < least_gain and len(self._tried) + len(trials) >= _FEWEST:
-                        break
-                    trials.append(self._ask(choice.configuration))
-                return trials
         anything = (self._space.anything(self._random) for _ in range(_MOST_DRAWS))
-        drawn = itertools.chain(self._queue, self._sampled(), anything)
-        trials += map(self._ask, itertools.islice(filter(self._is_new, drawn), max(wanted, 0)))
+        if choices is None and self._placed is not None:
+            drawn = filter(self._is_new, itertools.chain(self._queue, anything))
+            while wanted > 0 and len(self._tried) + len(trials) < _AT_RANDOM and (
+                    configuration := next(drawn, None)) is not None:
+                trials.append(self._ask(configuration))
+                wanted -= 1
+            choices = self._placed.choose(self._logs, self._running, wanted)
+        if choices is not None:
+            for choice in choices:
+                if choice.gain < least_gain and len(self._tried) + len(trials) >= _FEWEST:
+                    break
+                trials.append(self._ask(choice.configuration))
+            return trials
+        drawn = filter(self._is_new, itertools.chain(self._queue, self._sampled(), anything))
+        trials += map(self._ask, itertools.islice(drawn, max(wanted, 0)))
         return trials
+
+    @property
+    def _logs(self) -> dict[Key, float]:
+        """What is known of configurations: logarithms of time / the default's."""
+        return {key: _log(tried.outcome) for key, tried in self._tried.items()}
 
     def tell(self, trial: Trial, outcome: Outcome, digest: str,
              differences: Sequence[float] | None = None) -> None:
