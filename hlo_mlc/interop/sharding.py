@@ -43,7 +43,8 @@ from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.faults import Contained
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tensor.sharding import Factor, Piece, factors, pieces
+from hlo_mlc.tensor.pieces import Piece, pieces
+from hlo_mlc.tensor.sharding import Factor, factors
 
 _JOINED_BY = {"add": jax.lax.psum, "max": jax.lax.pmax, "min": jax.lax.pmin}
 

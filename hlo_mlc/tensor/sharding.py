@@ -6,7 +6,7 @@
 Dimensions of buffers and axes of stages belong together where one is the plain index of the other.
 All that do are one `Factor`, unless something needs to know where along them it is (a window, a
 running sum, a number that counts).  What is folded over a factor is folded once more over devices:
-who reads it comes after that, in another piece (`pieces`).
+who reads it comes after that, in another piece (pieces.py).
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute
 from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL
-from hlo_mlc.tensor.canonical import stages, written
+from hlo_mlc.tensor.canonical import stages
 from hlo_mlc.tensor.combine import commutes, is_idempotent
-from hlo_mlc.tensor.core import Assign, Nest, Stage, Step, TensorProgram
+from hlo_mlc.tensor.core import Nest, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import left_over, stored_box, whole
-from hlo_mlc.tensor.liveness import step_reads
-from hlo_mlc.tensor.rewrite import map_expressions, replace_buffers, with_parts
+from hlo_mlc.tensor.rewrite import replace_buffers, with_parts
 
 _JOINED_BY = {"add": "add", "max": "max", "larger": "max", "min": "min"}
 """What devices do to fold the folds of parts once more."""
@@ -75,11 +73,13 @@ class _Classes:
         return (group for root, group in groups.items() if root is not None)
 
 
-def factors(program: TensorProgram) -> tuple[Factor, ...]:
-    """The factors of a program, each of two points at least, in the order of its operands."""
+def factors(program: TensorProgram, may_wait: bool | None = None) -> tuple[Factor, ...]:
+    """The factors of a program, each of two points at least, in the order of its operands; what is
+    folded over some may be read in the program where stages `may_wait`, as those of a program in
+    pieces may."""
     classes = _Classes()
     folds: dict[Var, tuple[str, ...]] = {}
-    may_wait = _is_in_pieces(program)
+    may_wait = _is_in_pieces(program) if may_wait is None else may_wait
     for step in program.steps:
         for stage in stages(step):
             joining = _joining(stage) if isinstance(step, Nest) else ()
@@ -158,12 +158,12 @@ def _joining(stage: Stage) -> tuple[str, ...]:
 def _is_in_pieces(program: TensorProgram) -> bool:
     """Whether its stages may be computed one after the other, each by a kernel of its own: all that
     one writes nobody else does, and as a whole."""
-    written = [b for step in program.steps for s in stages(step) for b in s.outputs]
-    return len(written) == len(set(written)) and all(b.strides is None for b in written) and all(
-        isinstance(step, Nest) and all(map(_fills, step.stages)) for step in program.steps)
+    outputs = [b for s in all_stages(program) for b in s.outputs]
+    return len(outputs) == len(set(outputs)) and all(b.strides is None for b in outputs) and all(
+        isinstance(step, Nest) and all(map(fills, step.stages)) for step in program.steps)
 
 
-def _fills(stage: Stage) -> bool:
+def fills(stage: Stage) -> bool:
     """Whether nothing stays in the buffers that a stage writes."""
     stores = [(store, stage.axes) for store in stage.assigns]
     stores += [(store, (*stage.axes, *stage.reduce_axes)) for store in stage.along]
@@ -174,13 +174,13 @@ def _fills(stage: Stage) -> bool:
 
 def _is_at_end(stage: Stage, program: TensorProgram) -> bool:
     """Whether the folds of a stage are results, as they are, which nobody else writes or reads."""
-    others = [s for step in program.steps for s in stages(step) if s is not stage]
-    return not stage.along and _folded_as_is(stage) is not None and all(
+    others = [s for s in all_stages(program) if s is not stage]
+    return not stage.along and folded_as_is(stage) is not None and all(
         store.buffer in program.results and not any(
             store.buffer in (*s.inputs, *s.outputs) for s in others) for store in stage.assigns)
 
 
-def _folded_as_is(stage: Stage) -> dict[Buffer, str] | None:
+def folded_as_is(stage: Stage) -> dict[Buffer, str] | None:
     """The buffers that are the folds of a stage and nothing else, and what folds each; None where
     it makes something else of them."""
     ops = dict(zip(stage.accumulators, _joining(stage), strict=False))
@@ -211,7 +211,7 @@ def _factor(group: set[_Place], folds: Mapping[Var, tuple[str, ...]],
     buffers = [buffer for buffer, _ in dimensions]
     alone = len(buffers) == len(set(buffers)) and all(
         len(axes.intersection((*s.axes, *s.reduce_axes))) <= 1
-        for step in program.steps for s in stages(step))
+        for s in all_stages(program))
     extents = {axis.extent for axis in axes} | {b.shape[d] for b, d in dimensions}
     operands, results = (tuple((n, d) for n, buffer in enumerate(border)
                                for d in range(len(buffer.shape)) if (buffer, d) in dimensions)
@@ -225,109 +225,19 @@ def _factor(group: set[_Place], folds: Mapping[Var, tuple[str, ...]],
     return Factor(extent, operands, results, tuple(sorted(names)), axes, dimensions)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one device computes between two times that it waits for the others.
-
-    `joins`: what is to be folded over devices then, over which factors, and what folds it.
-    """
-
-    steps: tuple[Step, ...]
-    operands: tuple[Buffer, ...]
-    results: tuple[Buffer, ...]
-    aliases: tuple[tuple[Buffer, Buffer], ...]
-    joins: tuple[tuple[Buffer, tuple[Factor, ...], str], ...]
-
-
-def pieces(program: TensorProgram, parts: Mapping[Factor, int]
-           ) -> tuple[TensorProgram, tuple[Piece, ...]]:
-    """What one device computes if factors are cut into so many parts, each of which divides its
-    extent; and its pieces, as few as can be, in order.
-
-        a[i] = tanh(sum over k of x[i, k])     ->     t[i] = sum over k of x[i, k]; add t over k
-                                                      a[i] = tanh(t[i])
-    """
-    local = part_of(program, parts)
-    cut = {axis: factor for factor in parts for axis in factor.axes}
-    over = {here: tuple(dict.fromkeys(cut[a] for a in whole.reduce_axes if a in cut))
-            for whole, here in zip(_stages(program), _stages(local), strict=True)}
-    if not any(over.values()):
-        piece = Piece(local.steps, local.operands, local.results, local.aliases, ())
-        return local, (piece,)
-    known: dict[Buffer, int] = {}  # how many waits come before what is in a buffer
-    groups: dict[int, list[Step]] = {}
-    joins: dict[Buffer, tuple[tuple[Factor, ...], str]] = {}
-    for step in local.steps:
-        placed: dict[int, list[Stage]] = {}
-        for stage in stages(step):
-            at = max((known.get(b, 0) for b in stage.inputs), default=0)
-            known.update(dict.fromkeys(stage.outputs, at))
-            if not over[stage]:
-                placed.setdefault(at, []).append(stage)
-                continue
-            fold, rest = _in_two(stage, len(joins))
-            joined = _folded_as_is(fold)
-            joins.update((b, (over[stage], op)) for b, op in joined.items())
-            known.update(dict.fromkeys(joined, at + 1))
-            placed.setdefault(at, []).append(fold)
-            if rest is not None:
-                known.update(dict.fromkeys(rest.outputs, at + 1))
-                placed.setdefault(at + 1, []).append(rest)
-        for at, group in placed.items():
-            groups.setdefault(at, []).append(_part_of_nest(step, group))
-    return local, tuple(_in_order(local, [groups[at] for at in sorted(groups)], joins))
-
-
-def _in_two(stage: Stage, number: int) -> tuple[Stage, Stage | None]:
-    """The folds of a stage, and what it makes of them if that is anything else."""
-    if _folded_as_is(stage) is not None:
-        return stage, None
-    read_on = frozenset[Var]().union(*(e.free for store in stage.assigns
-                                       for e in (store.value, store.guard) if e is not None))
-    folds = {a: Buffer(f"w{number + n}", a.dtype, tuple(axis.extent for axis in stage.axes))
-             for n, a in enumerate(stage.accumulators) if a in read_on}
-    read: dict[Expr, Expr] = {a: load(b, stage.axes) for a, b in folds.items()}
-    rest = map_expressions(Stage(stage.name, stage.axes, stage.assigns),
-                           lambda e: substitute(e, read))
-    rest = replace(rest, overwrites=tuple(b for b in stage.overwrites if b in rest.inputs))
-    return replace(stage, overwrites=(), assigns=tuple(
-        Assign(b, stage.axes, a) for a, b in folds.items())), rest
-
-
-def _part_of_nest(nest: Nest, group: Sequence[Stage]) -> Nest:
-    """Some stages of a nest, as they are or in two, as a nest of their own."""
-    if len(group) == 1:
-        return Nest(tuple(group), len(group[0].axes))
-    others = {b for s in nest.stages if s not in group for b in (*s.inputs, *s.outputs)}
-    return Nest(tuple(group), nest.shared, tuple(b for b in nest.private if b not in others))
-
-
-def _in_order(local: TensorProgram, groups: Sequence[Sequence[Step]],
-              joins: Mapping[Buffer, tuple[tuple[Factor, ...], str]]) -> Iterator[Piece]:
-    """The steps of each group as a piece."""
-    reads = [{b for s in steps for b in step_reads(s)} for steps in groups]
-    for number, steps in enumerate(groups):
-        made = written(steps)
-        wanted = {*local.results}.union(*reads[number + 1:])
-        aliases = tuple((r, o) for r, o in local.aliases if r in made and o in reads[number])
-        operands = tuple(dict.fromkeys(b for step in steps for s in stages(step)
-                                       for b in s.inputs if b not in made))
-        yield Piece(tuple(steps), operands, tuple(b for b in made if b in wanted), aliases,
-                    tuple((b, *joins[b]) for b in made if b in joins))
-
-
-def _stages(program: TensorProgram) -> Iterator[Stage]:
-    return (s for step in program.steps for s in stages(step))
-
-
 def part_of(program: TensorProgram, parts: Mapping[Factor, int]) -> TensorProgram:
     """What one device computes if factors are cut into so many parts; each divides its extent."""
     return resized(program, {factor: factor.extent // count for factor, count in parts.items()})
 
 
+def all_stages(program: TensorProgram) -> Iterator[Stage]:
+    """The stages of all steps, in order."""
+    return (s for step in program.steps for s in stages(step))
+
+
 def resized(program: TensorProgram, extents: Mapping[Factor, int]) -> TensorProgram:
     """The program in which factors have other extents."""
-    folded = {v for step in program.steps for s in stages(step) for v in s.reduce_axes}
+    folded = {v for s in all_stages(program) for v in s.reduce_axes}
     axes = {axis: index.constant(0) if extent == 1 and axis not in folded
             else Var(axis.name, axis.dtype, extent)
             for factor, extent in extents.items() for axis in factor.axes}

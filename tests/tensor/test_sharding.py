@@ -18,7 +18,8 @@ from hlo_mlc.runtime.measure import bind_kernel
 from hlo_mlc.support.dumps import Recorder
 from hlo_mlc.support.options import Options
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tensor.sharding import Factor, Piece, described, factors, part_of, pieces
+from hlo_mlc.tensor.pieces import Piece, pieces
+from hlo_mlc.tensor.sharding import Factor, described, factors, part_of
 
 X = np.random.default_rng(0).normal(size=(8, 12)).astype(np.float32)
 W = np.random.default_rng(1).normal(size=(12, 6)).astype(np.float32)
