@@ -1,6 +1,8 @@
 // The one XLA custom call, "hlo_mlc_kernel": runs the kernel that its `id` attribute names; or
 // several, where that is "first@64,second@1", in blocks of so many rows each. `dims` then has
-// the number of rows, and for each operand and result the bytes of one, 0 where it has no rows.
+// the number of rows, of groups and of folds (row_blocks.h); for each of the kernels' operands and
+// results the bytes of one row, 0 where it has none; and the bytes of each fold. Folds are the last
+// operands and results of kernels; as many results of the call, spare memory for them, follow.
 //
 // At load time (instantiate) ids are looked up in the variant table; an execution then takes the
 // current variant from its slot, without any search.
@@ -121,21 +123,36 @@ std::optional<Failure> RunWhole(const KernelState& state, const XLA_FFI_CallFram
   return RunKernel(*state.slot, executor, threads, buffers.data(), state.dims.data());
 }
 
-// The rows in all, and then how far apart they lie in each buffer: XLA counts a byte for each integer
-// of less, of which there are several in one.
+// `dims` says how far apart rows lie: XLA counts a byte for each integer of less, of which there are
+// several in one.
 std::optional<Failure> RunRows(const KernelState& state, const XLA_FFI_CallFrame& frame,
                                Executor& executor, int64_t threads) {
-  const auto row_bytes = state.dims.begin() + 1;
-  std::vector<RowBuffer> buffers;
-  for (int64_t i = 0; i < frame.args.size; ++i) {
-    buffers.push_back({static_cast<char*>(Operand(frame, i).data), row_bytes[i]});
+  constexpr int64_t kSizes = 3;  // in front of what there is to know of buffers
+  const std::vector<int64_t>& dims = state.dims;
+  const int64_t known = static_cast<int64_t>(dims.size()) - kSizes;
+  const int64_t folds = known < 0 ? 0 : dims[2];
+  const int64_t count = known - folds;  // of kernels
+  const int64_t operands = frame.args.size;
+  const int64_t unread = frame.rets.size - (count - operands) - folds;
+  if (folds < 0 || operands < folds || count - operands < folds || unread < 0 || unread > 1) {
+    return Failure{false, "hlo_mlc: a call in blocks of rows has " + std::to_string(known) +
+                              " sizes of buffers, which its operands and results do not fit: "
+                              "compile the program again with this version of hlo_mlc"};
   }
-  const int64_t count = static_cast<int64_t>(state.dims.size()) - 1;  // without what nothing reads
-  for (int64_t i = frame.args.size; i < count; ++i) {
-    void* const result = Result(frame, i - frame.args.size).data;
-    buffers.push_back({static_cast<char*>(result), row_bytes[i]});
+  const auto result = [&](int64_t i) {
+    return static_cast<char*>(Result(frame, i - operands).data);
+  };
+  RowCall call{dims[0], dims[1], {}, {}};
+  for (int64_t i = 0; i < count; ++i) {
+    char* const data = i < operands ? static_cast<char*>(Operand(frame, i).data) : result(i);
+    call.buffers.push_back({data, dims[kSizes + i]});
   }
-  return RunInBlocks(state.blocks, buffers, state.dims.front(), executor, threads);
+  for (int64_t k = 0; k < folds; ++k) {
+    call.folds.push_back({static_cast<size_t>(operands - folds + k),
+                          static_cast<size_t>(count - folds + k), result(count + k),
+                          dims[kSizes + count + k]});
+  }
+  return RunInBlocks(state.blocks, call, executor, threads);
 }
 
 // Reads the call frame's buffers itself: the headers' decoder wraps and checks each one, which

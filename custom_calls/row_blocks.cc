@@ -10,29 +10,30 @@
 namespace mlc {
 namespace {
 
-// With so many blocks for each thread, none of them needs a second one.
-constexpr int64_t kManyBlocks = 2;
+// With so many groups for each thread, none of them needs a second one.
+constexpr int64_t kManyGroups = 2;
 
-// One call in blocks that is in progress; its tasks are the blocks.
+// One call in blocks that is in progress; its tasks are groups of blocks.
 class BlockRun {
  public:
-  BlockRun(const std::vector<BlockKernel>& kernels, const std::vector<RowBuffer>& buffers,
-           int64_t rows, Executor& executor, int64_t thread_count)
-      : buffers_(buffers), executor_(executor), thread_count_(thread_count) {
+  BlockRun(const std::vector<BlockKernel>& kernels, const RowCall& call, Executor& executor,
+           int64_t thread_count)
+      : call_(call), executor_(executor), thread_count_(thread_count) {
     int64_t first_row = 0;
     for (const BlockKernel& kernel : kernels) {
-      runs_.push_back({&kernel, count_, first_row});
-      const int64_t blocks = (rows - first_row) / kernel.rows;
+      runs_.push_back({&kernel, blocks_, first_row});
+      const int64_t blocks = (call.rows - first_row) / kernel.rows;
       first_row += blocks * kernel.rows;
-      count_ += blocks;
+      blocks_ += blocks;
     }
-    if (count_ >= kManyBlocks * thread_count) thread_count_ = 1;
+    groups_ = call.groups > 0 ? call.groups : blocks_;
+    if (groups_ >= kManyGroups * thread_count) thread_count_ = 1;
   }
 
-  int64_t count() const { return count_; }
+  int64_t groups() const { return groups_; }
   std::optional<Failure> TakeFailure() { return std::move(failure_); }
 
-  static void Task(void* run, int64_t task) { static_cast<BlockRun*>(run)->Compute(task); }
+  static void Task(void* run, int64_t task) { static_cast<BlockRun*>(run)->ComputeGroup(task); }
 
  private:
   // The blocks of one kernel: the number of the first of them, and where it begins.
@@ -42,14 +43,29 @@ class BlockRun {
     int64_t first_row;
   };
 
-  void Compute(int64_t block) {
+  void ComputeGroup(int64_t group) {
+    const int64_t end = FirstBlock(group + 1);
+    for (int64_t block = FirstBlock(group); block < end; ++block) Compute(block, group, end);
+  }
+
+  int64_t FirstBlock(int64_t group) const { return group * blocks_ / groups_; }
+
+  void Compute(int64_t block, int64_t group, int64_t end) {
     size_t n = runs_.size() - 1;
     while (runs_[n].first_block > block) --n;
     const Run& run = runs_[n];
     const int64_t row = run.first_row + (block - run.first_block) * run.kernel->rows;
     try {
-      BufferList buffers(buffers_.size());
-      for (const RowBuffer& one : buffers_) buffers.Add(one.data + row * one.row_bytes);
+      BufferList buffers(call_.buffers.size());
+      for (const RowBuffer& one : call_.buffers) buffers.Add(one.data + row * one.row_bytes);
+      for (const RowFold& fold : call_.folds) {
+        // By turns, so that the last block of a group writes the result.
+        char* const turns[] = {call_.buffers[fold.after].data + group * fold.bytes,
+                               fold.spare + group * fold.bytes};
+        const int64_t turn = (end - 1 - block) % 2;
+        buffers.data()[fold.after] = turns[turn];
+        if (block != FirstBlock(group)) buffers.data()[fold.before] = turns[1 - turn];
+      }
       if (auto failure = RunKernel(*run.kernel->slot, executor_, thread_count_, buffers.data(),
                                    /*dims=*/nullptr)) {
         Fail(*std::move(failure));
@@ -64,11 +80,12 @@ class BlockRun {
     if (!failure_) failure_ = std::move(failure);
   }
 
-  const std::vector<RowBuffer>& buffers_;
+  const RowCall& call_;
   Executor& executor_;
   int64_t thread_count_;  // of one block
   std::vector<Run> runs_;
-  int64_t count_ = 0;
+  int64_t blocks_ = 0;
+  int64_t groups_ = 0;
   std::mutex mutex_;
   std::optional<Failure> failure_;
 };
@@ -89,12 +106,11 @@ std::optional<Failure> RunKernel(Slot& slot, Executor& executor, int64_t thread_
   return std::nullopt;
 }
 
-std::optional<Failure> RunInBlocks(const std::vector<BlockKernel>& kernels,
-                                   const std::vector<RowBuffer>& buffers, int64_t rows,
+std::optional<Failure> RunInBlocks(const std::vector<BlockKernel>& kernels, const RowCall& call,
                                    Executor& executor, int64_t thread_count) {
-  BlockRun run(kernels, buffers, rows, executor, thread_count);
+  BlockRun run(kernels, call, executor, thread_count);
   ThreadTeam team(executor, thread_count);
-  team.parallel_for(&team, &BlockRun::Task, &run, run.count());
+  team.parallel_for(&team, &BlockRun::Task, &run, run.groups());
   return run.TakeFailure();
 }
 

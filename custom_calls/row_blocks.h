@@ -36,11 +36,29 @@ struct RowBuffer {
   int64_t row_bytes;
 };
 
-// Computes `rows` rows, each once, in as many blocks of the first kernel as there are, then of those
-// after it: blocks side by side on up to thread_count threads. The last kernel's rows divide what
+// What rows are folded to: each block of a group is given, as buffer `before`, the fold of the blocks
+// before it, and writes buffer `after`; the group's first block is given what all groups begin with.
+// The folds of groups, of `bytes` each, lie behind each other in `after`; `spare` is as large.
+struct RowFold {
+  size_t before;
+  size_t after;
+  char* spare;
+  int64_t bytes;
+};
+
+// What there is to compute: `groups` of blocks, which are as many as each other but for one block.
+// Blocks of a group run in order, so that what is folded does not depend on who runs them.
+struct RowCall {
+  int64_t rows;
+  int64_t groups;  // 0 is one for each block
+  std::vector<RowBuffer> buffers;
+  std::vector<RowFold> folds;
+};
+
+// Computes all rows, each once, in as many blocks of the first kernel as there are, then of those
+// after it: groups side by side on up to thread_count threads. The last kernel's rows divide what
 // those before it leave.
-std::optional<Failure> RunInBlocks(const std::vector<BlockKernel>& kernels,
-                                   const std::vector<RowBuffer>& buffers, int64_t rows,
+std::optional<Failure> RunInBlocks(const std::vector<BlockKernel>& kernels, const RowCall& call,
                                    Executor& executor, int64_t thread_count);
 
 }  // namespace mlc

@@ -21,7 +21,7 @@ from hlo_mlc.support.errors import FrontendError
 # id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints), and
 # `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it.  Or several
 # kernels that compute it in blocks of rows: `blocks` in the place of `id`, ids by the rows of each,
-# and `dims` are the number of rows and the bytes of one in each operand and result, 0 for none.
+# and `dims` are what custom_calls/ffi_handler.cc says.
 #
 # XLA moves, copies and merges calls by what it is told of them and by where they stand.  What its
 # passes take for granted, and how a call of ours is written so that it holds (names are those of

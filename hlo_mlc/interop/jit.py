@@ -83,8 +83,9 @@ def mlc_jit(
     was tuned or measured. With `tune="background"`, another process looks for faster schedules of
     the kernels that take most of the time, when nobody uses the machine, and calls run them from
     then on. `any_rows` is for functions that are called with many sizes of a batch: kernels on CPUs
-    serve any number of rows where each row is computed by itself, so that next to nothing is
-    generated for another size; they take up to half as long again. All else is as for `jax.jit`,
+    serve any number of rows where each row is computed by itself or rows are summed, so that next
+    to nothing is generated for another size; they take up to half as long again, twice as long in
+    few cases. All else is as for `jax.jit`,
     and so is what comes back, which composes with every transformation. It has more methods:
     `report(*args)` says what of the function is compiled for such arguments, `explain(*args)` shows
     where its time goes, `tune(*args)` looks for faster schedules, `schedule(kernel, *args)` lets

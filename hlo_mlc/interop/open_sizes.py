@@ -25,10 +25,11 @@ from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.report import Report
 from hlo_mlc.support.options import Options
 
-# Rows that are tried: of 1365 there are blocks of 64, 16, 4 and 1 (partition/row_blocks.py), and
-# few rows may be computed in other kernels than many. What has to be a multiple of something is
-# tried as so many times as much.
-_ROWS = (1365, 85, 21, 5, 1)
+# Rows that are tried: of 1365 there are blocks of 256, 64, 16, 4 and 1 (partition/row_blocks.py),
+# of more there are groups of blocks where rows are folded, what is divided by 1024 is multiplied,
+# and few rows may be computed in other kernels than many. What has to be a multiple of something
+# is tried as so many times as much.
+_ROWS = (1365, 87381, 21845, 5461, 1024, 85, 21, 5, 1)
 _MULTIPLES = (1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 128)
 _OTHER_SIZE = 32  # of what is no number of rows, for whose sizes kernels differ anyway
 

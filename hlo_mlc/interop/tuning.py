@@ -47,6 +47,7 @@ from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.naming import role
 from hlo_mlc.partition.plan import Cluster
+from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime.busyness import Moment, at_once
 from hlo_mlc.runtime.measure import PairedTimes, time_in_turns
@@ -195,7 +196,8 @@ class Session:
         `spent` in which kernels, these alone."""
         graph, plan = clusters_of(self._module, self._options, entry=self._entry,
                                   backend=self._backend)
-        for cluster, _ in self._backend.divided(plan, graph, {}).taken:
+        plan = self._backend.divided(plan, graph, {})
+        for cluster, _ in plan.taken:
             _require_whole(cluster)
         found: dict[str, list[Cluster]] = {}
         weights: dict[str, float] = {}
@@ -433,12 +435,17 @@ def _is_at_least(given: object, kind: type | tuple[type, ...], least: float) -> 
 
 def _require_whole(cluster: Cluster) -> None:
     """Raises: UsageError for what is computed in blocks of rows, each by another kernel."""
-    if any(kernel.fingerprint != cluster.kernel.fingerprint for kernel, *_ in cluster.kernels):
-        sizes = ", ".join(map(str, cluster.blocks.kernels))
-        raise UsageError(
-            f"{cluster.kernel.name} has {cluster.blocks.rows} rows here, which any_rows=True "
-            f"computes in blocks of {sizes}: tune it for arguments with so many rows, one number "
-            "after the other")
+    if cluster.blocks is None or _is_in_pieces(cluster.blocks):
+        return
+    raise UsageError(
+        f"{cluster.kernel.name} has {cluster.blocks.rows} rows here, which any_rows=True "
+        f"computes in blocks of {', '.join(map(str, cluster.blocks.calls[0].kernels))}: tune it "
+        "for arguments with so many rows, one number after the other")
+
+
+def _is_in_pieces(blocks: RowBlocks) -> bool:
+    """Whether there is more to it than rows that are computed each by itself."""
+    return len(blocks.calls) > 1 or bool(blocks.calls[0].folds)
 
 
 def _tunable(platform: str) -> str:
@@ -473,6 +480,8 @@ def _untuned(clusters: Sequence[Cluster]) -> TunedKernel:
 def _why_not(cluster: Cluster, given: bool) -> str:
     """Why a kernel cannot be measured, on what it is given or on made-up operands; "" if it can."""
     program = cluster.kernel.program
+    if cluster.blocks is not None:
+        return "any_rows=True computes it in pieces"
     if not given and any(map(is_data_dependent, program.steps)):
         return "its time depends on the values of its operands: call tune with arrays"
     size = sum(b.bytes for b in (*program.operands, *program.results))

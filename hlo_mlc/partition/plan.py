@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from hlo_mlc.expr.core import Buffer, Expr
+from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import operands_first, uses_among
 from hlo_mlc.ops.definition import Indices
@@ -19,7 +22,7 @@ from hlo_mlc.partition.kernel import Kernel, make_kernel
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.lower.stages import StageLowering
 from hlo_mlc.partition.naming import kernel_name, told_apart
-from hlo_mlc.partition.row_blocks import RowBlocks, row_blocks
+from hlo_mlc.partition.row_blocks import RowBlocks, RowCall, row_blocks
 from hlo_mlc.tensor.canonical import stages, written
 from hlo_mlc.tensor.core import Nest, Step
 from hlo_mlc.tensor.liveness import step_writes, without_dead
@@ -62,8 +65,7 @@ class Cluster:
         """What is called, how often, and which share of the whole one call computes."""
         if self.blocks is None:
             return [(self.kernel, 1, 1.0)]
-        return [(kernel, count, size / self.blocks.rows)
-                for size, (count, kernel) in self.blocks.kernels.items()]
+        return self.blocks.kernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,11 +177,21 @@ def in_row_blocks(plan: Plan, graph: Graph, block_bytes: int, refused: Container
     are none of those `refused`, by their fingerprints."""
     def divided(cluster: Cluster) -> Cluster:
         blocks = row_blocks(cluster.kernel, block_bytes)
-        if blocks is None or any(k.fingerprint in refused for _, k in blocks.kernels.values()):
+        if blocks is None or any(k.fingerprint in refused for k, *_ in blocks.kernels):
             return cluster
-        return replace(cluster, blocks=blocks)
+        return _of_one_kernel(cluster, blocks) or replace(cluster, blocks=blocks)
 
     return _rewritten(replace(plan, taken=[(divided(c), v) for c, v in plan.taken]), graph)
+
+
+def _of_one_kernel(cluster: Cluster, blocks: RowBlocks) -> Cluster | None:
+    """The cluster with the one kernel that it is in one block of; None if there are more."""
+    (call, *more), kernels = blocks.calls, blocks.kernels
+    if more or len(kernels) > 1 or kernels[0][1] > 1 or call.folds:
+        return None
+    constants = tuple(map(constant_node, call.constants.values()))
+    return replace(cluster, kernel=kernels[0][0], constants=(*cluster.constants, *constants),
+                   operands=(*cluster.operands, *(node.results[0] for node in constants)))
 
 
 def _rewritten(plan: Plan, graph: Graph) -> Plan:
@@ -413,15 +425,12 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     """
     nodes = [_with_kernels(node, produced) for node in graph.nodes]
     maker = {v: n for n in nodes for v in n.results}
-    call_of: dict[Cluster, Node] = {}
     for cluster in dict.fromkeys(produced[value] for value in tuple(maker) if value in produced):
-        maker.update((n.results[0], n) for n in cluster.constants)
-        call_of[cluster] = Node(
-            "hlo_mlc.kernel", cluster.operands, cluster.results, _attributes(cluster),
-            location=cluster.kernel.name)  # what XLA, and so JAX's profiler, calls it by
+        nodes_of = (*cluster.constants, *_calls(cluster))
+        maker.update((value, node) for node in nodes_of for value in node.results)
 
     def producer(value: Value) -> Node | None:
-        return call_of.get(produced.get(value)) or maker.get(value)
+        return maker.get(value)
 
     # Operations with effects stay, in their order.
     wanted = [*(node for node in nodes if node.opaque), *map(producer, graph.results)]
@@ -429,13 +438,41 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
     return Graph(graph.parameters, ordered, graph.results)
 
 
-def _attributes(cluster: Cluster) -> dict[str, object]:
-    """Those of the call of a cluster's kernels (frontend/emit.py)."""
-    blocks = cluster.blocks
-    if blocks is None:
-        return {"id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()}
-    return {"blocks": {size: kernel.fingerprint for size, (_, kernel) in blocks.kernels.items()},
-            "aliases": cluster.aliases, "dims": (blocks.rows, *blocks.row_bytes)}
+def _calls(cluster: Cluster) -> Iterator[Node]:
+    """The calls of a cluster's kernels, and the constants that only they read, in order."""
+    name = cluster.kernel.name  # what XLA, and so JAX's profiler, calls it by
+    if cluster.blocks is None:
+        yield Node("hlo_mlc.kernel", cluster.operands, cluster.results, {
+            "id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
+            location=name)
+        return
+    program = cluster.kernel.program
+    values = dict(zip((*program.operands, *program.results),
+                      (*cluster.operands, *cluster.results), strict=True))
+    for call in cluster.blocks.calls:
+        constants = {b: constant_node(table) for b, table in call.constants.items()}
+        constants |= {f.before: constant_node(np.full(f.before.shape, f.initial.value,
+                                                      f.before.dtype.numpy)) for f in call.folds}
+        yield from constants.values()
+        values.update((b, node.results[0]) for b, node in constants.items())
+        for buffer in call.results:
+            values.setdefault(buffer, Value(TensorType(buffer.shape, buffer.dtype)))
+        results = [values[b] for b in call.results]
+        spare = [Value(one.type) for one in results[len(results) - len(call.folds):]]
+        yield Node("hlo_mlc.kernel", tuple(values[b] for b in call.operands),
+                   (*results, *spare), _attributes(call, cluster.blocks.rows), location=name)
+
+
+def _attributes(call: RowCall, rows: int) -> dict[str, object]:
+    """Those of a call (frontend/emit.py)."""
+    aliases = tuple((call.results.index(r), call.operands.index(o)) for r, o in call.aliases)
+    if not call.has_rows:
+        ((_, kernel),) = call.kernels.values()
+        return {"id": kernel.fingerprint, "aliases": aliases, "dims": ()}
+    return {"blocks": {size: kernel.fingerprint for size, (_, kernel) in call.kernels.items()},
+            "aliases": aliases,
+            "dims": (rows, call.groups, len(call.folds), *call.row_bytes,
+                     *(fold.before.bytes for fold in call.folds))}
 
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:

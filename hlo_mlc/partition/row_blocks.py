@@ -2,65 +2,152 @@
 
     r[i] = tanh(x[i, :] @ w) for i<150     ->    2 blocks of 64 rows, 1 of 16, 1 of 4 and 2 of 1
 
-What rows have nothing to do with each other is computed in blocks, by kernels that are the same
-for every number of rows: so a program that is called with 50 of them has a few kernels, not 50.
+A program that is called with 50 numbers of rows has a few kernels, not 50: what computes each row
+by itself does so in blocks, by kernels that are the same for every number of rows; so does what
+folds rows, each block going on with what those before it came to.  What has no rows is computed by
+a kernel of its own (tensor/row_pieces.py), constants are operands (tensor/given_constants.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from hlo_mlc.expr.core import Buffer
 from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.tensor.core import TensorProgram
+from hlo_mlc.tensor.given_constants import with_constants_given
+from hlo_mlc.tensor.row_pieces import RowFold, RowPiece, is_in_pieces, row_pieces
 from hlo_mlc.tensor.sharding import Factor, factors, resized
 
 MOST_ROWS = 64
 """Of a block: no tile of a product has more, and who has fewer rows calls fewer blocks."""
+_MOST_FOLDED = 256
+"""Of a block that folds its rows: a product of matrices is as fast as with more by then."""
+_READ_FOR_FOLD = 16
+"""How many times as much as its folds a block is to read, at least: they are read and written once
+for each block."""
 _FEWER = 4
-"""How many times as many rows as the next smaller block each has."""
+"""How many times as many rows as the next smaller block each has, and groups of blocks as well."""
+_BLOCKS_OF_A_GROUP = 4
+"""At least, so that what groups came to is a small part of what they read."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowCall:
+    """One call of kernels.
+
+    `operands` and `results` are buffers of the kernel's program that is cut, and others between
+    calls; `constants` are what those of the operands hold that only this call has.  Kernels are by
+    the rows that each computes, most first, with how many blocks there are of it; a call without
+    rows has one kernel, of 0 rows.  `row_bytes` are those of each operand and then each result, 0
+    where it has no rows.  The last operands and results are those of `folds`, in `groups`.
+    """
+
+    operands: tuple[Buffer, ...]
+    results: tuple[Buffer, ...]
+    aliases: tuple[tuple[Buffer, Buffer], ...]
+    constants: Mapping[Buffer, np.ndarray]
+    kernels: Mapping[int, tuple[int, Kernel]]
+    row_bytes: tuple[int, ...] = ()
+    folds: tuple[RowFold, ...] = ()
+    groups: int = 0
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether it is in blocks."""
+        return bool(self.row_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Of all that it reads and writes."""
+        return sum(b.bytes for b in (*self.operands, *self.results))
 
 
 @dataclass(frozen=True, slots=True)
 class RowBlocks:
-    """`rows` in all; `kernels`, by the rows that each computes, most first, and how many blocks
-    there are of it; `row_bytes` of each operand and then each result, 0 where it has no rows."""
+    """The calls that compute a kernel's program, in order; `rows` in all, 0 where it has none."""
 
     rows: int
-    kernels: dict[int, tuple[int, Kernel]]
-    row_bytes: tuple[int, ...]
+    calls: tuple[RowCall, ...]
+
+    @property
+    def kernels(self) -> list[tuple[Kernel, int, float]]:
+        """What is called, how often, and about which share of the whole one call computes."""
+        in_all = sum(call.bytes for call in self.calls) or 1
+        return [(kernel, count, call.bytes / in_all * (size / self.rows if size else 1.0))
+                for call in self.calls for size, (count, kernel) in call.kernels.items()]
 
 
 def row_blocks(kernel: Kernel, block_bytes: int) -> RowBlocks | None:
     """The kernel in blocks of `block_bytes` at most, if there is more than one row to that; None
-    where its results have no rows that are computed each by itself."""
+    where it is as good as it is: it has no rows, or they need each other for more than a fold, and
+    its program has no constants to be given."""
     program = kernel.program
-    rows = next((f for f in factors(program) if _leads(f, len(program.results))), None)
-    if rows is None or not _is_everywhere(rows, kernel):
-        return None
-    row_bytes = sum(buffer.bytes for buffer, _ in rows.dimensions) // rows.extent
-    most = min(MOST_ROWS, max(1, block_bytes // max(1, row_bytes)))
-    kernels = {size: (count, _of_rows(kernel, rows, size))
-               for size, count in _counts(rows.extent, most)}
+    for rows in _candidates(program):
+        pieces: list[RowPiece] | None = [RowPiece(program, has_rows=True)]
+        if not _is_alone(rows, program):
+            pieces = row_pieces(program, rows, lambda piece, folds, rows=rows: _groups(
+                piece, rows, folds, block_bytes))
+        if pieces is not None:
+            return RowBlocks(rows.extent, tuple(
+                _row_call(kernel, piece, rows, block_bytes) if piece.has_rows
+                else _whole_call(kernel, piece.program) for piece in pieces))
+    given = _whole_call(kernel, program)
+    return RowBlocks(0, (given,)) if given.constants else None
+
+
+def _candidates(program: TensorProgram) -> list[Factor]:
+    """The factors that are the first dimension of whatever has them, and by which the program may
+    be cut: first what all is computed along, then those of most bytes."""
+    may_wait = is_in_pieces(program)
+    leading = [f for f in factors(program, may_wait) if (may_wait or _is_alone(f, program))
+               and all(d == 0 for _, d in (*f.operands, *f.results))]
+    return sorted(leading, key=lambda f: (not _is_alone(f, program), -sum(
+        b.bytes for b, _ in f.dimensions)))
+
+
+def _is_alone(factor: Factor, program: TensorProgram) -> bool:
+    """Whether nothing is computed but rows, each by itself."""
+    return not factor.folds and {*program.temporaries, *program.results} <= {
+        buffer for buffer, _ in factor.dimensions}
+
+
+def _row_bytes(program: TensorProgram, rows: Factor) -> int:
+    """Of one row in all buffers."""
     cut = {buffer for buffer, _ in rows.dimensions}
-    return RowBlocks(rows.extent, kernels, tuple(
-        buffer.bytes // rows.extent if buffer in cut else 0
-        for buffer in (*program.operands, *program.results)))
+    return sum(b.bytes // rows.extent for b in (
+        *program.operands, *program.results, *program.temporaries) if b in cut)
 
 
-def _leads(factor: Factor, results: int) -> bool:
-    """Whether a factor is the first dimension of every result, and of each operand that has it."""
-    return not factor.folds and factor.results == tuple((n, 0) for n in range(results)) \
-        and all(dimension == 0 for _, dimension in factor.operands)
+def _most_rows(program: TensorProgram, rows: Factor, folds: Sequence[RowFold], block_bytes: int
+               ) -> int:
+    """Of a block."""
+    row_bytes = max(1, _row_bytes(program, rows))
+    fitting = max(1, block_bytes // row_bytes)
+    if not folds:
+        return min(MOST_ROWS, fitting)
+    return min(_MOST_FOLDED, max(
+        fitting, _READ_FOR_FOLD * sum(f.after.bytes for f in folds) // row_bytes))
 
 
-def _is_everywhere(factor: Factor, kernel: Kernel) -> bool:
-    """Whether nothing is computed that all rows need: each block would compute it again."""
-    return {*kernel.program.temporaries} <= {buffer for buffer, _ in factor.dimensions}
+def _groups(piece: TensorProgram, rows: Factor, folds: Sequence[RowFold], block_bytes: int) -> int:
+    """How many groups the blocks of a piece are in: one where their folds are larger than what a
+    block reads.  It does not depend on who computes them: it decides in which order is added."""
+    most = _most_rows(piece, rows, folds, block_bytes)
+    blocks = sum(count for _, count in _counts(rows.extent, most))
+    groups = 1
+    if sum(f.after.bytes for f in folds) <= most * _row_bytes(piece, rows):
+        while groups < MOST_ROWS and groups * _FEWER * _BLOCKS_OF_A_GROUP <= blocks:
+            groups *= _FEWER
+    return groups
 
 
 def _counts(rows: int, most: int) -> Iterator[tuple[int, int]]:
     """The sizes of blocks and how many of each, most rows first."""
-    size = MOST_ROWS
+    size = _MOST_FOLDED
     while rows:
         if size <= most and size <= rows:
             yield size, rows // size
@@ -68,8 +155,30 @@ def _counts(rows: int, most: int) -> Iterator[tuple[int, int]]:
         size //= _FEWER
 
 
-def _of_rows(kernel: Kernel, rows: Factor, count: int) -> Kernel:
-    part = resized(kernel.program, {rows: count})
-    made = make_kernel(part.steps, part.operands, part.results, part.aliases)
+def _row_call(kernel: Kernel, piece: RowPiece, rows: Factor, block_bytes: int) -> RowCall:
+    program, constants = with_constants_given(piece.program)
+    befores = [f.before for f in piece.folds]
+    operands = (*(b for b in program.operands if b not in befores), *befores)
+    program = replace(program, operands=operands)
+    most = _most_rows(program, rows, piece.folds, block_bytes)
+    kernels = {size: (count, _made(kernel, resized(program, {rows: size}), size))
+               for size, count in _counts(rows.extent, most)}
+    cut = {buffer for buffer, _ in rows.dimensions}
+    of_groups = {f.after: f.of_groups for f in piece.folds if f.of_groups is not None}
+    return RowCall(
+        operands, tuple(of_groups.get(b, b) for b in program.results), program.aliases, constants,
+        kernels, tuple(b.bytes // rows.extent if b in cut else 0
+                       for b in (*operands, *program.results)), piece.folds, piece.groups)
+
+
+def _whole_call(kernel: Kernel, piece: TensorProgram) -> RowCall:
+    program, constants = with_constants_given(piece)
+    return RowCall(program.operands, program.results, program.aliases, constants,
+                   {0: (1, _made(kernel, program, 0))})
+
+
+def _made(kernel: Kernel, program: TensorProgram, rows: int) -> Kernel:
+    made = make_kernel(program.steps, program.operands, program.results, program.aliases)
     what, at, line = kernel.name.partition("@")
-    return replace(made, name=f"{what}, {count} row{'s' * (count > 1)}{at}{line}")
+    which = f", {rows} row{'s' * (rows > 1)}" if rows else ""
+    return replace(made, name=f"{what}{which}{at}{line}")

@@ -464,6 +464,12 @@ def test_kernels_for_any_number_of_rows() -> None:
         ours.tune(X[:21], trials=2)
     assert "any_rows=True" in str(mlc_jit(exponential, any_rows=True, tune="background").report(
         X[:21]).background)
+    scaled = mlc_jit(lambda x: jnp.tanh(x * 3) / 7, any_rows=True, choose="ours")
+    (tuned,) = scaled.tune(X, trials=2).kernels
+    assert tuned.id == scaled.report(X).kernels[0].id and tuned.record is not None
+    for folding in (lambda x: x.sum(0), lambda x: x - x.mean(0)):
+        (left,) = mlc_jit(folding, any_rows=True, choose="ours").tune(X, trials=2).kernels
+        assert "in pieces" in left.reason and left.record is None
 
 
 def test_killed_and_started_again(tmp_path: Path) -> None:

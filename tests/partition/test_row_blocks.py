@@ -78,12 +78,55 @@ ROWS: dict[Callable, Sequence[tuple[int, ...]]] = {
 """Functions of independent rows, and the shapes of their arguments; -1 is the number of rows."""
 
 OTHERS: dict[str, Callable] = {
-    "summed": lambda x: x.sum(0), "largest": lambda x: (x * 2).max(0),
     "running": lambda x: jnp.cumsum(x, 0), "reversed": lambda x: x[::-1] + 1,
     "numbered": lambda x: x * jnp.arange(x.shape[0], dtype=x.dtype)[:, None],
     "turned": lambda x: x.T * 2, "windows": lambda x: x[1:] - x[:-1],
-    "second": lambda x: jnp.sin(x)[None], "sorted": lambda x: jnp.sort(x, 0),
-    "some": lambda x: (x + 1, x.sum(0))}
+    "second": lambda x: jnp.sin(x)[None], "sorted": lambda x: jnp.sort(x, 0)}
+
+
+def trained(w, v, x, labels):
+    """Loss and gradients of a classifier, mean over the rows."""
+    def loss(w, v):
+        logits = jax.nn.relu(x @ w) @ v
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels, 1))
+
+    return jax.value_and_grad(loss, (0, 1))(w, v)
+
+
+def batch_norm(x, scale):
+    mean = x.mean(0)
+    variance = ((x - mean) ** 2).mean(0)
+    return (x - mean) * lax.rsqrt(variance + 1e-5) * scale, 0.9 * mean, 0.9 * variance
+
+
+def batch_norm_gradient(x, scale):
+    return jax.grad(lambda x, scale: (batch_norm(x, scale)[0] ** 3).sum(), (0, 1))(x, scale)
+
+
+def several_folds(x):
+    y = x * 2
+    return (y.max(0), y.min(), (y > 1).any(0), (y > -9).all(), (y > 0).sum(0),
+            x.astype(jnp.bfloat16).sum(0), x + 1, jnp.abs(x).max(1))
+
+
+def weight_gradient(x, g):
+    return x.T @ g
+
+
+def unbiased(x):
+    return x.var(0, ddof=1), jnp.sqrt(x.shape[0]) * x.mean()
+
+
+FOLDS: dict[Callable, Callable[[int], list[np.ndarray]]] = {
+    trained: lambda rows: [*arguments([(12, 24), (24, 5), (-1, 12)], rows),
+                           np.arange(rows, dtype=np.int32)[:, None] % 5],
+    batch_norm: lambda rows: arguments([(-1, 30), (30,)], rows),
+    batch_norm_gradient: lambda rows: arguments([(-1, 30), (30,)], rows),
+    several_folds: lambda rows: arguments([(-1, 17)], rows),
+    unbiased: lambda rows: arguments([(-1, 40)], rows),
+    jnp.mean: lambda rows: arguments([(-1,)], rows),
+    weight_gradient: lambda rows: arguments([(-1, 200), (-1, 300)], rows)}
+"""Functions that fold their rows, and arguments with so many."""
 
 
 def compiled(function: Callable, args: Sequence[np.ndarray], platform: str
@@ -133,6 +176,55 @@ def test_kernels_are_the_same_for_any_number_of_rows(function: Callable) -> None
     assert set().union(*found) == found[0]
 
 
+def in_f64(function: Callable, args: Sequence[np.ndarray]) -> list[np.ndarray]:
+    with jax.enable_x64(True):
+        wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in args]
+        return [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*wide))]
+
+
+@pytest.mark.parametrize("rows", [3, 7, 64, 150, 1000, 6000])
+@pytest.mark.parametrize("function", FOLDS, ids=lambda f: f.__name__)
+def test_rows_are_folded_block_by_block(function: Callable, rows: int) -> None:
+    args = FOLDS[function](rows)
+    results, report = compiled(function, args, ANY_ROWS)
+    assert report.coverage == 1
+    # Sums of few are written out.
+    assert rows < 10 or any(", " in kernel.name for kernel in report.kernels)
+    for one, other in zip(results, in_f64(function, args), strict=True):
+        if one.dtype.kind in "bi":
+            np.testing.assert_array_equal(one, other)
+            continue
+        step = float(jnp.finfo(one.dtype).eps)
+        largest = float(np.max(np.abs(other.astype(np.float64))))
+        np.testing.assert_allclose(one.astype(np.float64), other.astype(np.float64),
+                                   atol=400 * step * max(largest, 1e-3))
+    for one, other in zip(results, compiled(function, args, ANY_ROWS)[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("function", FOLDS, ids=lambda f: f.__name__)
+def test_kernels_are_the_same_for_any_number_of_folded_rows(function: Callable) -> None:
+    """5461 rows are in groups of blocks, of each size; by 64 may be multiplied."""
+    found = [{k.id for k in compiled(function, FOLDS[function](rows), ANY_ROWS)[1].kernels}
+             for rows in (5461, 341, 64, 100, 21, 128, 230, 4500, 10)]
+    assert set().union(*found) == set().union(*found[:3])
+
+
+def test_many_rows_are_summed_exactly_enough() -> None:
+    x = np.random.default_rng(0).random((70_000, 3), np.float32)
+    (ours,), report = compiled(lambda x: x.mean(0), [x], ANY_ROWS)
+    assert report.coverage == 1
+    np.testing.assert_allclose(ours, x.mean(0, dtype=np.float64), rtol=5e-7)
+
+
+def test_what_is_folded_is_nan_where_a_row_is() -> None:
+    x = np.ones((300, 5), np.float32)
+    x[130, 2] = np.nan
+    results, _ = compiled(lambda x: (x.sum(0), x.max(0), x.min(0)), [x], ANY_ROWS)
+    for ours in results:
+        np.testing.assert_array_equal(np.isnan(ours), [False, False, True, False, False])
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_rows_that_need_each_other_stay_in_one_kernel(name: str) -> None:
     args = arguments([(-1, 12)], 37)
@@ -180,9 +272,9 @@ def test_blocks_fit_into_a_cache(take_apart) -> None:
     (kernel,) = parts.kernels.values()
     row = 2 * 256 * 4
     for room, sizes in ((1 << 20, [64, 16, 4]), (row * 16, [16, 4]), (row * 15, [4]), (8, [1])):
-        blocks = row_blocks(kernel, room)
-        assert list(blocks.kernels) == sizes
-        assert sum(rows * count for rows, (count, _) in blocks.kernels.items()) == 100
+        (call,) = row_blocks(kernel, room).calls
+        assert list(call.kernels) == sizes
+        assert sum(rows * count for rows, (count, _) in call.kernels.items()) == 100
 
 
 EXAMPLES = [pytest.param(text, id=f"{definition.name}-{k}")
@@ -218,19 +310,46 @@ def test_examples_of_all_ops(text: str, take_module_apart) -> None:
             continue
         whole = interpreted(kernel.program, operands)
         for blocks in found:
-            for one, other in zip(in_blocks(blocks, operands), whole, strict=True):
+            for one, other in zip(in_blocks(blocks, kernel.program, operands), whole, strict=True):
                 assert_same(one, other)
 
 
-def in_blocks(blocks: RowBlocks, operands: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The results of all blocks, one after the other."""
-    places = iter(range(blocks.rows))
-    results = []
-    for rows, (count, kernel) in blocks.kernels.items():
-        for _ in range(count):
-            block = list(itertools.islice(places, rows))
-            given = [operand if operand.shape == cut.shape else operand[block]
-                     for operand, cut in zip(operands, kernel.program.operands, strict=True)]
-            results.append(interpreted(kernel.program, given))
-    assert not list(places)
-    return [np.concatenate(parts) for parts in zip(*results, strict=True)]
+def in_blocks(blocks: RowBlocks, program: TensorProgram, operands: Sequence[np.ndarray]
+              ) -> list[np.ndarray]:
+    """The results of all calls, each block after the other."""
+    known = dict(zip(program.operands, operands, strict=True))
+    for call in blocks.calls:
+        known.update(call.constants)
+        if not call.has_rows:
+            ((_, kernel),) = call.kernels.values()
+            results = interpreted(kernel.program, [known[b] for b in call.operands])
+            known.update(zip(call.results, results, strict=True))
+            continue
+        befores = [f.before for f in call.folds]
+        given = [known[b] for b in call.operands if b not in befores]
+        sizes = [size for size, (count, _) in call.kernels.items() for _ in range(count)]
+        assert sum(sizes) == blocks.rows
+        groups = call.groups or len(sizes)
+        rows = iter(range(blocks.rows))
+        parts, folded = [], []
+        for group in range(groups):
+            folds = [np.full(f.before.shape, f.initial.value, f.before.dtype.numpy)
+                     for f in call.folds]
+            first, last = (n * len(sizes) // groups for n in (group, group + 1))
+            for size in sizes[first:last]:
+                block = list(itertools.islice(rows, size))
+                kernel = call.kernels[size][1]
+                here = [a if a.shape == b.shape else a[block]
+                        for b, a in zip(kernel.program.operands, given, strict=False)]
+                results = interpreted(kernel.program, [*here, *folds])
+                count = len(results) - len(folds)
+                parts.append(results[:count])
+                folds = results[count:]
+            folded.append(folds)
+        count = len(call.results) - len(call.folds)
+        known.update(zip(call.results[:count], map(np.concatenate, zip(*parts, strict=True)),
+                         strict=True))
+        known.update(zip(call.results[count:], (
+            np.stack(all_groups) if groups > 1 else all_groups[0]
+            for all_groups in zip(*folded, strict=True)), strict=True))
+    return [known[b] for b in program.results]

@@ -109,11 +109,76 @@ def test_rows_are_computed_in_blocks(call_kernel, compile_kernel, new_id, rows):
     named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
     x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
     program = jax.jit(lambda x: call_kernel(named, f32(rows, 3), x, np.float32([0.5]),
-                                            dims=(rows, 12, 0, 12)))
+                                            dims=(rows, 0, 0, 12, 0, 12)))
     computed_by = [16] * (rows // 16) * 16 + [4] * (rows % 16 // 4) * 4 + [1] * (rows % 4)
     expected = x + 0.5 + 1000 * np.array(computed_by, np.float32)[:, None]
     for _ in range(5):
         np.testing.assert_array_equal(program(x), expected)
+
+
+FOLD_IR = """
+define void @kernel(ptr %ctx, ptr %buffers, ptr %dims, ptr %scratch) {{
+entry:
+  %operand = call ptr @buffer(ptr %buffers, i64 0)
+  %before = call ptr @buffer(ptr %buffers, i64 1)
+  %result = call ptr @buffer(ptr %buffers, i64 2)
+  %after = call ptr @buffer(ptr %buffers, i64 3)
+  %given = load float, ptr %before
+  %half = fmul float %given, 0.5
+  br label %loop
+loop:
+  %i = phi i64 [ 0, %entry ], [ %next, %loop ]
+  %sum = phi float [ %half, %entry ], [ %added, %loop ]
+  %from = getelementptr float, ptr %operand, i64 %i
+  %to = getelementptr float, ptr %result, i64 %i
+  %value = load float, ptr %from
+  store float %value, ptr %to
+  %added = fadd float %sum, %value
+  %next = add i64 %i, 1
+  %more = icmp slt i64 %next, {count}
+  br i1 %more, label %loop, label %done
+done:
+  store float %added, ptr %after
+  ret void
+}}
+"""
+"""after = before / 2 + the sum of so many elements, which are copied as well."""
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 14, 400])
+@pytest.mark.parametrize("groups", [1, 2, 3])
+def test_rows_are_folded_in_order(call_kernel, compile_kernel, new_id, rows, groups):
+    """Blocks of 4 rows and of 1, in groups, each of which begins with the same."""
+    sizes = (4, 1)
+    ids = [new_id() for _ in sizes]
+    for kernel_id, size in zip(ids, sizes, strict=True):
+        variants.publish(kernel_id, compile_kernel(FOLD_IR.format(count=size)))
+    named = ",".join(f"{one}@{size}" for one, size in zip(ids, sizes, strict=True))
+    x = np.arange(rows, dtype=np.float32)
+    blocks = [*x[:rows // 4 * 4].reshape(-1, 4), *x[rows // 4 * 4:, None]]
+    groups = min(groups, len(blocks))  # none is without blocks
+    given = [f32(rows), f32(groups), f32(groups), jax.ShapeDtypeStruct((0,), np.uint8)]
+    program = jax.jit(lambda x: call_kernel(named, given, x, np.float32([8.0]),
+                                            dims=(rows, groups, 1, 4, 0, 4, 0, 4))[:2])
+    expected = []
+    for group in range(groups):
+        folded = np.float32(8)
+        for block in blocks[group * len(blocks) // groups:(group + 1) * len(blocks) // groups]:
+            folded = folded / 2 + block.sum()
+        expected.append(folded)
+    for _ in range(5):
+        copied, folded = program(x)
+        np.testing.assert_array_equal(copied, x)
+        np.testing.assert_allclose(folded, expected, rtol=1e-6)
+
+
+def test_sizes_of_another_version_are_refused(call_kernel, scale_kernel, new_id):
+    known = new_id()
+    variants.publish(known, scale_kernel(2.0))
+    for dims in ((8, 8, 8), (8,), (8, 0, 1, 8, 8), (8, 0, -1, 8)):
+        program = jax.jit(lambda x, dims=dims: call_kernel(f"{known}@1", f32(8, 2), x, dims=dims))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="compile the program again"):
+            program(jnp.ones((8, 2)))
 
 
 @pytest.mark.parametrize(("named", "said"), [
@@ -124,7 +189,7 @@ def test_blocks_that_cannot_be_called_are_named(call_kernel, scale_kernel, new_i
     known = new_id()
     variants.publish(known, scale_kernel(2.0))
     program = jax.jit(lambda x: call_kernel(named.format(known=known), f32(8, 2), x,
-                                            dims=(8, 8, 8)))
+                                            dims=(8, 0, 0, 8, 8)))
     with pytest.raises(jax.errors.JaxRuntimeError, match=said):
         program(jnp.ones((8, 2)))
 

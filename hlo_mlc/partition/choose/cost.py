@@ -11,7 +11,7 @@ import math
 from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Buffer
+from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
@@ -368,14 +368,27 @@ def is_small(step: Step, target: CpuTarget, rows: int | None = None) -> bool:
 def _short_us(stage: Stage, target: CpuTarget, rows: int | None) -> float:
     """About the time of a stage, or of so many of its rows."""
     work, rates, vector = Work.of(stage), target.rates, lanes((stage,), target)
-    share = 1.0 if rows is None or not stage.axes else rows / max(1, stage.axes[0].extent)
-    moved = sum(size * (share if _has_rows(buffer, stage) else 1.0)
+    axis = None if rows is None else _row_axis(stage)
+    share = 1.0 if axis is None else rows / max(1, axis.extent)
+    moved = sum(size * (share if axis is not None and _has_rows(buffer, stage, axis) else 1.0)
                 for buffer, size in work.moved.items())
     return max(share * work.operations / (vector * rates.vector_operations),
                share * points(stage) / (vector * rates.vector_products), rates.pass_us(moved))
 
 
-def _has_rows(buffer: Buffer, stage: Stage) -> bool:
+def _row_axis(stage: Stage) -> Var | None:
+    """The axis that rows are along: the first, or one that is folded, and the first dimension of
+    whatever is read along it."""
+    at: dict[Expr, set[int]] = {}
+    for access in (one for group in stage.loads_by_buffer.values() for one in group):
+        for d, place in enumerate(access.indices):
+            at.setdefault(place, set()).add(d)
+    return next((axis for axis, read in ((axis, at.get(axis, set()))
+                                         for axis in (*stage.axes[:1], *stage.reduce_axes))
+                 if read <= {0} and (read or axis in stage.axes)), None)
+
+
+def _has_rows(buffer: Buffer, stage: Stage, axis: Var) -> bool:
     """Whether each row of a stage reads or writes a part of its own of a buffer."""
     read = stage.loads_by_buffer.get(buffer)
-    return not read or not stage.axes or any(stage.axes[0] in load.free for load in read)
+    return any(axis in load.free for load in read) if read else axis in stage.axes
