@@ -137,9 +137,9 @@ def _picked(block: Block, element: str, lanes: Sequence[int | None],
     """A vector of elements by their places, out of vectors of neighbours: these are put side by
     side as far as a vector holds them, and what it is to be of them is shuffled."""
     def shuffled(a: str, b: str, length: int, picks: Sequence[int | None]) -> str:
-        return block.define(f"shufflevector <{length} x {element}> ", a,
-                            f", <{length} x {element}> {b}, ", types.shuffle_mask(tuple(picks)),
-                            lanes=len(picks))
+        vector = f"<{length} x {element}> "
+        return block.define(f"shufflevector {vector}", a, f", {vector}", b,
+                            f", {types.shuffle_mask(tuple(picks))}", lanes=len(picks))
 
     width, longest = len(lanes), max(count for _, count, _ in found)
     texts, at = [], {}
