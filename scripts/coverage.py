@@ -9,10 +9,14 @@ the specification has it (MLIR's verifier) and the registry supports every op th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
 
 from hlo_mlc.backends.cuda import LEFT
 from hlo_mlc.expr import dtypes
@@ -52,9 +56,15 @@ def _element_types(text: str) -> Iterator[str]:
     return (found[1] for found in re.finditer(rf"(?<=[<x])({names})>", text))
 
 
+@functools.cache
+def _context() -> ir.Context:
+    """One for all functions: to make it takes longer than to read a function."""
+    return mlir.make_ir_context()
+
+
 def _read(text: str) -> Graph | None:
     try:
-        return import_function(parse_module(text))
+        return import_function(parse_module(text, _context()))
     except MlcError:
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import cache
 
 import jax
 import numpy as np
@@ -16,8 +17,9 @@ from proving.inputs import all_bits, every, far_apart, grid, unit_vectors
 from proving.program import Program
 
 
+@cache
 def written(arguments: str, result: str, body: str) -> Graph:
-    """A function whose last value is %r, or what `body` returns."""
+    """A function whose last value is %r, or what `body` returns; read once for all rules."""
     end = "" if "func.return" in body else f"\nfunc.return %r : {result}"
     return import_function(parse_module(
         f"func.func @main({arguments}) -> ({result}) {{\n{body}{end}\n}}"))

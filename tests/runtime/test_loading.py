@@ -112,6 +112,7 @@ def test_threads_load_run_and_let_go(objects: list[bytes]) -> None:
                 gc.collect()
 
     try:
+        gc.freeze()  # else it looks at what all tests before have left, again and again
         sys.setswitchinterval(1e-5)
         gc.set_threshold(20, 2, 2)
         with ThreadPoolExecutor(6) as threads:
@@ -119,6 +120,7 @@ def test_threads_load_run_and_let_go(objects: list[bytes]) -> None:
     finally:
         sys.setswitchinterval(usual)
         gc.set_threshold(*threshold)
+        gc.unfreeze()
     assert not wrong
 
 
