@@ -223,11 +223,14 @@ def covered(wanted: Sequence[Boxes], boxes: Sequence[Boxes], shape: Sequence[int
     if any(len(b.owners) == 1 and all(b.low[axis][0] <= low[axis] and high[axis] <= b.high[axis][0]
                                       for axis in range(len(shape))) for b in boxes):
         return True
-    cuts = _cuts((*wanted, *boxes), shape)
-    if cuts is None:
-        return False
-    needed = _painted(wanted, cuts)
-    return bool(np.all(_painted(boxes, cuts)[needed]))
+    boxes.sort(key=lambda b: len(b.owners))
+    while boxes:
+        cuts = _cuts((*wanted, *boxes), shape)
+        if cuts is not None:
+            needed = _painted(wanted, cuts)
+            return bool(np.all(_painted(boxes, cuts)[needed]))
+        boxes.pop()  # a diagonal makes a cell of each element; others may do it without
+    return False
 
 
 def disjoint(first: Boxes, second: Boxes, shape: Sequence[int]) -> bool:

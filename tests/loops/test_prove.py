@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -142,6 +144,17 @@ def test_axes_of_one_place_are_no_obstacle(shape, level, take_apart) -> None:
     whole = tuple(d for d in shape if d > 1)
     (program,) = take_apart(lambda x: x.reshape(shape) * 2, np.ones(whole, np.float32)).programs
     prove(schedule_program(program, named(level))[0])
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_a_diagonal_of_a_large_matrix_is_no_obstacle(level, take_apart) -> None:
+    """Its elements alone would part the matrix into more cells than are looked at."""
+    def function(x: jax.Array) -> jax.Array:
+        n = jnp.arange(1100)
+        return jnp.zeros((1100, 1100), x.dtype).at[n, n].add(x)
+
+    for program in take_apart(function, np.ones((), np.float32)).programs:
+        prove(schedule_program(program, named(level))[0])
 
 
 def test_what_is_read_was_written_before() -> None:
