@@ -173,7 +173,7 @@ def test_what_would_change_the_meaning_is_refused(function, attempt, reason) -> 
 def test_private_buffers_have_to_fit_a_stack() -> None:
     s = schedule_of(lambda x: x.sum(), np.zeros((600, 4000), np.float32)).with_steps(())
     (loop,) = s.schedule.loop_names
-    s = s.rfactor(loop, 8, 100_000)
+    s = s.rfactor(loop, 8, 20_000)
     with pytest.raises(CodegenError, match=r"Expected at most .* bytes on the stack"):
         s.run()
     with pytest.raises(ScheduleError, match=r"Expected at most .* bytes on the stack"):
