@@ -28,7 +28,7 @@ from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
 from hlo_mlc.passes.complex_functions import Complex
 from hlo_mlc.passes.complex_updates import known_updates
-from hlo_mlc.passes.fourier import along_each, product_type, swapped, transformed
+from hlo_mlc.passes.fourier import along_each, axis_by_axis, product_type, transformed
 from hlo_mlc.passes.real_parts import Real
 
 Parts = tuple[Value, Value]
@@ -429,42 +429,13 @@ def _is_short(node: Node) -> bool:
     return bool(lengths) and all(0 < n <= LONGEST_TRANSFORM for n in lengths)
 
 
-def _one_by_one(node: Node, s: _Splitter) -> Parts | Value:
-    """Axis by axis, each brought to the end and back."""
-    (operand,) = node.operands
-    rank, first = len(operand.type.shape), len(operand.type.shape) - len(
-        node.attributes["fft_length"])
-    steps = along_each(node)
-    axes = [*range(first, rank - 1), rank - 1]
-    if not node.attributes["fft_type"].startswith("I"):
-        axes = [axes[-1], *axes[:-1]]
-    found: Parts | Value = s.parts[operand] if _is_complex(operand) else s.value(operand)
-    for axis, step in zip(axes, steps, strict=True):
-        order = swapped(axis, rank)
-
-        def turned(part: Value, order: tuple[int, ...] = order) -> Value:
-            if order == tuple(range(rank)):
-                return part
-            shape = tuple(part.type.shape[d] for d in order)
-            return s.add("stablehlo.transpose", (part,), TensorType(shape, part.type.dtype),
-                         {"permutation": order})
-
-        given = turned(found) if isinstance(found, Value) else s.add(
-            "stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
-        result = s.add(_FOURIER, (given,), step.results[0].type, step.attributes)
-        if not _is_complex(result):
-            return turned(result)
-        part = result.type.part
-        found = turned(s.add("stablehlo.real", (result,), part)), \
-            turned(s.add("stablehlo.imag", (result,), part))
-    return found
-
-
 def _fourier(node: Node, s: _Splitter) -> Parts | Value | None:
     if not _is_transformed(node):
         return None
     if not _is_short(node):
-        return _one_by_one(node, s)
+        (operand,) = node.operands
+        return axis_by_axis(
+            node, s.parts[operand] if _is_complex(operand) else s.value(operand), s.add)
     lengths = node.attributes["fft_length"]
     (operand,) = node.operands
     re, im = (s.value(operand), None) if not _is_complex(operand) else s.parts[operand]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.dtypes import Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 
 # Takes a product of a real array with a constant matrix: (array, its axis, matrix) -> product.
@@ -89,6 +89,36 @@ def along_each(node: Node) -> tuple[Node, ...]:
                 result.type if is_inverse else complex_type, kind, first + len(lengths) - 1,
                 lengths[-1])
     return (*others, last) if is_inverse else (last, *others)
+
+
+def axis_by_axis(node: Node, given: Value | tuple[Value, Value], add: Callable[..., Value]
+                 ) -> Value | tuple[Value, Value]:
+    """A transform over several axes of real numbers, or of the parts of complex ones, by those
+    `along_each`: its axis is brought to the end, and back; `add` makes an op's node."""
+    rank = len(node.operands[0].type.shape)
+    axes = [*range(rank - len(node.attributes["fft_length"]), rank)]
+    if not node.attributes["fft_type"].startswith("I"):
+        axes = [axes[-1], *axes[:-1]]
+    found = given
+    for axis, step in zip(axes, along_each(node), strict=True):
+        order = swapped(axis, rank)
+
+        def turned(part: Value, order: tuple[int, ...] = order) -> Value:
+            if order == tuple(range(rank)):
+                return part
+            shape = tuple(part.type.shape[d] for d in order)
+            return add("stablehlo.transpose", (part,), TensorType(shape, part.type.dtype),
+                       {"permutation": order})
+
+        whole = turned(found) if isinstance(found, Value) else add(
+            "stablehlo.complex", tuple(map(turned, found)), step.operands[0].type)
+        result = add(step.op, (whole,), step.results[0].type, step.attributes)
+        if result.type.dtype.kind is not Kind.COMPLEX:
+            return turned(result)
+        part = result.type.part
+        found = turned(add("stablehlo.real", (result,), part)), \
+            turned(add("stablehlo.imag", (result,), part))
+    return found
 
 
 def _one(given: TensorType, result: TensorType, kind: str, axis: int, length: int) -> Node:

@@ -21,6 +21,7 @@ from hlo_mlc.codegen.cpu.strides import (
     has_masks,
     has_pattern,
     is_apart,
+    lanes_where,
     read_apart,
     read_pattern,
     write_apart,
@@ -29,8 +30,8 @@ from hlo_mlc.codegen.cpu.strides import (
 from hlo_mlc.codegen.cpu.transposition import read_block
 from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, substitute
-from hlo_mlc.expr.core import Const, Expr, Load
+from hlo_mlc.expr.build import TRUE
+from hlo_mlc.expr.core import Const, Load
 from hlo_mlc.expr.dtypes import BOOL, DType
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.tensor.access import is_inside
@@ -61,7 +62,7 @@ def load(writer: Writer, node: Load) -> Value:
         return value if guard is None else _choose(writer, guard, value, node)
     switch, mask = None, writer.function.mask
     if guard is not None and guard.lanes and mask is None:
-        on = _lanes_where(writer, node.guard)
+        on = lanes_where(writer, node.guard)
         if on is not None and not any(on):
             return writer.value(node.default)
         if on is not None and not (place.is_uniform or place.is_contiguous) \
@@ -441,24 +442,8 @@ def _write_contiguous(writer: Writer, place: Place, text: str, streaming: bool) 
 
 def _only_lane(writer: Writer) -> int | None:
     """The lane in which the current statement is executed, if it is known to be a single one."""
-    on = _lanes_where(writer, writer.function.guard or TRUE)
+    on = lanes_where(writer, writer.function.guard or TRUE)
     return on.index(True) if on is not None and sum(on) == 1 else None
-
-
-def _lanes_where(writer: Writer, condition: Expr) -> tuple[bool, ...] | None:
-    """The lanes that are iterations for which a condition holds, if that follows from their
-    numbers."""
-    lane = writer.function.lane
-    outer = {var: writer.variable(var) for var in condition.free if var is not lane.var}
-    point = {var: index.constant(int(value.text)) for var, value in outer.items()
-             if types.is_literal(value.text)}
-    found = []
-    for number in range(lane.live):
-        here = substitute(condition, {**point, lane.var: index.constant(number)})
-        if not isinstance(here, Const):
-            return None
-        found.append(bool(here.value))
-    return tuple(found)
 
 
 def _write_streaming(writer: Writer, place: Place, whole: str, text: str, address: str,

@@ -22,6 +22,9 @@ from hlo_mlc.codegen.cpu.checking import check_lanes, check_span, lane_addresses
 from hlo_mlc.codegen.cpu.function import Function, Value
 from hlo_mlc.codegen.cpu.places import Place, displaced, pointer
 from hlo_mlc.codegen.cpu.values import Writer
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Const, Expr
 from hlo_mlc.target.cpu import MOST_PIECES, WIDEST_STEP
 from hlo_mlc.tensor.access import pieces
 
@@ -76,6 +79,22 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
         text = block.define(f"insertelement {whole} ", text, f", {element} ", one,
                             f", i64 {number}", lanes=lane.width)
     return text
+
+
+def lanes_where(writer: Writer, condition: Expr) -> tuple[bool, ...] | None:
+    """The lanes that are iterations for which a condition holds, if that follows from their
+    numbers."""
+    lane = writer.function.lane
+    outer = {var: writer.variable(var) for var in condition.free if var is not lane.var}
+    point = {var: index.constant(int(value.text)) for var, value in outer.items()
+             if types.is_literal(value.text)}
+    found = []
+    for number in range(lane.live):
+        here = substitute(condition, {**point, lane.var: index.constant(number)})
+        if not isinstance(here, Const):
+            return None
+        found.append(bool(here.value))
+    return tuple(found)
 
 
 def has_pattern(writer: Writer, place: Place, on: Sequence[bool] = ()) -> bool:
