@@ -31,8 +31,9 @@ def main() -> int | str | None:
             _install()
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case [script, *arguments] if not script.startswith("-"):
-            if not Path(script).exists():
-                print(f"error: there is no file {script}", file=sys.stderr)
+            if not _is_program(Path(script)):
+                hint = "" if Path(script).suffix else f" (as a command: hlo-mlc {script})"
+                print(f"error: there is no program {script}{hint}", file=sys.stderr)
                 return _MISUSE
             sys.argv = [script, *arguments]
             if not sys.flags.safe_path:
@@ -43,6 +44,11 @@ def main() -> int | str | None:
             print(_USAGE, end="", file=sys.stderr)
             return _MISUSE
     return None
+
+
+def _is_program(path: Path) -> bool:
+    """Whether Python would run it: a file, or a folder that says how it begins."""
+    return path.is_file() or (path / "__main__.py").is_file()
 
 
 def _install() -> None:

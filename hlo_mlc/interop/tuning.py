@@ -82,7 +82,7 @@ from hlo_mlc.tuning.workers import Worker, helpers
 # When to stop if nobody says: when half a percent is expected of another trial, half of what the
 # final tells apart (11 of 12 kernels then had 98 % of the speed that they had after three times as
 # many), and after this many in any case.
-_LEAST_GAIN, _MOST_TRIALS = 0.005, 64
+LEAST_GAIN, _MOST_TRIALS = 0.005, 64
 _LARGEST_BYTES = 1 << 30  # of a kernel's operands and results
 _FASTER = 1.05  # the ratio at which one side counts as faster: calls through Python blur the rest
 # The same by a model of a GPU: what it is wrong about in one kernel is much the same for all of its
@@ -269,7 +269,7 @@ class Session:
     def _budget(self, share: float, kernels: int) -> Budget:
         """A share of the time that is left for trials, this kernel being the first of so many."""
         if self._deadline is None:
-            return Budget(self._trials) if self._trials else Budget(_MOST_TRIALS, None, _LEAST_GAIN)
+            return Budget(self._trials) if self._trials else Budget(_MOST_TRIALS, None, LEAST_GAIN)
         now = time.monotonic()
         left = self._deadline - now - kernels * _FINISH_S
         return Budget(self._trials, now + share * max(left, 0.0))

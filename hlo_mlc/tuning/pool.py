@@ -108,7 +108,7 @@ class Pool:
             for key, configuration in fresh.items():
                 found = self._seen[key]
                 if found is not None and self._first[found.digest] == key \
-                        and self._may_win(found.features, default):
+                        and may_win(self.target, found.features, default):
                     self._waiting[key] = configuration
                     wanted -= 1
 
@@ -122,12 +122,13 @@ class Pool:
             if found is not None:
                 self._first.setdefault(found.digest, key)
 
-    def _may_win(self, features: Features, default: Features) -> bool:
-        return features.cycles <= _MOST_CYCLES * default.cycles \
-            and features.spilled <= max(_MOST_SPILLED * self.target.registers, default.spilled) \
-            and features.written <= max(_MOST_WRITTEN, default.written)
-
     def _differences(self, keys: Sequence[Key]) -> np.ndarray:
         default, *rows = (self._seen[key].features.vector for key in (key_of(self.default), *keys))
         return np.array(rows).reshape(len(rows), len(default)) - default
 
+
+def may_win(target: CpuTarget, features: Features, default: Features) -> bool:
+    """Whether a candidate is worth being compiled, as far as its loops and the default's tell."""
+    return features.cycles <= _MOST_CYCLES * default.cycles \
+        and features.spilled <= max(_MOST_SPILLED * target.registers, default.spilled) \
+        and features.written <= max(_MOST_WRITTEN, default.written)

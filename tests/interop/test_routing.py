@@ -241,7 +241,10 @@ def test_misuse_of_the_script(tmp_path: Path) -> None:
     assert "usage: python -m hlo_mlc script.py" in ran("-m", "hlo_mlc", folder=tmp_path).stderr
     assert ran("-m", "hlo_mlc", "--help", folder=tmp_path).returncode == 0
     missing = ran("-m", "hlo_mlc", "nothing.py", folder=tmp_path)
-    assert (missing.returncode, missing.stderr) == (2, "error: there is no file nothing.py\n")
+    assert (missing.returncode, missing.stderr) == (2, "error: there is no program nothing.py\n")
+    (tmp_path / "bench").mkdir()
+    command = ran("-m", "hlo_mlc", "bench", folder=tmp_path)
+    assert command.returncode == 2 and "as a command: hlo-mlc bench" in command.stderr
     (tmp_path / "empty.py").write_text("")
     wrong = ran("-m", "hlo_mlc", "empty.py", folder=tmp_path, HLO_MLC_CHOOSE="our")
     assert wrong.returncode == 1 and wrong.stderr.startswith("error: Environment variable")

@@ -1,0 +1,215 @@
+"""How near a short search comes to the best of thousands of trials, and whether it finds it again.
+
+    python scripts/tuning_goal.py run found.jsonl [--trials 2000] [--again 10] CASE...
+    python scripts/tuning_goal.py show found.jsonl
+
+The kernels are the costliest of cases of the benchmarks. Each is tuned as `hlo-mlc tune` does, with
+32 trials at most, as often as is said; then so many schedules are timed without any model: all of
+them where there are no more, else half of them drawn at random and half neighbours of the fastest.
+What all these came upon is timed once more, in turns with the default. A kernel whose line is in
+the file is left out, so that the same command goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import itertools
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from search_model import costliest
+
+from hlo_mlc.interop.tuning import LEAST_GAIN
+from hlo_mlc.runtime import library
+from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.errors import MlcError
+from hlo_mlc.tuning.messages import Build, Built, Describe, Failed, Task, Timed
+from hlo_mlc.tuning.pool import may_win
+from hlo_mlc.tuning.space import Configuration, Key, Space, key_of
+from hlo_mlc.tuning.storage import open_storage
+from hlo_mlc.tuning.study import KernelStudy
+from hlo_mlc.tuning.supervisor import Supervisor
+from hlo_mlc.tuning.tuner import Budget, tune_kernel
+from hlo_mlc.tuning.workers import Worker, helpers
+
+SHORT = 32
+TRIAL_S, FINAL_S = 0.05, 0.4
+FINALISTS, TIMES = 4, 3
+"""Of the long search so many are timed again, so often, of which the median counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What searches for the schedule of one kernel came upon.
+
+    `short`: of each short search the speed of its winner / the default's, the trials, the seconds;
+    `long`: the speed of the fastest of the long one / the default's; `trials` of it, of a space of
+    so many schedules.
+    """
+
+    case: str
+    size: int
+    default_us: float
+    short: Sequence[tuple[float, int, float]]
+    long: float
+    trials: int
+
+    @property
+    def best(self) -> float:
+        """The fastest there is, as far as is known; the default is as fast as itself."""
+        return max(self.long, *(speedup for speedup, _, _ in self.short), 1.0)
+
+    @property
+    def reached(self) -> list[float]:
+        """What share of the best each short search came to."""
+        return [speedup / self.best for speedup, _, _ in self.short]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Does what the first argument says with the file that is the second."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["run", "show"])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--again", type=int, default=3)
+    given = parser.parse_intermixed_args(arguments)
+    if given.what == "show":
+        show(known(given.path))
+        return
+    library.register_with_jax()
+    done = {found.case for found in known(given.path)}
+    out = Console()
+    with Progress(transient=True, console=out) as progress, helpers() as others:
+        for case in progress.track([c for c in given.cases if c not in done]):
+            try:
+                found = compared(case, given.trials, given.again, others, progress)
+            except MlcError as error:
+                out.print(f"{case}: {error}")
+                continue
+            with given.path.open("a") as file:
+                file.write(json.dumps({name: getattr(found, name) for name in Found.__slots__})
+                           + "\n")
+
+
+def known(path: Path) -> list[Found]:
+    """What a file holds."""
+    lines: list[dict[str, Any]] = [*map(json.loads, path.read_text().splitlines())] \
+        if path.exists() else []
+    return [Found(**line) for line in lines]
+
+
+def compared(case: str, trials: int, again: int, others: Sequence[Worker], progress: Progress
+             ) -> Found:
+    """All searches for one kernel."""
+    task = costliest(case)
+    space = task.generator.space(task.program, task.target)
+    short = []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(again):
+            study = KernelStudy(open_storage(Path(folder, f"{number}.log")), f"{case}{number}",
+                                space)
+            begin = time.monotonic()
+            winner = tune_kernel(task, study, space, Budget(SHORT, None, LEAST_GAIN),
+                                 helpers=others)
+            short.append((winner.schedules, winner.tried, time.monotonic() - begin))
+    with Supervisor(task, helpers=others) as supervisor:
+        bar = progress.add_task(case, total=min(trials, space.size))
+        timed: Timings = {}
+        tried = 0
+        for some in _batches(task, space, trials, supervisor, timed):
+            built = supervisor.build([Build(space.schedules(c), frozenset(timed)) for c in some])
+            for configuration, one in zip(some, built, strict=True):
+                if isinstance(one, Built) and one.digest not in timed:
+                    timed[one.digest] = _speed(supervisor, one, TRIAL_S), configuration
+            tried += len(some)
+            progress.update(bar, completed=tried)
+        speeds = [_again(supervisor, space.schedules(c)) for _, c in _fastest(timed)]
+        winners = {repr(schedules): schedules for schedules, *_ in short}
+        again_speeds = {text: _again(supervisor, s) if s else 1.0 for text, s in winners.items()}
+        progress.remove_task(bar)
+        return Found(case, space.size, supervisor.default_us, [
+            (again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
+            max(speeds, default=1.0), tried)
+
+
+Timings = dict[str, tuple[float, Configuration]]
+"""By code: its speed / the default's, and a configuration that makes it."""
+
+
+def _batches(task: Task, space: Space, trials: int, supervisor: Supervisor, timed: Timings
+             ) -> Iterator[list[Configuration]]:
+    """New configurations, as many at a time as are built together, but for those that take too
+    long to be built; these count as trials, too."""
+    default, = supervisor.describe([Describe({})])
+    new = itertools.islice(_new(space, trials, timed), trials)
+    while some := list(itertools.islice(new, supervisor.at_once)):
+        looks = supervisor.describe([Describe(space.schedules(c)) for c in some])
+        yield [c for c, look in zip(some, looks, strict=True) if not isinstance(look, Failed)
+               and may_win(task.target, look.features, default.features)]
+
+
+def _new(space: Space, trials: int, timed: Timings) -> Iterator[Configuration]:
+    """Configurations, each once: all of a space that has no more, else what analysis says, and then
+    one at random and a neighbour of one of the fastest in turns, as long as they are found."""
+    if space.size <= trials:
+        yield from space.all()
+        return
+    rng, seen = random.Random(0), set[Key]()
+    for number in range(20 * trials):
+        near = _fastest(timed)
+        drawn = space.neighbour(rng.choice(near)[1], rng) if number % 2 and near \
+            else space.anything(rng)
+        for configuration in (*(space.starts if number == 0 else ()), drawn):
+            if key_of(configuration) not in seen:
+                seen.add(key_of(configuration))
+                yield configuration
+
+
+def _fastest(timed: Timings) -> list[tuple[float, Configuration]]:
+    return heapq.nlargest(FINALISTS, timed.values(), key=lambda pair: pair[0])
+
+
+def _again(supervisor: Supervisor, schedules: Schedules) -> float:
+    """The speed / the default's, timed for longer."""
+    built, = supervisor.build([Build(schedules)])
+    assert isinstance(built, Built), built
+    return statistics.median(_speed(supervisor, built, FINAL_S) for _ in range(TIMES))
+
+
+def _speed(supervisor: Supervisor, built: Built, seconds: float) -> float:
+    """0 for what fails."""
+    timed = supervisor.measure(built, seconds)
+    return timed.speedup if isinstance(timed, Timed) else 0.0
+
+
+def show(found: Sequence[Found]) -> None:
+    """Prints a row for each kernel, and the median of all."""
+    table = Table("kernel", "schedules", "timed", "best / default", "reached, least", "median",
+                  "trials", "seconds")
+    for one in found:
+        trials = statistics.median(count for _, count, _ in one.short)
+        seconds = statistics.median(taken for _, _, taken in one.short)
+        table.add_row(one.case, str(one.size), str(one.trials), f"{one.best:.2f}",
+                      f"{min(one.reached):.3f}", f"{statistics.median(one.reached):.3f}",
+                      f"{trials:.0f}", f"{seconds:.1f}")
+    middle = statistics.median(statistics.median(one.reached) for one in found)
+    slowest = statistics.median(taken for one in found for _, _, taken in one.short)
+    table.add_row(f"median of {len(found)}", "", "", "", "", f"{middle:.3f}", "", f"{slowest:.1f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
