@@ -21,6 +21,7 @@ from hlo_mlc.interop.call_rules import register_call_rules
 from hlo_mlc.interop.compiling import compile_function
 from hlo_mlc.interop.devices import CPU, SHARDED, compiled_for
 from hlo_mlc.interop.effects import around_effects
+from hlo_mlc.interop.experimental_rules import register_experimental_rules
 from hlo_mlc.interop.extraction import (
     MAIN,
     donate,
@@ -284,4 +285,5 @@ def _call(result: ir.Value) -> ir.Operation:
 
 
 register_call_rules(mlc_call_p)
+register_experimental_rules(mlc_call_p)
 mlir.register_lowering(mlc_call_p, _lower_call, cacheable=False)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from hlo_mlc.interop import compat
+from hlo_mlc.interop.experimental_rules import register_sparse_rule
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import Ledger, TracedFunction
 from hlo_mlc.interop.nesting import shallow
@@ -70,6 +71,7 @@ class Staged:
             if any(map(compat.is_mutable, closed_jaxpr.consts)):
                 return fun(*args, **kwargs)
             self.traces.keep(given, closed_jaxpr, result)
+            register_sparse_rule(mlc_call_p)
             call_jaxpr, constants = compat.detach_constants(shallow(closed_jaxpr, given.operands))
             return result(mlc_call_p.bind(*constants, *given.operands, call_jaxpr=call_jaxpr,
                                           function=self.function))

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental import checkify, hijax
+from jax.errors import KeyReuseError
+from jax.experimental import checkify, hijax, jet, sparse
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -137,6 +138,21 @@ def grad(jit: Jit) -> Any:
 @case
 def grad_inside(jit: Jit) -> Any:
     return jit(jax.grad(loss(f), (0, 1)))(X, W)
+
+
+@case
+def taylor_series(jit: Jit) -> Any:
+    series = [[W, 0 * W, 0 * W], [X, X, 0 * X]]
+    return jet.jet(jit(lambda x, y: jnp.sin(x) * y + jnp.exp(x * y)), (X, X + 1), series)
+
+
+@case
+def sparse_matrix(jit: Jit) -> Any:
+    def product(m: Any, x: jax.Array, scale: jax.Array) -> Any:
+        return -(m @ x) * scale, m * 2
+
+    rows, matrix = sparse.sparsify(jit(product))(sparse.BCOO.fromdense(jnp.eye(8)), X, X[0, 0])
+    return rows, matrix.todense()
 
 
 @case
@@ -717,6 +733,14 @@ def test_debug_print(jit: Jit, ordered: bool, capsys: pytest.CaptureFixture[str]
     lines = capsys.readouterr().out.split("\n")[:-1]
     expected = ["first 0.0", "second 0.0"] * 2
     assert lines == expected if ordered else sorted(lines) == sorted(expected)
+
+
+def test_keys_are_used_once(jit: Jit) -> None:
+    key = jax.random.key(3)
+    with jax.debug_key_reuse(True):
+        jit(jax.random.normal)(key)
+        with pytest.raises(KeyReuseError):
+            jit(lambda key: jax.random.normal(key) + jax.random.uniform(key))(key)
 
 
 def test_disable_jit(jit: Jit) -> None:
