@@ -19,7 +19,7 @@ from hlo_mlc.interop.devices import require_cpu
 from hlo_mlc.interop.operands import parts_of_call
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.verifying import Verification, held_against_f64
-from hlo_mlc.loops.core import LoopKind
+from hlo_mlc.loops.core import Accumulate, For, LoopKind, walk
 from hlo_mlc.loops.prove import prove
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.measure import aligned, aligned_empty, bind_kernel
@@ -221,7 +221,8 @@ class KernelSchedule:
         return {**self.place.others, self.nest: (self.template, self.steps)}
 
     def _with(self, schedule: Schedule) -> KernelSchedule:
-        if any(loop.kind in _GPU for name in schedule.loop_names for loop in schedule.loops(name)):
+        if any((isinstance(s, For) and s.kind in _GPU) or (isinstance(s, Accumulate) and s.atomic)
+               for s in walk(schedule.program.body)):
             raise ScheduleError(f"{schedule.trace[-1]} is for GPUs; this kernel runs on a CPU")
         return replace(self, schedule=schedule)
 

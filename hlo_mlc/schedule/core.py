@@ -32,8 +32,8 @@ Argument = int | str | tuple[str, ...]
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
-                     loops.fuse, loops.reorder, kinds.unroll, kinds.write_out, kinds.vectorize,
-                     kinds.parallel, kinds.bind,
+                     loops.fuse, loops.reorder, loops.add_unit_loop, kinds.unroll,
+                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind, kinds.atomic,
                      reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
                      fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
                      storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
@@ -156,6 +156,10 @@ class Schedule:
         """Nested loops in another order, outermost first."""
         return self.apply(Step("reorder", (names,)))
 
+    def add_unit_loop(self, loop: str) -> Schedule:
+        """All that is done -> in a loop called `loop`, once."""
+        return self.apply(Step("add_unit_loop", (loop,)))
+
     def unroll(self, loop: str) -> Schedule:
         """Iterations written out."""
         return self.apply(Step("unroll", (loop,)))
@@ -176,6 +180,10 @@ class Schedule:
         """Iterations as the blocks of a grid or the threads of a block; those of several loops as
         the same threads."""
         return self.apply(Step("bind", (loop, to)))
+
+    def atomic(self, buffer: str) -> Schedule:
+        """Stores that update elements of a buffer -> updates that nothing comes between."""
+        return self.apply(Step("atomic", (buffer,)))
 
     def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
         """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""

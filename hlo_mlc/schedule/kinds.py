@@ -1,10 +1,12 @@
-"""Schedule primitives that say what the iterations of a loop are: copies, lanes, tasks, threads."""
+"""Schedule primitives that say what the iterations of a loop are: copies, lanes, tasks, or threads,
+whose updates may meet."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Load
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
@@ -19,7 +21,15 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import Body, expressions, paths, redirect, substitute, with_body
+from hlo_mlc.loops.rewrite import (
+    Body,
+    expressions,
+    paths,
+    redirect,
+    substitute,
+    transform,
+    with_body,
+)
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import (
     commutes,
@@ -31,6 +41,7 @@ from hlo_mlc.schedule.loops import (
     rewrite_loops,
 )
 from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.combine import update_of
 
 
 def unroll(program: LoopProgram, name: str) -> LoopProgram:
@@ -148,6 +159,35 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
     if checked:
         _check_all_by_threads(program)
     return program
+
+
+def atomic(program: LoopProgram, name: str) -> LoopProgram:
+    """Let updates of a buffer be such that nothing comes between, so that iterations side by side
+    may update one element.
+
+        y[p[i]] = y[p[i]] + x[i]      ->      y[p[i]] <- add x[i] atomic
+
+    An update combines the element there with something by an op of which any order gives one
+    result, up to rounding; what else is stored to the buffer stays as it is.  Halide: atomic.
+    """
+    found = False
+
+    def visit(stmt: Stmt) -> Body | None:
+        nonlocal found
+        if not isinstance(stmt, Store) or stmt.buffer.name != name:
+            return None
+        update = update_of(stmt.value, Load(stmt.buffer, stmt.indices))
+        if update is None:
+            return None
+        found = True
+        combiner, term = update
+        return (Accumulate((stmt.buffer,), stmt.indices, combiner, (term,), stmt.guard, True),)
+
+    body = transform(program.body, visit)
+    if not found:
+        raise ScheduleError(f"atomic: no store to a buffer called {name!r} updates its element by "
+                            "an op of which order does not matter")
+    return with_body(program, body)
 
 
 def _check_bound(program: LoopProgram, name: str, kind: LoopKind) -> None:

@@ -147,6 +147,19 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
     return rewrite_loops(program, "fuse", outer, join)
 
 
+def add_unit_loop(program: LoopProgram, name: str) -> LoopProgram:
+    """Put all that a kernel does into a loop of one iteration.
+
+        y[] = x[]       ->     for i in 0..1:
+                                 y[] = x[]
+
+    So one task or one thread does it.  TVM: add_unit_loop.
+    """
+    if name in loop_names(program.body):
+        raise ScheduleError(f"add_unit_loop: a loop is called {name!r} already")
+    return with_body(program, (loop(name, 1, LoopKind.SERIAL, lambda _: program.body),))
+
+
 def only_loop(stmt: For) -> For | None:
     """The loop that is all there is in the body of `stmt`."""
     if len(stmt.body) == 1 and isinstance(stmt.body[0], For):

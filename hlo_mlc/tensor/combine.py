@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, substitute
 from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX, DType
 from hlo_mlc.expr.ops import compute_dtype, identity
 
 # Where rounding after every step may be left out: one rounding at the end is at least as exact.
 _WIDENED = ("add", "mul")
+# Ops of which any order of updates gives one result, up to rounding.
+_UPDATES = ("add", "mul", "max", "min", "and", "or", "xor")
 
 
 def combiner_variables(dtypes: Sequence[DType]) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
@@ -26,6 +28,19 @@ def named_combiner(op: str, dtype: DType) -> Combiner:
     """The combiner that is one associative scalar op."""
     lhs, rhs = combiner_variables([dtype])
     return Combiner(lhs, rhs, (apply(op, *lhs, *rhs),), (const(identity(op, dtype), dtype),), op)
+
+
+def update_of(value: Expr, element: Load) -> tuple[Combiner, Expr] | None:
+    """The combiner and the term by which a value updates an element, if it does no more than that
+    and others may do so before it."""
+    if not isinstance(value, Apply):
+        return None
+    if value.op == "fma" and value.args[2] is element:
+        return named_combiner("add", value.dtype), apply("mul", *value.args[:2])
+    if value.op not in _UPDATES or element not in value.args:
+        return None
+    one, other = value.args
+    return named_combiner(value.op, value.dtype), other if one is element else one
 
 
 def combiner_from(lhs: tuple[Var, ...], rhs: tuple[Var, ...],

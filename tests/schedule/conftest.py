@@ -128,6 +128,19 @@ class RandomProduct(RandomProgram):
         self.buffers.append(buffer)
 
 
+class RandomUpdates(RandomProgram):
+    """The same, what one stage has stored being updated before the next one."""
+
+    def add_stage(self, position: int) -> None:
+        if self.buffers:
+            buffer = self.buffers[-1]
+            axes = tuple(variable(f"u{position}{d}", size) for d, size in enumerate(buffer.shape))
+            op = self.pick(["add", "max", "sub"])
+            value = apply(op, load(buffer, axes), const(2, self.dtype))
+            self.stages.append(Stage(f"u{position}", axes, (Assign(buffer, axes, value),)))
+        super().add_stage(position)
+
+
 def _with_buffer(stage: Stage, old: Buffer, new: Buffer) -> Stage:
     def swap(assigns: tuple[Assign, ...]) -> tuple[Assign, ...]:
         return tuple(Assign(new if a.buffer == old else a.buffer, a.indices, a.value, a.guard)
@@ -147,6 +160,12 @@ def random_program() -> Callable[..., RandomProgram]:
 def random_product() -> Callable[..., RandomProgram]:
     """The same of products."""
     return lambda seed, dtype=I32: RandomProduct(seed, dtype)
+
+
+@pytest.fixture(scope="session")
+def random_updates() -> Callable[..., RandomUpdates]:
+    """The same with updates."""
+    return lambda seed, dtype=I32: RandomUpdates(seed, dtype)
 
 
 @pytest.fixture(scope="session")

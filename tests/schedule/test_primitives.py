@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import all_of, apply, const, load, variable
+from hlo_mlc.expr.build import all_of, apply, as_index, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32, I32, INDEX
@@ -22,7 +22,7 @@ from hlo_mlc.loops.text import body_text, program_text
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
-from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.combine import merging, named_combiner
 from hlo_mlc.tensor.core import Assign, Stage
 from making.verified import unproven
 
@@ -555,6 +555,46 @@ def test_vectorize(copy) -> None:
         for i in 0..10 vectorize:
           y[i] = x[i]
         """)
+
+def test_add_unit_loop(copy, assert_same) -> None:
+    once = Schedule(copy).add_unit_loop("t").add_unit_loop("b")
+    shows(once.program, """
+        for b in 0..1:
+          for t in 0..1:
+            for i in 0..10:
+              y[i] = x[i]
+        """)
+    assert_same(copy, once.bind("b", "block").bind("t", "thread").program,
+                [np.arange(10, dtype=np.float32)])
+    refuses(lambda: once.add_unit_loop("i"), "a loop is called 'i' already")
+
+
+@pytest.fixture
+def counts() -> LoopProgram:
+    """y[x[i] % 3] = max(i, y[x[i] % 3]) of ten elements."""
+    x, y = Buffer("x", I32, (10,), "operand"), Buffer("y", I32, (3,), "result")
+    i, k = variable("i", 10), variable("k", 3)
+    place = (index.floormod(as_index(load(x, (i,))), 3),)
+    value = apply("max", apply("convert", i, dtype=I32), load(y, place))
+    start = Stage("start", (k,), (Assign(y, (k,), const(0, I32)),))
+    stage = Stage("count", (i,), (Assign(y, place, value),))
+    return LoopProgram("counts", (x,), (y,), (*lower_stage(start), *lower_stage(stage)))
+
+
+def test_atomic(counts, running, assert_same) -> None:
+    schedule = Schedule(counts).atomic("y")
+    shows(schedule.program, """
+        for k in 0..3:
+          y[k] = 0:i32
+        for i in 0..10:
+          y[floormod(convert(x[i]):index, 3)] <- max convert(i):i32 atomic
+        """)
+    threads = schedule.split("i", 4, "guard").bind("i.o", "block").bind("i.i", "thread")
+    for each in (schedule, threads):
+        assert_same(counts, each.program, [np.arange(10, dtype=np.int32)[::-1].copy()])
+    refuses(lambda: Schedule(counts).atomic("x"), "no store to a buffer called 'x' updates")
+    refuses(lambda: Schedule(running).atomic("y"), "order does not matter")
+
 
 
 def test_vectorize_combines_a_reduction_over_lanes(total) -> None:

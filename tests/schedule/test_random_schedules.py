@@ -65,7 +65,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             at = f"{loop[:-2]}.o" if loop.endswith(".i") and number > 2 else other
             return Step(primitive, (loop, at))
         case "reorder":
-            return Step(primitive, ((loop, other),))
+            return Step(primitive, ((loop, other) if number < 4 else tuple(
+                names[number - 4:number - 1]),))
         case "rfactor":
             return Step(primitive, (loop, number, int(rng.integers(1, 4))))
         case "cascade":
@@ -77,7 +78,9 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "cache_write":
             layout = ("rows", "transposed")[int(rng.integers(2))]
             return Step(primitive, (everything[int(rng.integers(len(everything)))], loop, layout))
-        case "stream":
+        case "add_unit_loop":
+            return Step(primitive, (f"once{number}",))
+        case "stream" | "atomic":
             return Step(primitive, (everything[int(rng.integers(len(everything)))],))
         case "prefetch":
             return Step(primitive, (everything[int(rng.integers(len(everything)))], loop, number))
@@ -123,12 +126,13 @@ def attempt(primitive: str, schedule: Schedule, rng: np.random.Generator, tries:
 
 
 @pytest.mark.parametrize("primitive", ANY)
-def test_each_primitive_keeps_the_meaning(primitive, random_program, random_product, assert_same
-                                          ) -> None:
+def test_each_primitive_keeps_the_meaning(primitive, random_program, random_product,
+                                          random_updates, assert_same) -> None:
     accepted = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        make = random_product if primitive in OF_PRODUCTS else random_program
+        make = random_updates if primitive == "atomic" else \
+            random_product if primitive in OF_PRODUCTS else random_program
         made = make(seed, F32 if primitive == "cascade" else I32)
         program, inputs = made.loops(), made.inputs()
         before = likely(primitive, Schedule(program), rng)

@@ -13,14 +13,18 @@ from hlo_mlc.codegen.cpu.values import Writer
 from hlo_mlc.expr.core import Apply
 from hlo_mlc.expr.dtypes import BOOL, F32, F64
 from hlo_mlc.loops.core import Accumulate
+from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 
 
 def accumulate(writer: Writer, stmt: Accumulate) -> None:
     """`buffers[indices] = combiner(buffers[indices], terms)` in the lanes that are switched on.
 
-    Raises: CodegenError where lanes share some of the places, but not all of them.
+    Raises: CodegenError where lanes share some of the places, but not all of them, or tasks may.
     """
+    if stmt.atomic:
+        raise CodegenError("Expected tasks that update elements of their own, got "
+                           f"`{headline(stmt)}`")
     lane = writer.function.lane
     places = [resolve(writer, b, stmt.indices) for b in stmt.buffers]
     shared = [place.is_uniform for place in places]

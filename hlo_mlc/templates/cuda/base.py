@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, variable
+from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr, Load, Var
 from hlo_mlc.loops.core import For, LoopKind, Stmt
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Named, Parameters, Scheduled
+from hlo_mlc.templates.base import Named, Parameters, Scheduled, open_schedule
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
@@ -105,12 +106,13 @@ def bound(schedule: Schedule, loops: Sequence[str]) -> Schedule:
     return schedule.bind(threads, "thread")
 
 
-def by_one_thread(stage: Stage, outer: LoopKind) -> tuple[Stmt, ...]:
+def by_one_thread(nest: Nest, stage: Stage, outer: LoopKind) -> Scheduled:
     """The naive loops of a stage, done by a single thread."""
-    thread = thread_loop(variable(f"{stage.name}_t", 1), lower_stage(stage))
+    block, thread = f"{stage.name}_b", f"{stage.name}_t"
+    schedule = open_schedule(nest, lower_stage(stage), checked=False).add_unit_loop(thread)
     if outer is LoopKind.SERIAL:
-        return (thread,)
-    return (loop(f"{stage.name}_b", 1, outer, lambda b: (thread,)),)
+        return Scheduled.of(bound(schedule, (thread,)))
+    return Scheduled.of(bound(schedule.add_unit_loop(block), (block, thread)))
 
 
 def lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:

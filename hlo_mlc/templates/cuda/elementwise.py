@@ -68,7 +68,7 @@ class ElementwiseTemplate:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         if not stage.axes:
-            return Scheduled(by_one_thread(stage, outer), ())
+            return by_one_thread(nest, stage, outer)
         schedule, vector = _in_vectors(open_schedule(nest, lower_stage(stage), checked=False),
                                        [v.name for v in stage.axes], _width(stage))
         count = constant_extent(schedule.loops(vector)[0])

@@ -48,7 +48,7 @@ class PlainTemplate:
         stage = coalesce(nest.stages[0])
         names = [axis.name for axis in _independent(nest, stage)]
         if not names:
-            return Scheduled(by_one_thread(stage, outer), ())
+            return by_one_thread(nest, stage, outer)
         in_blocks = outer is LoopKind.BLOCK
         schedule = open_schedule(nest, lower_stage(stage), in_blocks).fuse(*names)
         count = constant_extent(schedule.loops(".".join(names))[0])
@@ -57,7 +57,7 @@ class PlainTemplate:
             return Scheduled.of(bound(*by_threads(
                 schedule, ".".join(names), min(threads, power_of_two(count)), outer)))
         except ScheduleError:  # what the joined loop does cannot be told apart any more
-            return Scheduled(by_one_thread(stage, outer), ())
+            return by_one_thread(nest, stage, outer)
 
 
 def _independent(nest: Nest, stage: Stage) -> tuple[Var, ...]:

@@ -1,5 +1,7 @@
 """Updates of places that may meet: a thread for each of them, each update at once.
 
+    naive loops  ->  fuse  ->  atomic  ->  split "guard"  ->  bind
+
     for b block: for t thread:
       target[place] <- op term  atomic
 
@@ -12,21 +14,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hlo_mlc.expr.build import apply
-from hlo_mlc.expr.core import Apply, Expr, Load, loads
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
+from hlo_mlc.expr.combiner import Combiner
+from hlo_mlc.expr.core import Expr, Load, loads
+from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import transform
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
 from hlo_mlc.templates.cuda.base import THREADS, bound, by_threads, power_of_two, product
 from hlo_mlc.tensor.classify import is_injective, is_map
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.combine import update_of
 from hlo_mlc.tensor.core import Assign, Nest
-
-# Ops of which any order of updates gives one result, up to rounding.
-OPS = ("add", "mul", "max", "min", "and", "or", "xor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,33 +66,14 @@ class ScatterTemplate:
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        body = transform(lower_stage(stage),
-                         lambda s: _at_once(s) if isinstance(s, Store) else None)
         names = [v.name for v in stage.axes]
-        schedule = open_schedule(nest, body, checked=False).fuse(*names)
+        schedule = open_schedule(nest, lower_stage(stage), checked=False).fuse(*names)
+        for buffer in stage.outputs:
+            schedule = schedule.atomic(buffer.name)
         threads = min(parameters["threads"], power_of_two(product(stage.axes)))
         return Scheduled.of(bound(*by_threads(schedule, ".".join(names), threads, outer)))
 
 
-def _update(assign: Assign | Store) -> tuple[str, Expr] | None:
-    """The op and the term with which an assignment updates its element."""
-    def is_own(e: Expr) -> bool:
-        return isinstance(e, Load) and e.source == assign.buffer and e.guard is None \
-            and e.indices == assign.indices
-
-    value = assign.value
-    if not isinstance(value, Apply):
-        return None
-    if value.op == "fma" and is_own(value.args[2]):
-        return "add", apply("mul", *value.args[:2])
-    if value.op not in OPS:
-        return None
-    return next(((value.op, term) for own, term in (value.args, value.args[::-1])
-                 if is_own(own)), None)
-
-
-def _at_once(store: Store) -> tuple[Stmt, ...]:
-    """An update that nothing comes between."""
-    op, term = _update(store)
-    return (Accumulate((store.buffer,), store.indices, named_combiner(op, store.buffer.dtype),
-                       (term,), store.guard, True),)
+def _update(assign: Assign) -> tuple[Combiner, Expr] | None:
+    """The combiner and the term with which an assignment updates its element."""
+    return update_of(assign.value, Load(assign.buffer, assign.indices))
