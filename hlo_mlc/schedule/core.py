@@ -19,6 +19,7 @@ from hlo_mlc.schedule import (
     loops,
     pipelining,
     prefetching,
+    privatizing,
     ranges,
     reduction,
     splitting,
@@ -32,13 +33,13 @@ Argument = int | str | tuple[str, ...]
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
-                     loops.fuse, loops.reorder, loops.add_unit_loop, kinds.unroll,
+                     loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, kinds.unroll,
                      kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind, kinds.atomic,
-                     reduction.rfactor, cascade.cascade, fusion.fuse_loops, fusion.fuse_first,
-                     fusion.fuse_last, fusion.distribute, storage.contract, storage.expand,
-                     storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
-                     caching.pad, caching.stream, prefetching.prefetch, prefetching.prefetch_next,
-                     pipelining.persist, pipelining.double_buffer)
+                     reduction.rfactor, privatizing.privatize, cascade.cascade, fusion.fuse_loops,
+                     fusion.fuse_first, fusion.fuse_last, fusion.distribute, storage.contract,
+                     storage.expand, storage.promote, storage.hoist, caching.cache_read,
+                     caching.cache_write, caching.pad, caching.stream, prefetching.prefetch,
+                     prefetching.prefetch_next, pipelining.persist, pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
@@ -156,6 +157,10 @@ class Schedule:
         """Nested loops in another order, outermost first."""
         return self.apply(Step("reorder", (names,)))
 
+    def unswitch(self, loop: str) -> Schedule:
+        """A branch in `loop` that goes one way in all iterations -> around it."""
+        return self.apply(Step("unswitch", (loop,)))
+
     def add_unit_loop(self, loop: str) -> Schedule:
         """All that is done -> in a loop called `loop`, once."""
         return self.apply(Step("add_unit_loop", (loop,)))
@@ -188,6 +193,11 @@ class Schedule:
     def rfactor(self, loop: str, lanes: int, count: int = 1) -> Schedule:
         """A reduction in `count` vectors of `lanes` partial results: `loop.o`, `.u`, `.v`, `.t`."""
         return self.apply(Step("rfactor", (loop, lanes, count)))
+
+    def privatize(self, loop: str) -> Schedule:
+        """`loop` outside of a fold, of which each iteration has a part; loops `loop.2` and so on
+        combine these."""
+        return self.apply(Step("privatize", (loop,)))
 
     def cascade(self, length: int = cascade.RUN) -> Schedule:
         """Long sums of floats -> sums of sums of `length` terms: loops `loop.r` over runs."""

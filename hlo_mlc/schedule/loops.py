@@ -6,10 +6,11 @@ over a variable of that name, so copies made by peeling are rewritten together.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
+from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
@@ -19,6 +20,7 @@ from hlo_mlc.loops.core import (
     LoopProgram,
     Stmt,
     Store,
+    walk,
 )
 from hlo_mlc.loops.dependence import (
     Access,
@@ -32,9 +34,11 @@ from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,
+    expressions,
     loop,
     loop_names,
     loops_named,
+    map_expressions,
     paths,
     substitute,
     transform,
@@ -145,6 +149,60 @@ def fuse(program: LoopProgram, outer: str, inner: str) -> LoopProgram:
             stmt.var: index.floordiv(both, size), within.var: index.floormod(both, size)})),)
 
     return rewrite_loops(program, "fuse", outer, join)
+
+
+def unswitch(program: LoopProgram, name: str) -> LoopProgram:
+    """Ask before a loop what is asked in all its iterations, and has one answer.
+
+        for i in 0..4:                    if n < 7:
+          y[i] = x[i] if n < 7    ->        for i in 0..4:
+            else 0                            y[i] = x[i]
+                                          else:
+                                            for i in 0..4:
+                                              y[i] = 0
+
+    That is the condition of a branch, of a store, of a load, or of a choice of values.  Loops that
+    ask no such thing stay as they are.  LLVM: loop unswitching.
+    """
+    found = False
+
+    def ask(stmt: For) -> Body | None:
+        nonlocal found
+        varying = variables((stmt,))
+        condition = next((c for c in _conditions(stmt.body) if c.free.isdisjoint(varying)
+                          and not loads(c)), None)
+        if condition is None:
+            return None
+        found = True
+        return (If(condition, *(_settled(stmt, condition, answer)
+                                for answer in (build.TRUE, build.FALSE))),)
+
+    result = rewrite_loops(program, "unswitch", name, ask)
+    if not found:
+        raise refuse("unswitch", require_loops(program, "unswitch", name)[0],
+                     "asks nothing that is the same in all its iterations")
+    return result
+
+
+def _conditions(statements: Body) -> Iterator[Expr]:
+    """All that statements ask."""
+    for stmt in walk(statements):
+        if isinstance(stmt, If):
+            yield stmt.condition
+        elif isinstance(stmt, Store | Accumulate) and stmt.guard is not None:
+            yield stmt.guard
+        for node in walk_expressions(*expressions(stmt)):
+            if isinstance(node, Load) and node.guard is not None:
+                yield node.guard
+            elif isinstance(node, Apply) and node.op == "select":
+                yield node.args[0]
+
+
+def _settled(stmt: For, condition: Expr, answer: Expr) -> Body:
+    """A loop in which the answer to a condition is known; nothing if it does nothing then."""
+    memo: dict[Expr, Expr] = {}
+    return map_expressions((stmt,), lambda e: build.transform(
+        e, lambda node: answer if node is condition else None, memo))
 
 
 def add_unit_loop(program: LoopProgram, name: str) -> LoopProgram:

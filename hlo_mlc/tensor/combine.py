@@ -151,7 +151,8 @@ def merging(combiner: Combiner, terms: Sequence[Expr], axes: Sequence[Var]) -> C
     """
     if _multiplies_complex(combiner) or all(
             _associative_op(r, x, y) or _picks_extreme(r, x, y) for r, x, y in
-            zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)):
+            zip(combiner.results, combiner.lhs, combiner.rhs, strict=True)) or any(
+            _is_ordered(combiner, position) for position in range(len(terms))):
         return combiner
     for position in range(len(terms)):
         if _breaks_ties(combiner, position) and _ascends(terms[position], axes):
@@ -208,6 +209,18 @@ def _ascends(term: Expr, axes: Sequence[Var]) -> bool:
             return False
         reach += step * (axis.extent - 1)
     return True
+
+
+def _is_ordered(combiner: Combiner, position: int) -> bool:
+    """Whether it is what `_ordered` gives: it takes the sides by their integers, not as they come.
+    """
+    lhs, rhs = combiner.lhs, combiner.rhs
+    if not lhs[position].dtype.is_integer:
+        return False
+    swapped = dict(zip((*lhs, *rhs), (*rhs, *lhs), strict=True))
+    first = apply("le", lhs[position], rhs[position])
+    return all(isinstance(r, Apply) and r.op == "select" and r.args[0] is first
+               and r.args[2] is substitute(r.args[1], swapped) for r in combiner.results)
 
 
 def _ordered(combiner: Combiner, position: int) -> Combiner:

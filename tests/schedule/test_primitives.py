@@ -421,6 +421,45 @@ def test_reorder_refuses(tiny, copy, transposed) -> None:
     refuses(lambda: blocked.reorder("i.i", "i.o"), "depends on a loop which would move inside")
 
 
+def test_unswitch(transposed, padded, assert_same) -> None:
+    inside = Schedule(transposed).split("i", 3, "guard").reorder("i.o", "i.i", "j")
+    shows(inside.unswitch("j").program, """
+        for i.o in 0..2:
+          for i.i in 0..3:
+            if (i.i + i.o * 3) < 4:
+              for j in 0..8:
+                y[i.i + i.o * 3, j] = x[j, i.i + i.o * 3]
+        """)
+    x = np.arange(32, dtype=np.float32).reshape(8, 4)
+    assert_same(transposed, inside.unswitch("j").program, [x])
+    refuses(lambda: inside.unswitch("i.i"), "asks nothing that is the same in all its iterations")
+    refuses(lambda: inside.unswitch("k"), "no loop is called 'k'")
+
+
+def test_unswitch_of_what_loads_and_stores_ask(tiny, assert_same) -> None:
+    x, y = tiny.operand("x", 4, 6), tiny.result("y", 5, 6)
+
+    def value(i: Expr, j: Expr) -> Expr:
+        return apply("mul", load(x, (i, j), apply("lt", i, index.constant(4)), ONE), TWO)
+
+    program = tiny.program(tiny.map(y, "ij", value))
+    schedule = Schedule(program).unswitch("j")
+    shows(schedule.program, """
+        for i in 0..5:
+          if i < 4:
+            for j in 0..6:
+              y[i, j] = x[i, j] * 2.0:f32
+          else:
+            for j in 0..6:
+              y[i, j] = 2.0:f32
+        """)
+    assert_same(program, schedule.program, [np.arange(24, dtype=np.float32).reshape(4, 6)])
+    some = Schedule(program).split("j", 4, "shift").reorder("j.o", "j.i", "i")
+    assert "where" in str(some) and "where" not in str(some.unswitch("i"))
+    assert_same(program, some.unswitch("i").program,
+                [np.arange(24, dtype=np.float32).reshape(4, 6)])
+
+
 def test_unroll(copy) -> None:
     shows(Schedule(copy).unroll("i").program, """
         for i in 0..10 unroll:
@@ -517,45 +556,6 @@ def test_bind_refuses_statements_beside_the_threads(tiny) -> None:
     refuses(lambda: joined.bind("j", "thread"), "would hold `y[a]", "beside its threads")
 
 
-def test_stream(copy) -> None:
-    shows(Schedule(copy).stream("y").program, """
-        for i in 0..10:
-          y[i] = x[i] streaming
-        """)
-    refuses(lambda: Schedule(copy).stream("x"), "nothing is stored to a buffer called 'x'")
-
-
-def test_prefetch(copy) -> None:
-    vectors = Schedule(copy).split("i", 4).vectorize("i.i")
-    program = vectors.prefetch("x", "i", 100).program
-    shows(program, """
-        for i.o in 0..2:
-          for i.i in 0..4 vectorize:
-            prefetch x[i.i + i.o * 4] + 100
-            y[i.i + i.o * 4] = x[i.i + i.o * 4]
-        for i.t in 0..2:
-          y[i.t + 8] = x[i.t + 8]
-        """)
-    given = np.arange(10, dtype=np.float32)
-    result, = interpret(program, [given])
-    np.testing.assert_array_equal(result, given)
-    refuses(lambda: vectors.prefetch("y", "i", 100), "no vector", "'i'", "reads 'y'")
-    refuses(lambda: Schedule(copy).prefetch("x", "i", 100), "no vector")
-
-
-def test_prefetch_in_vectors_inside_of_a_loop(column_sums) -> None:
-    across = column_sums.expand("i", "register").distribute("i", "k").reorder("k", "i")
-    program = across.vectorize("i").prefetch("x", "k", 12).program
-    assert body_text(program.body).count("prefetch") == 1
-    assert "prefetch x[k, i] + 12" in body_text(program.body)
-
-
-def test_vectorize(copy) -> None:
-    shows(Schedule(copy).vectorize("i").program, """
-        for i in 0..10 vectorize:
-          y[i] = x[i]
-        """)
-
 def test_add_unit_loop(copy, assert_same) -> None:
     once = Schedule(copy).add_unit_loop("t").add_unit_loop("b")
     shows(once.program, """
@@ -595,6 +595,45 @@ def test_atomic(counts, running, assert_same) -> None:
     refuses(lambda: Schedule(counts).atomic("x"), "no store to a buffer called 'x' updates")
     refuses(lambda: Schedule(running).atomic("y"), "order does not matter")
 
+
+def test_stream(copy) -> None:
+    shows(Schedule(copy).stream("y").program, """
+        for i in 0..10:
+          y[i] = x[i] streaming
+        """)
+    refuses(lambda: Schedule(copy).stream("x"), "nothing is stored to a buffer called 'x'")
+
+
+def test_prefetch(copy) -> None:
+    vectors = Schedule(copy).split("i", 4).vectorize("i.i")
+    program = vectors.prefetch("x", "i", 100).program
+    shows(program, """
+        for i.o in 0..2:
+          for i.i in 0..4 vectorize:
+            prefetch x[i.i + i.o * 4] + 100
+            y[i.i + i.o * 4] = x[i.i + i.o * 4]
+        for i.t in 0..2:
+          y[i.t + 8] = x[i.t + 8]
+        """)
+    given = np.arange(10, dtype=np.float32)
+    result, = interpret(program, [given])
+    np.testing.assert_array_equal(result, given)
+    refuses(lambda: vectors.prefetch("y", "i", 100), "no vector", "'i'", "reads 'y'")
+    refuses(lambda: Schedule(copy).prefetch("x", "i", 100), "no vector")
+
+
+def test_prefetch_in_vectors_inside_of_a_loop(column_sums) -> None:
+    across = column_sums.expand("i", "register").distribute("i", "k").reorder("k", "i")
+    program = across.vectorize("i").prefetch("x", "k", 12).program
+    assert body_text(program.body).count("prefetch") == 1
+    assert "prefetch x[k, i] + 12" in body_text(program.body)
+
+
+def test_vectorize(copy) -> None:
+    shows(Schedule(copy).vectorize("i").program, """
+        for i in 0..10 vectorize:
+          y[i] = x[i]
+        """)
 
 
 def test_vectorize_combines_a_reduction_over_lanes(total) -> None:
@@ -694,6 +733,62 @@ def test_rfactor_keeps_partial_results_outside_of_loops_that_go_on(grand_total) 
               add.acc[] <- add add.acc.j[0, j.v]
           y[] = add.acc[]
         """)
+
+
+def test_privatize(total, assert_same) -> None:
+    parts = Schedule(total).split("k", 4, "guard").privatize("k.i")
+    shows(parts.program, """
+        alloc add.acc.k.i: 4xf32 stack:
+          for k.i in 0..4:
+            alloc add.acc: f32 register:
+              add.acc[] = select(k.i == 0, 0.0:f32, -0.0:f32)
+              for k.o in 0..11:
+                if (k.i + k.o * 4) < 43:
+                  add.acc[] <- add x[k.i + k.o * 4]
+              add.acc.k.i[k.i] = add.acc[]
+          for k.i.2 in 0..2:
+            add.acc.k.i[k.i.2] <- add add.acc.k.i[k.i.2 + 2]
+          for k.i.1 in 0..1:
+            add.acc.k.i[k.i.1] <- add add.acc.k.i[k.i.1 + 1]
+          y[] = add.acc.k.i[0]
+        """)
+    assert_same(total, parts.program, [np.arange(43, dtype=np.float32)])
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 6, 7, 8, 100])
+def test_privatize_combines_every_part_once(grand_total, assert_same, parts) -> None:
+    schedule = Schedule(grand_total).fuse("i", "j").split("i.j", parts, "guard").privatize("i.j.i")
+    x = np.random.default_rng(0).integers(-99, 99, (4, 20)).astype(np.float32)
+    assert_same(grand_total, schedule.program, [x])
+
+
+def test_privatize_goes_by_positions(assert_same) -> None:
+    x = Buffer("x", F32, (43,), "operand")
+    results = Buffer("best", F32, (), "result"), Buffer("where", I32, (), "result")
+    stage = argmax_stage(x, results)
+    known = replace(stage.combiner, identity=stage.initial)
+    program = LoopProgram("argmax", (x,), results, lower_stage(replace(stage, combiner=known)))
+    schedule = Schedule(program).split("k", 8, "guard").privatize("k.i")
+    assert_same(program, schedule.program, [np.arange(43, dtype=np.float32) % 7])
+    refuses(lambda: Schedule(argmax(43)).privatize("k"), "has no identity to begin with")
+    again = schedule.loops("k.i.4")[0].body[0].combiner
+    assert merging(again, again.lhs, ()) is again
+
+
+def test_privatize_refuses(total, grand_total, copy, tiny, column_sums) -> None:
+    refuses(lambda: Schedule(total).privatize("z"), "no loop is called 'z'")
+    refuses(lambda: Schedule(copy).privatize("i"), "is in no nest that does nothing but update")
+    refuses(lambda: Schedule(grand_total).vectorize("j").privatize("i"), "must be serial or unroll")
+    refuses(lambda: Schedule(total).split("k", 4).privatize("k.t"), "not all that add.acc is for")
+    apart = column_sums.expand("i", "stack").distribute("i", "k")
+    refuses(lambda: apart.privatize("k"), "right behind the stores")
+    shortened = Schedule(total).split("k", 4, "shorten")
+    refuses(lambda: shortened.privatize("k.i"), "needs a constant extent")
+    y, x = tiny.result("y", 2), tiny.operand("x", 9)
+    first, = tiny.program(tiny.fold(y, "i", "k", 9, lambda i, k: load(x, (k,)))).body
+    twice = LoopProgram("twice", (x,), (y,), (Allocate(first.body[0].buffer, (
+        *first.body[0].body[:1], *first.body[0].body)),))
+    refuses(lambda: Schedule(twice).privatize("k"), "is not all that add.acc is for")
 
 
 def test_cascade(tiny) -> None:

@@ -108,11 +108,13 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
 
 def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Schedule:
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
+    if primitive == "unswitch":
+        schedule = attempt("split shift", schedule, rng, 6)
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "cache_read": "split", "cache_read loops": "split", "pad": "expand",
               "cache_read along": "split guard", "prefetch": "vectorize",
               "fuse_first": "hoist", "fuse_last": "split", "prefetch_next": "split",
-              "specialize": "split shift"}.get(primitive)
+              "specialize": "split shift", "unswitch": "reorder"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 
 

@@ -291,6 +291,12 @@ FOR_GPUS: dict[str, tuple[str, Callable[..., Any]]] = {
     "map": ("elementwise", lambda x, y: jnp.exp(x) * y),
     "flat": ("elementwise", lambda x, y: x.reshape(-1)[1:] + y[0, 0]),
     "apart": ("elementwise", lambda x, y: x[:, ::2] * y[:, :1]),
+    "one": ("elementwise", lambda x, y: x[0, 0] + y[-1, -1]),
+    "columns": ("columns", lambda x, y: (x * y).sum(0)),
+    "places in columns": ("columns", lambda x, y: jnp.argmax(x, 0)),
+    "columns of batches": ("columns", lambda x, y: jnp.stack([x, y]).max(1)),
+    "narrow columns": ("columns", lambda x, y: x.reshape(-1, 3)[:, :2].sum(0) if x.size % 3 == 0
+                       else jnp.repeat(x[:, :1], 2, 1).sum(0)),
     "counts": ("scatter", lambda x, y: jnp.zeros(9).at[jnp.abs(x).astype(jnp.int32) % 9].add(y)),
     "windows": ("window", lambda x, y: lax.reduce_window(
         x, 0.0, lax.add, (3, 3), (1, 1), "SAME")),

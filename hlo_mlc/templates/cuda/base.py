@@ -52,6 +52,13 @@ def why_not_in_parts(stage: Stage, axes: Sequence[Var]) -> str:
     return "" if merging(stage.combiner, stage.terms, axes) else "its combiner takes terms in order"
 
 
+def told_apart(stage: Stage) -> Stage:
+    """A fold with what combines its partial results in the place of its combiner: where these are
+    what is folded, their places do not tell which terms come first."""
+    merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
+    return stage if merged is None else replace(stage, combiner=merged)
+
+
 def power_of_two(number: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << max(0, number - 1).bit_length()

@@ -83,10 +83,7 @@ def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
 class RowLoops:
     """Builds the loops of one row-wise chain."""
 
-    def __init__(self, nest: Nest, parameters: Parameters, outer: LoopKind,
-                 merged: Combiner | None = None) -> None:
-        """`merged`: what combines partial results, where the terms do not tell."""
-        self.merged = merged
+    def __init__(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> None:
         shared = shared_axes(nest)
         self.outer = outer
         self.axes = nest.stages[0].axes[:shared]
@@ -298,7 +295,7 @@ class RowLoops:
 
     def _fold(self, stage: Stage) -> tuple[Stmt, ...]:
         """Each thread folds its elements; then threads of a warp combine, and then warps."""
-        merged = self.merged or merging(stage.combiner, stage.terms, stage.reduce_axes)
+        merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
         parts, totals, of_warps = [], [], []
         for number, accumulator in enumerate(stage.accumulators):
             name = f"{stage.name}_{number}"

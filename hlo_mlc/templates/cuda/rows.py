@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, why_not_in_parts
+from hlo_mlc.templates.cuda.base import (
+    THREADS,
+    power_of_two,
+    product,
+    told_apart,
+    why_not_in_parts,
+)
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
     RowLoops,
@@ -25,7 +31,6 @@ from hlo_mlc.templates.cuda.row_loops import (
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import is_map
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest
 
 # Bytes of shared memory left for folding across warps: of 32 warps a value of 8 bytes each.
@@ -88,13 +93,11 @@ class RowsTemplate:
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
             return Scheduled(RowLoops(nest, parameters, outer).loops(), ())
-        first, second, partial = fold_in_chunks(stage, chunks)
-        # Partial results of the chunks are told apart by the terms that went into them.
-        merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
+        first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
         few = {"team": min(WARP, power_of_two(chunks)), "rows": 1, "kept": 0}
-        return Scheduled((*RowLoops(begin, parameters, outer, merged).loops(),
-                          *RowLoops(end, few, outer, merged).loops()), partial)
+        return Scheduled((*RowLoops(begin, parameters, outer).loops(),
+                          *RowLoops(end, few, outer).loops()), partial)
 
 
 def kept_bytes(target: CudaTarget) -> int:
