@@ -82,8 +82,13 @@ def is_full(loop: For) -> bool:
 def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
     """The accesses to buffers that exist outside `statements`, or to just one of these, in
     program order; those of programs that are called among them."""
-    return [a for a in _Walk(True).over(statements).found
+    return [a for a in all_accesses(statements)
             if a.home < 0 and (only is None or a.buffer == only)]
+
+
+def all_accesses(statements: tuple[Stmt, ...]) -> list[Access]:
+    """The same, and those to buffers that exist inside of `statements` alone."""
+    return _Walk(True).over(statements).found
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ import enum
 from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.loops.accesses import all_accesses
 from hlo_mlc.loops.core import For, LoopKind, Stmt
-from hlo_mlc.loops.dependence import Memory, accesses
+from hlo_mlc.loops.dependence import Memory
 from hlo_mlc.target.cuda import WARP
 
 
@@ -86,9 +87,10 @@ class Barriers:
 
 
 def _touched(statements: tuple[Stmt, ...]) -> tuple[_Touched, ...]:
-    """What threads share of all that statements touch."""
+    """What threads share of all that statements touch; memory that they share is the same in every
+    round of a loop, also where it is allocated in it."""
     found = []
-    for access in accesses(statements):
+    for access in all_accesses(statements):
         if access.buffer.scope in ("thread", "register", "stack"):
             continue
         threads = [s.var for s, _ in access.path if isinstance(s, For)

@@ -115,6 +115,22 @@ def test_threads_of_a_loop_wait_in_every_round(take_apart, cuda_source, arrays) 
     assert inside.index("{") < inside.index("__syncthreads();")
 
 
+def test_memory_that_a_round_allocates_is_that_of_the_round_before(emulator) -> None:
+    b, i, t = variable("b", 1), variable("i", 4), variable("t", 256)
+    shared = Buffer("s", F32, (256,), "shared")
+    place = index.add(index.multiply(i, index.constant(256)), t)
+    other = index.subtract(index.constant(255), t)
+    rounds = loop(i, LoopKind.SERIAL, Allocate(shared, (
+        loop(t, LoopKind.THREAD, Store(shared, (t,), load(X, (place,)))),
+        loop(t, LoopKind.THREAD, Store(Y, (place,), load(shared, (other,)))))))
+    source = printed(loop(b, LoopKind.BLOCK, rounds))
+    assert source.text.count("__syncthreads();") == 2
+    x = np.arange(1024, dtype=np.float32)
+    for order in (0, 1, 7):
+        y, = emulator.run(source, LoopProgram("k", (X,), (Y,), ()), [x], order)
+        np.testing.assert_array_equal(y, x.reshape(4, 256)[:, ::-1].reshape(-1))
+
+
 def test_rounds_with_much_work_are_launches(take_apart, cuda_source, arrays) -> None:
     x, = arrays("float32", (600, 700))
 
