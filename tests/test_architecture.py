@@ -115,9 +115,10 @@ def test_facts_about_ops_stand_with_the_ops(path: Path) -> None:
 
 
 # Templates that are schedules: naive loops rewritten by primitives.  This list only grows.
-SCHEDULES = ("columns", "contraction", "cuda.columns", "cuda.elementwise", "cuda.plain",
-             "cuda.scatter", "cuda.transpose", "cuda.window", "dot", "elementwise", "plain",
-             "reduction", "short", "side_by_side", "tiled", "transpose", "update")
+SCHEDULES = ("columns", "contraction", "cuda.columns", "cuda.contraction", "cuda.elementwise",
+             "cuda.plain", "cuda.scatter", "cuda.tiles", "cuda.transpose", "cuda.window", "dot",
+             "elementwise", "plain", "reduction", "short", "side_by_side", "tiled", "transpose",
+             "update")
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.expr import index
+from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.core import (
     Accumulate,
     Allocate,
@@ -216,3 +217,10 @@ def frame(path: Path) -> tuple[tuple[Expr, ...], ...]:
         elif isinstance(stmt, If | While):
             found.append((stmt.condition,) if branch == 0 else (stmt.condition, stmt.condition))
     return tuple(found)
+
+
+def is_own_part(buffer: Buffer, indices: Sequence[Expr], threads: Sequence[Var]) -> bool:
+    """Whether the first indices of a buffer are variables of loops over threads, all of them."""
+    return 0 < len(threads) <= len(indices) and all(
+        size == v.extent and (i is v or (size == 1 and i is index.constant(0)))
+        for size, i, v in zip(buffer.shape, indices, threads, strict=False))

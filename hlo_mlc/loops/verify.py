@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
-from hlo_mlc.loops.accesses import Survey
+from hlo_mlc.loops.accesses import Survey, is_own_part
 from hlo_mlc.loops.aliases import overwritten
 from hlo_mlc.loops.bounds import unbounded
 from hlo_mlc.loops.core import (
@@ -230,8 +230,7 @@ class _Checker:
                   indices: tuple[Expr, ...]) -> None:
         """Of a buffer of scope "thread", each thread touches its own part."""
         threads = tuple(s.var for s in scope.loops if s.kind is LoopKind.THREAD)
-        if not threads or indices[:len(threads)] != threads \
-                or buffer.shape[:len(threads)] != tuple(v.extent for v in threads):
+        if not is_own_part(buffer, indices, threads):
             raise self._fail(stmt, scope, f"expected {buffer!r} to be indexed by the threads first")
 
     def _independent(self, stmt: For, scope: _Scope, reductions_are_free: bool) -> None:

@@ -1,5 +1,5 @@
 """Schedule primitives that copy what loops touch, and say how it lies there, or keep stores out of
-caches: cache_read, cache_write, pad, stream."""
+caches: cache_read, cache_write, pad, transform_layout, stream."""
 
 from __future__ import annotations
 
@@ -234,16 +234,81 @@ def pad(program: LoopProgram, name: str, elements: int) -> LoopProgram:
     """
     if elements < 1:
         raise ScheduleError(f"pad: expected at least one element for {name!r}, got {elements}")
-    private = {s.buffer for s in walk(program.body) if isinstance(s, Allocate)}
     wide = {b: replace(b, shape=(*b.shape[:-1], b.shape[-1] + elements))
-            for b in private if b.name == name and b.shape}
-    if not wide:
-        known = ", ".join(sorted(b.name for b in private if b.shape)) or "none"
-        raise ScheduleError(f"pad: no private array is called {name!r}; there are: {known}")
+            for b in _private_arrays(program, "pad", name)}
     for stmt in walk(program.body):
         if isinstance(stmt, Allocate) and stmt.buffer in wide:
             refuse_large("pad", stmt, wide[stmt.buffer])
     return with_body(program, redirect(program.body, wide))
+
+
+def transform_layout(program: LoopProgram, name: str, parts: tuple[int, ...],
+                     order: tuple[str, ...]) -> LoopProgram:
+    """Cut the dimensions of a private buffer into parts, and put these into another order.
+
+        alloc a: 8x6xf32 stack:        alloc a: 4x4x3xf32 stack:
+          …a[i, j]…               ->     …a[floordiv(i, 2), floordiv(j, 3) + floormod(i, 2) * 2,
+                                            floormod(j, 3)]…
+
+    The `parts` are (4, 2, 2, 3) here, and their `order` is ("0", "1 2", "3"): a dimension each, but
+    for those that are one together.  TVM: transform_layout.
+    """
+    groups = [[int(n) for n in group.split()] for group in order]
+    if sorted(n for group in groups for n in group) != [*range(len(parts))]:
+        raise ScheduleError(f"transform_layout: expected {len(parts)} parts of {name!r} in some "
+                            f"order, got {', '.join(order)}")
+    arrays = _private_arrays(program, "transform_layout", name)
+    owners = _parts_of(arrays[0].shape, parts)
+    if owners is None or any(b.shape != arrays[0].shape for b in arrays):
+        raise ScheduleError(f"transform_layout: {name!r} does not consist of parts of "
+                            f"{'x'.join(map(str, parts))}")
+
+    def place(indices: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        only = {v: index.constant(0) for i in indices for v in i.free if v.extent == 1}
+        known = [build.substitute(i, only) for i in indices]  # so that parts are told apart
+        digits = [index.floormod(index.floordiv(known[d], inside), size)
+                  for size, (d, inside) in zip(parts, owners, strict=True)]
+        return tuple([_together([(digits[n], parts[n]) for n in group]) for group in groups])
+
+    return with_body(program, redirect(program.body, {
+        b: replace(b, shape=tuple(math.prod(parts[n] for n in group) for group in groups))
+        for b in arrays}, place))
+
+
+def _together(digits: Sequence[tuple[Expr, int]]) -> Expr:
+    """The number that (digit, size) pairs are, the highest first."""
+    number: Expr = index.constant(0)
+    for digit, size in digits:
+        number = index.add(index.multiply(number, index.constant(size)), digit)
+    return number
+
+
+def _parts_of(shape: tuple[int, ...], parts: tuple[int, ...]) -> list[tuple[int, int]] | None:
+    """The dimension that each part is of, and how many elements there are in one of it; None where
+    they are not those of the shape."""
+    found: list[tuple[int, int]] = []
+    rest = list(parts)
+    for d, extent in enumerate(shape):
+        own: list[int] = []
+        while rest and (math.prod(own) < extent or (d == len(shape) - 1)):
+            own.append(rest.pop(0))
+        if math.prod(own) != extent:
+            return None
+        found += [(d, math.prod(own[n + 1:])) for n in range(len(own))]
+    return None if rest else found
+
+
+def _private_arrays(program: LoopProgram, primitive: str, name: str) -> list[Buffer]:
+    """The private arrays of that name.
+
+    Raises: ScheduleError where there is none.
+    """
+    private = {s.buffer for s in walk(program.body) if isinstance(s, Allocate) and s.buffer.shape}
+    found = [b for b in private if b.name == name]
+    if not found:
+        known = ", ".join(sorted(b.name for b in private)) or "none"
+        raise ScheduleError(f"{primitive}: no private array is called {name!r}; there are: {known}")
+    return found
 
 
 def stream(program: LoopProgram, name: str) -> LoopProgram:
@@ -270,7 +335,8 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
 
 def _staged(program: LoopProgram, primitive: str, name: str, at: str,
             stage: Callable[[For, list[Access]], Body]) -> LoopProgram:
-    buffers = {a.buffer.name: a.buffer for a in accesses(program.body)}
+    buffers = {a.buffer.name: a.buffer for a in accesses(program.body)} | {
+        s.buffer.name: s.buffer for s in walk(program.body) if isinstance(s, Allocate)}
     if name not in buffers:
         raise ScheduleError(f"{primitive}: no buffer is called {name!r}; those in use are: "
                             f"{', '.join(buffers)}")

@@ -27,18 +27,19 @@ from hlo_mlc.schedule import (
 )
 from hlo_mlc.support.errors import ScheduleError
 
-Argument = int | str | tuple[str, ...]
+Argument = int | str | tuple[str, ...] | tuple[int, ...]
 
 # Every primitive by the name under which traces record it.
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
                      loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, kinds.unroll,
-                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind, kinds.atomic,
-                     reduction.rfactor, privatizing.privatize, cascade.cascade, fusion.fuse_loops,
-                     fusion.fuse_first, fusion.fuse_last, fusion.distribute, storage.contract,
-                     storage.expand, storage.promote, storage.hoist, caching.cache_read,
-                     caching.cache_write, caching.pad, caching.stream, prefetching.prefetch,
+                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind, kinds.tensorize,
+                     kinds.atomic, reduction.rfactor, privatizing.privatize, cascade.cascade,
+                     fusion.fuse_loops, fusion.fuse_first, fusion.fuse_last, fusion.distribute,
+                     storage.contract, storage.expand, storage.promote, storage.hoist,
+                     caching.cache_read, caching.cache_write, caching.pad,
+                     caching.transform_layout, caching.stream, prefetching.prefetch,
                      prefetching.prefetch_next, pipelining.persist, pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
@@ -186,6 +187,10 @@ class Schedule:
         the same threads."""
         return self.apply(Step("bind", (loop, to)))
 
+    def tensorize(self, loop: str) -> Schedule:
+        """Iterations and the loop in them, where that is a product -> what a lane has of one."""
+        return self.apply(Step("tensorize", (loop,)))
+
     def atomic(self, buffer: str) -> Schedule:
         """Stores that update elements of a buffer -> updates that nothing comes between."""
         return self.apply(Step("atomic", (buffer,)))
@@ -234,10 +239,11 @@ class Schedule:
         """What `loop` adds to an element of a private buffer is added up in a register."""
         return self.apply(Step("promote", (loop,)))
 
-    def hoist(self, loop: str, inner: str, multiple: int = 1) -> Schedule:
-        """What updates in `loop` combine, the same in all iterations of it and of `inner`, is
-        computed before it: `loop.h`."""
-        return self.apply(Step("hoist", (loop, inner, multiple)))
+    def hoist(self, loop: str, inner: str, multiple: int = 1, kept: str = "value") -> Schedule:
+        """What updates in `loop` combine, the same in all iterations of it and of `inner`, or the
+        "source" of it that is converted, is computed before it: `loop.h`."""
+        source = (kept,) if kept != "value" else ()
+        return self.apply(Step("hoist", (loop, inner, multiple, *source)))
 
     def cache_read(self, buffer: str, loop: str, layout: str = "rows", same: str = "",
                    along: str = "") -> Schedule:
@@ -254,6 +260,11 @@ class Schedule:
     def pad(self, buffer: str, elements: int) -> Schedule:
         """Rows of a private buffer -> rows that are longer by so many elements."""
         return self.apply(Step("pad", (buffer, elements)))
+
+    def transform_layout(self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
+                         ) -> Schedule:
+        """The dimensions of a private buffer -> their `parts` in another `order`."""
+        return self.apply(Step("transform_layout", (buffer, parts, order)))
 
     def stream(self, buffer: str) -> Schedule:
         """What is stored to a buffer may bypass the caches."""

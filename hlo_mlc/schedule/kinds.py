@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Load
+from hlo_mlc.loops.accesses import is_own_part
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
@@ -21,6 +22,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
+from hlo_mlc.loops.matrices import parts
 from hlo_mlc.loops.rewrite import (
     Body,
     expressions,
@@ -143,7 +145,8 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
           for j in 0..8: y[b, j] = a[7 - j]         for j in 0..8 thread: y[b, j] = a[7 - j]
 
     Such loops, one behind the other, are bound at once, by all of their names: they wait for each
-    other.  Refused unless it is proved that no iteration writes what another one reads or writes.
+    other.  Where each thread has a part of a buffer for itself, that stays its own.  Refused unless
+    it is proved that no iteration writes what another one reads or writes.
     Halide: gpu_blocks, gpu_threads; TVM: bind.
     """
     names = (names,) if isinstance(names, str) else names
@@ -159,6 +162,33 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
     if checked:
         _check_all_by_threads(program)
     return program
+
+
+def tensorize(program: LoopProgram, name: str) -> LoopProgram:
+    """Let an instruction of a GPU's tensor cores do what loops say of one lane.
+
+        for e in 0..4:                              for e in 0..4 tensor:
+          for k in 0..16:                     ->      for k in 0..16:
+            s[e] <- add f32(a[…]) * f32(b[…])           s[e] <- add f32(a[…]) * f32(b[…])
+
+    Loops of that name that are no such product (`loops/matrices.py`) stay as they are.  TVM:
+    tensorize.
+    """
+    found = False
+
+    def mark(stmt: For) -> Body | None:
+        nonlocal found
+        if parts(stmt) is None:
+            return None
+        require_kind("tensorize", stmt, LoopKind.SERIAL)
+        found = True
+        return (For(stmt.var, stmt.extent, LoopKind.TENSOR, stmt.body),)
+
+    result = rewrite_loops(program, "tensorize", name, mark)
+    if not found:
+        raise refuse("tensorize", require_loops(program, "tensorize", name)[0],
+                     "is not what an instruction does")
+    return result
 
 
 def atomic(program: LoopProgram, name: str) -> LoopProgram:
@@ -208,11 +238,21 @@ def _check_bound(program: LoopProgram, name: str, kind: LoopKind) -> None:
 
 
 def _with_shared(program: LoopProgram) -> LoopProgram:
-    """Private buffers that exist around loops over threads are shared by these."""
-    around = {s.buffer for *above, s in paths(program.body) if isinstance(s, Allocate)
+    """Private buffers that exist around loops over threads are shared by these, unless each thread
+    has its own part."""
+    around = {s.buffer: s for *above, s in paths(program.body) if isinstance(s, Allocate)
               and not any(map(_is_threads, above)) and any(map(_is_threads, walk(s.body)))}
     return with_body(program, redirect(program.body, {
-        b: replace(b, scope="shared") for b in around if b.scope in ("stack", "register")}))
+        b: replace(b, scope="thread" if _is_in_parts(s) else "shared")
+        for b, s in around.items() if b.scope in ("stack", "register", "shared")}))
+
+
+def _is_in_parts(stmt: Allocate) -> bool:
+    """Whether the first indices of a buffer are the threads' own, wherever it is used."""
+    first = next(s for s in walk(stmt.body) if _is_threads(s))
+    return stmt.buffer.shape[:1] == (first.var.extent,) and all(
+        is_own_part(stmt.buffer, a.indices, [s.var for s, _ in a.path if _is_threads(s)])
+        for a in accesses(stmt.body, stmt.buffer))
 
 
 def _check_all_by_threads(program: LoopProgram) -> None:

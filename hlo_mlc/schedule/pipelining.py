@@ -9,8 +9,17 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses
-from hlo_mlc.loops.rewrite import Body, loop, redirect, substitute, transform, with_body
+from hlo_mlc.loops.rewrite import (
+    Body,
+    allocated,
+    loop,
+    redirect,
+    substitute,
+    transform,
+    with_body,
+)
 from hlo_mlc.schedule.loops import refuse, require_constant, rewrite_loops
+from hlo_mlc.schedule.storage import taken_out
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -71,12 +80,14 @@ def double_buffer(program: LoopProgram, name: str) -> LoopProgram:
         if stmt.kind is not LoopKind.SERIAL:
             raise refuse("double_buffer", stmt, "must be serial")
         trips = require_constant("double_buffer", stmt)
+        inside, body = taken_out(stmt.body)
+        rounds = For(stmt.var, stmt.extent, stmt.kind, body)
         own = {buffer: replace(buffer, name=f"{buffer.name}.b")
-               for buffer in _filled(stmt, memory)}
+               for buffer in _filled(rounds, memory)}
         if trips < 2:
             return None
         twins.update(own)
-        return _two_at_once(stmt, trips, own)
+        return allocated(inside, _two_at_once(rounds, trips, own))
 
     doubled = rewrite_loops(program, "double_buffer", name, double)
 
@@ -124,7 +135,8 @@ def _filled(stmt: For, memory: Memory) -> tuple[Buffer, ...]:
     touched, rest = accesses(stmt.body[:1]), accesses(stmt.body[1:])
     filled = tuple(dict.fromkeys(a.buffer for a in touched if a.writes))
     for a in touched:
-        if a.writes and (a.buffer.scope != "shared" or not isinstance(a.stmt, Store)):
+        if a.writes and (a.buffer.scope not in ("shared", "stack")
+                         or not isinstance(a.stmt, Store)):
             raise refuse("double_buffer", stmt, f"does more than to fill private buffers: {a}")
         if not a.writes and a.buffer in filled:
             raise refuse("double_buffer", stmt, f"reads what it fills: {a}")

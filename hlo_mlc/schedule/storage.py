@@ -254,8 +254,8 @@ def _only_update(stmt: For) -> Accumulate:
     return inner
 
 
-def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, checked: bool = True
-          ) -> LoopProgram:
+def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, kept: str = "value", *,
+          checked: bool = True) -> LoopProgram:
     """Compute what updates in a loop combine, and is the same in all its iterations, before it.
 
         for i in 0..4:                         alloc i.h: 8xf32 stack:
@@ -269,10 +269,13 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
     all iterations of the loop `inner`, too, which is inside of this one, or this one itself.  Of
     several it is the one that changes in the most loops; a constant stays where it is.  It has an
     element for each iteration of the loops in which it changes, in the order of these, with room
-    for a whole `multiple` of elements: so a factor is packed as it is read.  Refused where an
-    iteration writes what it is computed from, or may not need it.  Halide: compute_at of what was
-    inline; TVM: cache_read.
+    for a whole `multiple` of elements: so a factor is packed as it is read.  With "source" `kept`,
+    not "value", what is converted is converted afterwards.  Refused where an iteration writes what
+    it is computed from, or may not need it.  Halide: compute_at of what was inline; TVM:
+    cache_read.
     """
+    if kept not in ("value", "source"):
+        raise ScheduleError(f"hoist: expected value or source to be kept of {name!r}, got {kept!r}")
     if multiple < 1:
         raise ScheduleError(f"hoist: expected a multiple of at least 1 for {name!r}, got "
                             f"{multiple}")
@@ -292,6 +295,8 @@ def hoist(program: LoopProgram, name: str, inner: str, multiple: int = 1, *, che
             raise refuse("hoist", stmt, f"has updates that combine different things: "
                          f"{', '.join(map(str, chosen))}")
         (value, loops), = chosen.items()
+        if kept == "source" and isinstance(value, Apply) and value.op == "convert":
+            value, = value.args
         if memory is not None:
             _refuse_unstable(stmt, value, loops, memory)
         if f"{name}.h" in taken:
@@ -345,7 +350,8 @@ def nest_like(loops: Sequence[For], body: Body, name: str) -> Body:
 
 def _instead(stmt: Stmt, value: Expr, new: Expr) -> Body | None:
     """An update that combines something new in the place of a value."""
-    if not isinstance(stmt, Accumulate) or value not in _operands(stmt):
+    if not isinstance(stmt, Accumulate) or value not in {*_operands(stmt), *(
+            arg for e in _operands(stmt) if isinstance(e, Apply) for arg in e.args)}:
         return None
     terms = tuple([build.transform(t, lambda node: new if node is value else None)
                    for t in stmt.terms])

@@ -13,8 +13,6 @@ from hlo_mlc.expr.ops import compute_dtype, identity
 
 # Where rounding after every step may be left out: one rounding at the end is at least as exact.
 _WIDENED = ("add", "mul")
-# Ops of which any order of updates gives one result, up to rounding.
-_UPDATES = ("add", "mul", "max", "min", "and", "or", "xor")
 
 
 def combiner_variables(dtypes: Sequence[DType]) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
@@ -37,7 +35,7 @@ def update_of(value: Expr, element: Load) -> tuple[Combiner, Expr] | None:
         return None
     if value.op == "fma" and value.args[2] is element:
         return named_combiner("add", value.dtype), apply("mul", *value.args[:2])
-    if value.op not in _UPDATES or element not in value.args:
+    if element not in value.args or identity(value.op, value.dtype) is None:
         return None
     one, other = value.args
     return named_combiner(value.op, value.dtype), other if one is element else one

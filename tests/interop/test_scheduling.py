@@ -92,6 +92,7 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
         "cache_write": (buffer, first, str(rng.choice(["rows", "transposed"]))),
         "prefetch": (buffer, first, number), "prefetch_next": (buffer, (first,), second),
         "fuse_last": (first, (second,)), "pad": (buffer, number), "atomic": (buffer,),
+        "transform_layout": (buffer, (number,), ("0",)),
         "set_apart": (first, number // 2, number), "cut": (first, number),
         "persist": (first, number)}
     return Step(name, arguments.get(name, (first,)))

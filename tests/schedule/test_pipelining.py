@@ -11,13 +11,25 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import F32
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Stmt,
+    Store,
+    walk,
+)
 from hlo_mlc.loops.interpret import interpret
+from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.loops.text import body_text
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.schedule import Schedule, Step, replay
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.combine import named_combiner
+from hlo_mlc.tensor.core import Assign, Stage
 from making.verified import unproven
 
 X, Y = Buffer("x", F32, (24, 8), "operand"), Buffer("y", F32, (24,), "result")
@@ -113,6 +125,20 @@ def test_every_round_is_done_once(rounds: int) -> None:
     x = np.random.default_rng(0).integers(-9, 9, X.shape).astype(np.float32)
     actual, = interpret(schedule.program, [x], seed=2)
     np.testing.assert_array_equal(actual[:8], x[:rounds].sum(0))
+    assert str(replay(before, schedule.trace)) == str(schedule)
+
+
+def test_buffers_of_a_round_are_there_for_all_of_them() -> None:
+    i, j, total = variable("i", 5), variable("j", 8), Var("total", F32)
+    stage = Stage("sum", (), (Assign(Y, (index.constant(0),), total),), (i, j),
+                  named_combiner("add", F32), (load(X, (i, j)),), (ZERO,), (total,))
+    before = LoopProgram("k", (X,), (Y,), lower_stage(stage))
+    schedule = Schedule(before).cache_read("x", "i", "loops").double_buffer("i")
+    assert [s.buffer.name for s in walk(schedule.program.body) if isinstance(s, Allocate)] == [
+        "sum.total", "x.i", "x.i.b"]
+    x = np.random.default_rng(0).integers(-9, 9, X.shape).astype(np.float32)
+    actual, = interpret(schedule.program, [x])
+    assert actual[0] == x[:5].sum()
     assert str(replay(before, schedule.trace)) == str(schedule)
 
 

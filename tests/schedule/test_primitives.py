@@ -13,8 +13,18 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import all_of, apply, as_index, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import F32, I32, INDEX
-from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Store, While
+from hlo_mlc.expr.dtypes import F16, F32, I32, INDEX
+from hlo_mlc.loops.core import (
+    Accumulate,
+    Allocate,
+    For,
+    If,
+    LoopKind,
+    LoopProgram,
+    Store,
+    While,
+    walk,
+)
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.loops.lower import lower_nest, lower_stage
 from hlo_mlc.loops.rewrite import with_body
@@ -511,7 +521,7 @@ def test_bind_of_loops_that_share_a_buffer(transposed) -> None:
     shared = tiles.bind(("x.i.j", "j"), "thread")
     shows(shared.program, """
         for i in 0..4 block:
-          alloc x.i: 8xf32 shared:
+          alloc x.i: 8xf32 thread:
             for x.i.j in 0..8 thread:
               x.i[x.i.j] = x[x.i.j, i]
             for j in 0..8 thread:
@@ -534,6 +544,45 @@ def test_bind_of_threads_in_threads(transposed, tiny) -> None:
                                 tiny.map(z, "ijk", lambda i, j, k: load(x, (i, j, k)))))
     two = two.fuse_loops("a", "i").fuse_loops("b", "j").bind("a", "block").bind("b", "thread")
     refuses(lambda: two.bind("k", "thread"), "not all that the threads around it do")
+
+
+def test_bind_leaves_threads_what_is_their_own(column_sums, assert_same) -> None:
+    apart = column_sums.expand("i", "stack").distribute("i", "k").add_unit_loop("b")
+    bound = apart.bind("b", "block").bind("i", "thread")
+    assert [s.buffer.scope for s in walk(bound.program.body) if isinstance(s, Allocate)] == [
+        "thread"]
+    x = np.arange(column_sums.program.operands[0].size, dtype=np.float32)
+    assert_same(column_sums.program, bound.program,
+                [x.reshape(column_sums.program.operands[0].shape)])
+
+
+@pytest.fixture
+def small_product() -> Schedule:
+    """y[e] = sum of a[e, k] * b[k], narrow factors, the sums of which are side by side."""
+    a, b, y = (Buffer("a", F16, (4, 16), "operand"), Buffer("b", F16, (16,), "operand"),
+               Buffer("y", F32, (4,), "result"))
+    e, k, sum_of = variable("e", 4), variable("k", 16), Var("acc", F32)
+    term = apply("mul", *(apply("convert", load(f, i), dtype=F32)
+                          for f, i in ((a, (e, k)), (b, (k,)))))
+    stage = Stage("dot", (e,), (Assign(y, (e,), sum_of),), (k,), named_combiner("add", F32),
+                  (term,), (const(0.0, F32),), (sum_of,))
+    return Schedule(LoopProgram("dot", (a, b), (y,), lower_stage(stage))).expand(
+        "e", "stack").distribute("e", "k")
+
+
+@pytest.fixture
+def halves() -> list[np.ndarray]:
+    return [np.arange(64, dtype=np.float16).reshape(4, 16), np.arange(16, dtype=np.float16)]
+
+
+def test_tensorize(small_product, halves, assert_same, copy) -> None:
+    units = small_product.tensorize("e")
+    assert [s.kind for s in units.loops("e")] == [
+        LoopKind.SERIAL, LoopKind.TENSOR, LoopKind.SERIAL]
+    assert_same(small_product.program, units.program, halves)
+    refuses(lambda: Schedule(copy).tensorize("i"), "is not what an instruction does")
+    refuses(lambda: small_product.split("k", 8).tensorize("e"), "is not what an instruction does")
+    refuses(lambda: small_product.unroll("e").tensorize("e"), "must be serial")
 
 
 def test_bind_refuses(copy, running, total, transposed) -> None:
@@ -1261,6 +1310,34 @@ def test_pad_refuses(tiny, transposed, total) -> None:
     refuses(lambda: tiles.pad("x.i", 1 << 20), "bytes of x.i at once")
 
 
+def test_transform_layout(tiny, assert_same) -> None:
+    x, y = tiny.operand("x", 8, 6), tiny.result("y", 3, 8, 6)
+    program = tiny.program(tiny.map(y, "rij", lambda r, i, j: load(x, (i, j))))
+    tiles = Schedule(program).cache_read("x", "r", "loops")
+    moved = tiles.transform_layout("x.r", (4, 2, 2, 3), ("0", "1 2", "3"))
+    shows(moved.program, """
+        for r in 0..3:
+          alloc x.r: 4x4x3xf32 stack:
+            for x.r.i in 0..8:
+              for x.r.j in 0..6:
+                x.r[floordiv(x.r.i, 2), floordiv(x.r.j, 3) + floormod(x.r.i, 2) * 2, floormod(x.r.j, 3)] = x[x.r.i, x.r.j]
+            for i in 0..8:
+              for j in 0..6:
+                y[r, i, j] = x.r[floordiv(i, 2), floordiv(j, 3) + floormod(i, 2) * 2, floormod(j, 3)]
+        """)  # noqa: E501 (as it is written)
+    for parts, order in (((4, 2, 2, 3), ("3", "0 2", "1")), ((8, 1, 6), ("2", "1", "0")),
+                         ((1, 8, 6, 1), ("1 2", "0 3"))):
+        assert_same(program, tiles.transform_layout("x.r", parts, order).program,
+                    [np.arange(48, dtype=np.float32).reshape(8, 6)])
+    split = tiles.split("i", 2).split("x.r.i", 2).transform_layout(
+        "x.r", (4, 2, 6), ("1", "0", "2"))
+    assert "x.r[i.i, i.o, j]" in str(split)
+    assert replay(program, [Step.from_json(s.to_json()) for s in split.trace]).trace == split.trace
+    refuses(lambda: tiles.transform_layout("x.r", (4, 2, 6), ("0", "1")), "3 parts of 'x.r'")
+    refuses(lambda: tiles.transform_layout("x.r", (3, 2, 6), ("0", "1", "2")), "parts of 3x2x6")
+    refuses(lambda: tiles.transform_layout("x", (8, 6), ("1", "0")), "no private array is called")
+
+
 def test_what_nothing_is_left_of_disappears(tiny, assert_same) -> None:
     """A loop whose only store never happens in the last block."""
     x, y = tiny.operand("x", 10), tiny.result("y", 10)
@@ -1405,6 +1482,16 @@ def test_hoist_of_the_one_that_changes_more(tiny, matrices, assert_same) -> None
     hoisted = scaled.hoist("j", "j")
     assert "add.acc[] <- add j.h[k] * exp(x[0, k])" in str(hoisted)
     assert_same(scaled.program, hoisted.program, matrices[:1])
+
+
+def test_hoist_of_the_source_of_what_is_converted(small_product, halves, assert_same) -> None:
+    for kept, dtype in (("value", F32), ("source", F16)):
+        hoisted = small_product.hoist("e", "e", 1, kept)
+        tile, = (s.buffer for s in walk(hoisted.program.body)
+                 if isinstance(s, Allocate) and s.buffer.name == "e.h")
+        assert tile.dtype is dtype
+        assert_same(small_product.program, hoisted.program, halves)
+    refuses(lambda: small_product.hoist("e", "e", 1, "half"), "expected value or source")
 
 
 def test_hoist_of_a_constant(tiny) -> None:

@@ -13,8 +13,9 @@ from hlo_mlc.schedule.core import PRIMITIVES
 from hlo_mlc.schedule.splitting import TAILS
 from hlo_mlc.support.errors import ScheduleError
 
-# These rewrite loops that a template has built for a GPU: test_pipelining.py.
-ANY = [*(name for name in PRIMITIVES if name not in ("persist", "double_buffer")),
+# These are for loops as GPUs have them: test_pipelining.py, test_primitives.py.
+FOR_GPUS = ("persist", "double_buffer", "tensorize")
+ANY = [*(name for name in PRIMITIVES if name not in FOR_GPUS),
        *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops",
        "cache_read along"]
 # Loops are bound to a GPU after all other rewrites.
@@ -34,6 +35,7 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
     other = names[int(rng.integers(len(names)))]
     number = int(rng.integers(1, 6))
     buffers = [b.name for b, _ in program.scratch]
+    private = [s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)]
     everything = [*buffers, *(b.name for b in (*program.operands, *program.results))]
     match primitive:
         case "cache_read loops":
@@ -47,8 +49,16 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
                          isinstance(a, For) and a.var.name == at for a in path[:-1])]
             return Step("cache_read", (buffer, at, "loops", "", str(rng.choice(inner or names))))
         case "pad":
-            private = [s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)]
-            return Step(primitive, (str(rng.choice(private)) if private else "", number))
+            return Step(primitive, (str(rng.choice(private or [""])), number))
+        case "transform_layout":
+            sizes = {s.buffer.name: s.buffer.shape for s in walk(program.body)
+                     if isinstance(s, Allocate)}
+            name = str(rng.choice(private or [""]))
+            parts = tuple(n for size in sizes.get(name, ()) for n in (
+                (size // 2, 2) if size % 2 == 0 and number > 2 else (size,)))
+            order = rng.permutation(len(parts)).astype(str).tolist()
+            joined = [f"{order[0]} {order[1]}", *order[2:]] if number > 3 and order[1:] else order
+            return Step(primitive, (name, parts, tuple(joined)))
         case "split" | "cut":
             return Step(primitive, (loop, number))
         case "set_apart":
@@ -88,7 +98,8 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             buffer = everything[int(rng.integers(len(everything)))]
             return Step(primitive, (buffer, (loop,), other))
         case "hoist":
-            return Step(primitive, (loop, (loop, other)[number % 2], number))
+            source = ("source",) if number > 3 else ()
+            return Step(primitive, (loop, (loop, other)[number % 2], number, *source))
         case "fuse_first":
             hoisted = [name for name in names if ".h." in name]
             first = hoisted[int(rng.integers(len(hoisted)))] if hoisted else loop
@@ -112,8 +123,9 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
         schedule = attempt("split shift", schedule, rng, 6)
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "cache_read": "split", "cache_read loops": "split", "pad": "expand",
-              "cache_read along": "split guard", "prefetch": "vectorize",
-              "fuse_first": "hoist", "fuse_last": "split", "prefetch_next": "split",
+              "transform_layout": "expand", "cache_read along": "split guard",
+              "prefetch": "vectorize", "fuse_first": "hoist", "fuse_last": "split",
+              "prefetch_next": "split",
               "specialize": "split shift", "unswitch": "reorder"}.get(primitive)
     return attempt(prefix, schedule, rng, 12) if prefix else schedule
 

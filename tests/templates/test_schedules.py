@@ -297,6 +297,10 @@ FOR_GPUS: dict[str, tuple[str, Callable[..., Any]]] = {
     "columns of batches": ("columns", lambda x, y: jnp.stack([x, y]).max(1)),
     "narrow columns": ("columns", lambda x, y: x.reshape(-1, 3)[:, :2].sum(0) if x.size % 3 == 0
                        else jnp.repeat(x[:, :1], 2, 1).sum(0)),
+    "products": ("contraction", lambda x, y: jnp.tanh(x @ y.T)),
+    "products of halves": ("contraction", lambda x, y: x.astype(jnp.bfloat16).T
+                           @ y.astype(jnp.bfloat16)),
+    "long products": ("contraction", lambda x, y: jnp.tile(x, (1, 99)) @ jnp.tile(y, (1, 99)).T),
     "counts": ("scatter", lambda x, y: jnp.zeros(9).at[jnp.abs(x).astype(jnp.int32) % 9].add(y)),
     "windows": ("window", lambda x, y: lax.reduce_window(
         x, 0.0, lax.add, (3, 3), (1, 1), "SAME")),

@@ -1,6 +1,9 @@
 """Matrix products: tiles of both factors go through shared memory, and each warp keeps its part of
 a tile of results in registers.
 
+    naive loops  ->  split, expand, distribute  ->  hoist, pad  ->  split, unswitch, vectorize
+                 ->  split, reorder, tensorize or cache_read  ->  double_buffer  ->  bind
+
     for b block:                          a tile of results: rows x columns
       sums = initial
       for o in depth / step:
@@ -19,35 +22,31 @@ not depend on the GPU at hand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hlo_mlc.expr import build, index
-from hlo_mlc.expr.build import substitute, variable
-from hlo_mlc.expr.core import Buffer, Const, Expr, Load, Var
-from hlo_mlc.expr.dtypes import INDEX, DType
+from hlo_mlc.expr.core import Const
 from hlo_mlc.loops import matrices
-from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
-from hlo_mlc.loops.lower import stores_at
-from hlo_mlc.loops.rewrite import allocated, loop, when
+from hlo_mlc.loops.core import LoopKind
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, open_schedule
-from hlo_mlc.templates.cuda.base import (
-    THREADS,
-    at,
-    below,
-    flat,
-    lanes,
-    power_of_two,
-    product,
-    thread_loop,
-)
+from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.templates.cuda.plain import PlainTemplate
-from hlo_mlc.templates.cuda.tiles import Shape, Side, kept_factors, side_of
+from hlo_mlc.templates.cuda.tiles import (
+    Shape,
+    Side,
+    Unit,
+    in_whole_tiles,
+    kept_factors,
+    side_of,
+)
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import Contraction, contraction, cost, is_map
+from hlo_mlc.tensor.classify import contraction, cost, is_map
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -124,13 +123,15 @@ class ContractionTemplate:
         """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks == 1 or stage.reduce_axes[0].extent % chunks:
-            return Scheduled(_tiles(stage, parameters, outer), ())
+            return Scheduled.of(_tiles(stage, parameters, outer))
         first, second, partial = fold_in_chunks(stage, chunks)
+        if contraction(first) is None:  # a chunk has one term, or the same as all others
+            return Scheduled.of(_tiles(stage, parameters, outer))
         sums = Nest((second,), len(second.axes))
         template = PlainTemplate() if why_not_columns(sums) else ColumnsTemplate()
         few = {"warps": 1, "chunks": 1, "threads": THREADS}
-        return Scheduled((*_tiles(first, parameters, outer),
-                          *template.apply(sums, few, outer).body), partial)
+        return Scheduled.of(_tiles(first, parameters, outer),
+                            *template.apply(sums, few, outer).schedules, scratch=partial)
 
 
 def _chunks(stage: Stage, tiles: int, step: int) -> int:
@@ -146,243 +147,130 @@ def _chunks(stage: Stage, tiles: int, step: int) -> int:
     return max(whole or fitting, default=1)
 
 
-def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> tuple[Stmt, ...]:
-    body = _Builder(stage, contraction(stage), parameters, outer).build()
-    if parameters["buffers"] == 1:
-        return body
-    schedule = open_schedule(Nest((stage,), len(stage.axes)), body)
-    return schedule.double_buffer(f"{stage.name}_o").program.body
+def _tiles(stage: Stage, parameters: Parameters, outer: LoopKind) -> Schedule:
+    """A block for each tile of results, whose depth it goes through step by step."""
+    roles, accumulator = contraction(stage), stage.accumulators[0]
+    lhs, rhs, with_tensor_cores = kept_factors(roles, accumulator.dtype)
+    unit = Unit.of(with_tensor_cores)
+    shape = Shape.of(parameters, (unit.rows, unit.columns),
+                     MOST_SUMS * 4 // max(4, accumulator.dtype.bytes))
+    depth = parameters["depth"] // lhs.dtype.bytes
+    if not with_tensor_cores:
+        depth = min(max(depth, FEWEST_STEPS), MOST_STEPS)
+    whole = in_whole_tiles(stage, (lhs, rhs), (shape.rows, shape.columns, depth))
+    *batch, m, n = (v.name for v in whole.axes)
+    k = whole.reduce_axes[0].name
+    row, column, step, sums = f"{m}.i", f"{n}.i", f"{k}.i", f"{stage.name}.{accumulator.name}"
+    # All sums of a tile begin, go along the depth, and are stored, side by side.
+    schedule = (open_schedule(Nest((whole,), len(whole.axes)), lower_stage(whole), checked=False)
+                .split(m, shape.rows).split(n, shape.columns).split(k, depth)
+                .reorder(f"{m}.o", f"{n}.o", row, column)
+                .expand(column, "register").expand(row, "register")
+                .distribute(row, f"{k}.o", "e").distribute(row, f"{k}.o")
+                .reorder(f"{k}.o", row, column, step))
+    filling = []
+    deep = product(roles.summed) % depth > 0
+    for value, axes, size, own, other in ((lhs, roles.rows, shape.rows, row, column),
+                                          (rhs, roles.columns, shape.columns, column, row)):
+        side = side_of(value, axes, roles, with_tensor_cores)
+        along_depth = side.along_depth and not side.turned
+        schedule = schedule.reorder(other, *((own, step) if along_depth else (step, own))).hoist(
+            other, other, 1, "source")
+        padding = PADDING // value.dtype.bytes
+        if with_tensor_cores and not along_depth:  # four rows of eight f32 at once
+            padding = max(8, padding)
+        schedule = schedule.pad(f"{other}.h", padding)
+        schedule, threads = _filled(
+            schedule, side, f"{other}.h.{own}", f"{other}.h.{step}",
+            WARP * shape.down * shape.across, deep or product(axes) % size > 0)
+        filling.append(threads)
+    for one, two in zip(*filling, strict=True):
+        schedule = schedule.fuse_loops(one, two)
+    schedule, summing, own = _shared_out(schedule, row, column, shape, unit)
+    schedule, storing, stored = _shared_out(schedule, f"{row}.e", f"{column}.e", shape, unit)
+    schedule = _stored(
+        schedule.transform_layout(sums, unit.parts(shape), unit.order), stored,
+        math.gcd(unit.inner_columns, roles.columns[-1].extent),
+        product(roles.rows) % shape.rows + product(roles.columns) % shape.columns > 0)
+    if with_tensor_cores:
+        schedule = _by_tensor_cores(schedule, own, step, matrices.depth_of(lhs.dtype))
+    else:
+        schedule = _one_by_one(schedule, own, step, f"{column}.h", f"{row}.h")
+    if parameters["buffers"] > 1:
+        schedule = schedule.double_buffer(f"{k}.o")
+    blocks = (*batch, f"{m}.o", f"{n}.o")
+    schedule = schedule.fuse(*blocks)
+    if outer is LoopKind.BLOCK:
+        schedule = schedule.bind(".".join(blocks), "block")
+    return schedule.bind((*filling[0], *summing, *storing), "thread")
 
 
-class _Builder:
-    """Builds the loops of one matrix product."""
+def _filled(schedule: Schedule, side: Side, own: str, step: str, threads: int, partial: bool
+            ) -> tuple[Schedule, tuple[str, str]]:
+    """A tile of a factor, as vectors by all threads; if it is `partial`, there may be zeros."""
+    outer, inner = (own, step) if side.along_depth else (step, own)
+    if side.turned:
+        schedule = schedule.reorder(outer, inner)
+    vector = ""
+    if side.width > 1:
+        schedule, inner, vector = schedule.split(inner, side.width), f"{inner}.o", f"{inner}.i"
+    schedule, name = schedule.fuse(outer, inner), f"{outer}.{inner}"
+    schedule = schedule.split(name, threads, "guard").reorder(f"{name}.i", f"{name}.o")
+    rounds = constant_extent(schedule.loops(f"{name}.o")[0])
+    if rounds * side.width * cost(side.value) <= WRITTEN_OUT:
+        schedule = schedule.unroll(f"{name}.o")
+    if vector and partial:
+        schedule = schedule.unswitch(vector)
+    if vector:
+        schedule = schedule.vectorize(vector)
+    return schedule.split(f"{name}.i", WARP), (f"{name}.i.o", f"{name}.i.i")
 
-    def __init__(self, stage: Stage, roles: Contraction, parameters: Parameters,
-                 outer: LoopKind) -> None:
-        self.stage, self.roles, self.outer = stage, roles, outer
-        self.name = name = stage.name
-        accumulator = stage.accumulators[0].dtype
-        lhs, rhs, self.with_tensor_cores = kept_factors(roles, accumulator)
-        self.lhs = side_of(f"{name}_lhs", lhs, roles.rows, roles, self.with_tensor_cores)
-        self.rhs = side_of(f"{name}_rhs", rhs, roles.columns, roles, self.with_tensor_cores)
-        self.dtype: DType = lhs.dtype
-        self.unit = (matrices.ROWS, matrices.COLUMNS) if self.with_tensor_cores else (16, 32)
-        self.shape = shape = Shape.of(parameters, self.unit,
-                                       MOST_SUMS * 4 // max(4, accumulator.bytes))
-        self.depth = parameters["depth"] // self.dtype.bytes
-        if not self.with_tensor_cores:
-            self.depth = min(max(self.depth, FEWEST_STEPS), MOST_STEPS)
-        self.total_depth = product(roles.summed)
-        self.tiles_down = -(-product(roles.rows) // shape.rows)
-        self.tiles_across = -(-product(roles.columns) // shape.columns)
-        self.block = Var(f"{name}_b", INDEX,
-                         product(roles.batch) * self.tiles_down * self.tiles_across)
-        self.warp = variable(f"{name}_w", shape.down * shape.across)
-        self.lane = variable(f"{name}_l", WARP)
-        tile = index.floordiv(self.block, self.tiles_across)
-        self.first_row = index.multiply(index.floormod(tile, self.tiles_down),
-                                        index.constant(shape.rows))
-        self.first_column = index.multiply(index.floormod(self.block, self.tiles_across),
-                                           index.constant(shape.columns))
-        self.batch = at(index.floordiv(tile, self.tiles_down), roles.batch)
-        self.lhs_tile = self._tile(self.lhs, shape.rows)
-        self.rhs_tile = self._tile(self.rhs, shape.columns)
-        self.down = shape.rows // (shape.down * self.unit[0])  # units of a warp
-        self.across = shape.columns // (shape.across * self.unit[1])
-        each = matrices.LANE_ELEMENTS if self.with_tensor_cores else 16
-        threads = self.warp.extent, WARP
-        self.sums = Buffer(f"{name}_sums", accumulator, (*threads, self.down, self.across, each),
-                           "thread")
-        self.factors = () if self.with_tensor_cores else tuple(
-            Buffer(f"{side.name}_own", self.dtype, (*threads, count, 4), "thread")
-            for side, count in ((self.lhs, self.down), (self.rhs, self.across)))
 
-    def build(self) -> tuple[Stmt, ...]:
-        """The loop over tiles."""
-        steps = -(-self.total_depth // self.depth)
-        body: tuple[Stmt, ...] = (
-            self._threads(self._each_sum(lambda i, j, e: (
-                Store(self.sums, self._own(i, j, e), self.stage.initial[0]),))),
-            loop(f"{self.name}_o", steps, LoopKind.SERIAL, self._step),
-            self._threads(self._finish()))
-        body = allocated((self.rhs_tile, self.lhs_tile, self.sums, *reversed(self.factors)), body)
-        return (For(self.block, index.constant(self.block.extent), self.outer, body),)
+def _shared_out(schedule: Schedule, row: str, column: str, shape: Shape, unit: Unit
+                ) -> tuple[Schedule, tuple[str, str], tuple[str, ...]]:
+    """The loops over a tile's rows and columns as loops over warps and lanes, and those over a
+    lane's own: units down and across, rows and columns of its elements in one."""
+    loops = []
+    for name, size, unit_size, inside in (
+            (row, shape.rows // shape.down, unit.rows, unit.inner_rows),
+            (column, shape.columns // shape.across, unit.columns, unit.inner_columns)):
+        schedule = schedule.split(name, size).split(f"{name}.i", unit_size).split(
+            f"{name}.i.i", inside)
+        loops.append([f"{name}.o", f"{name}.i.o", f"{name}.i.i.o", f"{name}.i.i.i"])
+    (down, i, *rows), (across, j, lane_column, e_column) = loops
+    lane_row, e_row = rows[::-1] if unit.lanes_inside else rows
+    schedule = schedule.reorder(down, across, lane_row, lane_column, i, j, e_row, e_column).fuse(
+        down, across).fuse(lane_row, lane_column)
+    return schedule, (f"{down}.{across}", f"{lane_row}.{lane_column}"), (i, j, e_row, e_column)
 
-    def _threads(self, body: tuple[Stmt, ...]) -> For:
-        return thread_loop(self.warp, (thread_loop(self.lane, body),))
 
-    def _own(self, *rest: Expr) -> tuple[Expr, ...]:
-        return self.warp, self.lane, *rest
+def _by_tensor_cores(schedule: Schedule, own: Sequence[str], step: str, depth: int) -> Schedule:
+    """All units of a warp, by an instruction each."""
+    i, j, e_row, e_column = own
+    schedule, e = schedule.fuse(e_row, e_column), f"{e_row}.{e_column}"
+    schedule = schedule.split(step, depth).reorder(f"{step}.o", i, j, e, f"{step}.i")
+    return schedule.tensorize(e).write_out(i).write_out(j).unroll(f"{step}.o")
 
-    # Tiles of the factors
 
-    def _tile(self, side: Side, extent: int) -> Buffer:
-        padding = PADDING // self.dtype.bytes
-        if side.along_depth and not side.turned:
-            outer, inner = extent, self.depth
-        else:
-            outer, inner = self.depth, extent
-            if self.with_tensor_cores:  # four rows of eight f32 at once
-                padding = max(8, padding)
-        return Buffer(f"{side.name}_tile", self.dtype, (outer, inner + padding), "shared")
+def _one_by_one(schedule: Schedule, own: Sequence[str], step: str, *tiles: str) -> Schedule:
+    """All sums of a thread, of which the factors are in registers."""
+    schedule = schedule.reorder(step, *own)
+    for tile, unit, element in zip(tiles, own[:2], own[2:], strict=True):
+        schedule = schedule.cache_read(tile, step, "loops").unroll(
+            f"{tile}.{step}.{unit}").vectorize(f"{tile}.{step}.{element}")
+    for name in (step, *own):
+        schedule = schedule.unroll(name)
+    return schedule
 
-    def _step(self, o: Expr) -> tuple[Stmt, ...]:
-        start = index.multiply(o, index.constant(self.depth))
-        stage = (*self._staged(self.lhs, self.lhs_tile, self.shape.rows, self.first_row, start),
-                 *self._staged(self.rhs, self.rhs_tile, self.shape.columns, self.first_column,
-                               start))
-        multiply = self._by_tensor_cores if self.with_tensor_cores else self._one_by_one
-        return self._threads(stage), self._threads(multiply())
 
-    def _staged(self, side: Side, tile: Buffer, extent: int, first: Expr,
-                start: Expr) -> tuple[Stmt, ...]:
-        """A tile of a factor, zero where there are no elements."""
-        outer, inner = (extent, self.depth) if side.along_depth else (self.depth, extent)
-        vectors = inner // side.width
-        threads = self.warp.extent * WARP
-        rounds = -(-outer * vectors // threads)
-        zero = build.const(0, self.dtype)
-
-        def one(c: Expr) -> tuple[Stmt, ...]:
-            number = flat((c, 1), (self.warp, self.warp.extent), (self.lane, WARP))
-            a = index.floordiv(number, vectors)
-            b = index.multiply(index.floormod(number, vectors), index.constant(side.width))
-            position = (index.add(first, a), index.add(start, b)) if side.along_depth \
-                else (index.add(first, b), index.add(start, a))
-            inside = build.all_of(below(position[0], product(side.axes)),
-                                  below(position[1], self.total_depth))
-
-            def stored(value: Callable[[dict[Var, Expr]], Expr]) -> tuple[Stmt, ...]:
-                def element(v: Expr) -> tuple[Stmt, ...]:
-                    place = [a, index.add(b, v)]
-                    here = index.add(position[0], v) if not side.along_depth else position[0]
-                    deep = index.add(position[1], v) if side.along_depth else position[1]
-                    mapping = {**self.batch, **at(here, side.axes),
-                               **at(deep, self.roles.summed)}
-                    if side.turned:
-                        place.reverse()
-                    return (Store(tile, tuple(place), value(mapping)),)
-
-                return lanes(f"{side.name}_v", side.width, element)
-
-            whole = stored(lambda mapping: substitute(side.value, mapping))
-            if inside is not build.TRUE:
-                whole = (If(inside, whole, stored(lambda mapping: zero)),)
-            return when(below(a, outer), whole)
-
-        if rounds == 1:
-            return one(index.constant(0))
-        short = rounds * side.width * cost(side.value) <= WRITTEN_OUT
-        kind = LoopKind.UNROLL if short else LoopKind.SERIAL
-        return (loop(f"{side.name}_c", rounds, kind, one),)
-
-    # Products
-
-    def _warp_row(self) -> Expr:
-        return index.multiply(index.floordiv(self.warp, self.shape.across),
-                              index.constant(self.shape.rows // self.shape.down))
-
-    def _warp_column(self) -> Expr:
-        return index.multiply(index.floormod(self.warp, self.shape.across),
-                              index.constant(self.shape.columns // self.shape.across))
-
-    def _place(self, i: Expr, j: Expr, e: Expr) -> tuple[Expr, Expr]:
-        """The row and column of the tile that an element of a thread is of: `i`, `j` number the
-        units, `e` the elements in one."""
-        if self.with_tensor_cores:
-            row, column = matrices.row(self.lane, e), matrices.column(self.lane, e)
-        else:  # 4 x 8 lanes of 4 x 4 elements
-            row = flat((index.floordiv(self.lane, 8), 4), (index.floordiv(e, 4), 4))
-            column = flat((index.floormod(self.lane, 8), 8), (index.floormod(e, 4), 4))
-        return (index.add(index.add(self._warp_row(), row),
-                          index.multiply(i, index.constant(self.unit[0]))),
-                index.add(index.add(self._warp_column(), column),
-                          index.multiply(j, index.constant(self.unit[1]))))
-
-    def _element(self, side: Side, tile: Buffer, position: Expr, k: Expr) -> Load:
-        deep_last = side.along_depth and not side.turned
-        return Load(tile, (position, k) if deep_last else (k, position))
-
-    def _by_tensor_cores(self) -> tuple[Stmt, ...]:
-        depth = matrices.depth_of(self.dtype)
-        e, k = Var(f"{self.name}_e", INDEX, matrices.LANE_ELEMENTS), Var(
-            f"{self.name}_d", INDEX, depth)
-
-        def one(i: int, j: int, s: Expr) -> Stmt:
-            i, j = index.constant(i), index.constant(j)
-            row, column = self._place(i, j, e)
-            deep = index.add(index.multiply(s, index.constant(depth)), k)
-            factors = (self._element(self.lhs, self.lhs_tile, row, deep),
-                       self._element(self.rhs, self.rhs_tile, column, deep))
-            term = build.apply("mul", *(build.apply("convert", f, dtype=self.sums.dtype)
-                                        for f in factors))
-            return matrices.product(Accumulate((self.sums,), self._own(i, j, e),
-                                               self.stage.combiner, (term,)), e, k)
-
-        return (loop(f"{self.name}_k", self.depth // depth, LoopKind.UNROLL, lambda s: tuple(
-            one(i, j, s) for i in range(self.down) for j in range(self.across))),)
-
-    def _one_by_one(self) -> tuple[Stmt, ...]:
-        """Each thread multiplies 4 rows by 4 columns of each unit."""
-        left, right = self.factors
-        zero = index.constant(0)
-
-        def step(k: Expr) -> tuple[Stmt, ...]:
-            def of_lhs(i: Expr) -> tuple[Stmt, ...]:
-                return lanes(f"{self.name}_x", 4, lambda v: (Store(
-                    left, self._own(i, v), self._element(self.lhs, self.lhs_tile, self._place(
-                        i, zero, index.multiply(v, index.constant(4)))[0], k)),))
-
-            def of_rhs(j: Expr) -> tuple[Stmt, ...]:
-                return lanes(f"{self.name}_y", 4, lambda v: (Store(
-                    right, self._own(j, v), self._element(
-                        self.rhs, self.rhs_tile, self._place(zero, j, v)[1], k)),))
-
-            def update(i: Expr, j: Expr, e: Expr) -> tuple[Stmt, ...]:
-                term = build.apply("mul", Load(left, self._own(i, index.floordiv(e, 4))),
-                                   Load(right, self._own(j, index.floormod(e, 4))))
-                return (Accumulate((self.sums,), self._own(i, j, e), self.stage.combiner,
-                                   (term,)),)
-
-            return (loop(f"{self.name}_p", self.down, LoopKind.UNROLL, of_lhs),
-                    loop(f"{self.name}_q", self.across, LoopKind.UNROLL, of_rhs),
-                    *self._each_sum(update))
-
-        return (loop(f"{self.name}_k", self.depth, LoopKind.UNROLL, step),)
-
-    # Sums
-
-    def _each_sum(self, body: Callable[[Expr, Expr, Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        """`body(unit down, unit across, element)` for all sums of a thread."""
-        *_, down, across, each = self.sums.shape
-        return (loop(f"{self.name}_i", down, LoopKind.UNROLL, lambda i: (
-            loop(f"{self.name}_j", across, LoopKind.UNROLL, lambda j: (
-                loop(f"{self.name}_e", each, LoopKind.UNROLL, lambda e: body(i, j, e)),)),)),)
-
-    def _finish(self) -> tuple[Stmt, ...]:
-        """The results; the elements of a row that a thread has side by side at once."""
-        roles, side = self.roles, 2 if self.with_tensor_cores else 4
-        *_, down, across, each = self.sums.shape
-        width = math.gcd(side, roles.columns[-1].extent)
-
-        def one(i: Expr, j: Expr, h: Expr) -> tuple[Stmt, ...]:
-            def place(v: Expr) -> tuple[Expr, Expr, Expr]:
-                e = index.add(index.multiply(h, index.constant(width)), v)
-                row, column = self._place(i, j, e)
-                return (index.add(self.first_row, row), index.add(self.first_column, column), e)
-
-            def stored(v: Expr) -> tuple[Stmt, ...]:
-                row, column, e = place(v)
-                mapping = {**self.batch, **at(row, roles.rows), **at(column, roles.columns),
-                           self.stage.accumulators[0]: Load(self.sums, self._own(i, j, e))}
-                return stores_at(self.stage.assigns, mapping)
-
-            row, column, _ = place(index.constant(0))
-            inside = build.all_of(below(row, product(roles.rows)),
-                                  below(column, product(roles.columns)))
-            return when(inside, lanes(f"{self.name}_v", width, stored))
-
-        return (loop(f"{self.name}_i", down, LoopKind.UNROLL, lambda i: (
-            loop(f"{self.name}_j", across, LoopKind.UNROLL, lambda j: (
-                loop(f"{self.name}_h", each // width, LoopKind.UNROLL,
-                     lambda h: one(i, j, h)),)),)),)
+def _stored(schedule: Schedule, own: Sequence[str], width: int, partial: bool) -> Schedule:
+    """The results; those of a row that a thread has side by side at once."""
+    *rest, vector = own
+    if width < constant_extent(schedule.loops(vector)[0]):
+        schedule = schedule.split(vector, width)
+        rest, vector = [*rest, f"{vector}.o"], f"{vector}.i"
+    for name in rest:
+        schedule = schedule.unroll(name)
+    if width == 1:
+        return schedule.unroll(vector)
+    return (schedule.unswitch(vector) if partial else schedule).vectorize(vector)

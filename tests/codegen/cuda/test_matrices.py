@@ -141,7 +141,7 @@ def test_tiles_on_their_way_and_chunks(take_apart, emulator, cuda_source, arrays
     program, = take_apart(lambda x, y: jnp.dot(x, y, preferred_element_type=jnp.float32) * 2,
                           x, y, platform="cuda").programs
     source = cuda_source(program, parameters and {0: ("contraction", parameters)})
-    assert ("_tile_b" in source.text) is twice
+    assert ("_h_b" in source.text) is twice
     assert len(source.launches) == launches
     for order in (0, 1, 7):
         actual, = emulator.run(source, program, (x, y), order)
