@@ -540,6 +540,20 @@ def test_in_the_body_of_a_loop() -> None:
     np.testing.assert_allclose(mine, theirs, rtol=1e-4)
 
 
+@pytest.mark.parametrize("trips", [3, 4])
+def test_a_factor_that_the_next_trip_begins_with(trips: int) -> None:
+    a = np.random.default_rng(0).standard_normal((40, 12)).astype("float32")
+
+    def function(x: jax.Array) -> jax.Array:
+        def step(x: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return jnp.linalg.qr(a.T @ (a @ x))[0], None
+
+        return lax.scan(step, x, None, length=trips)[0]
+
+    (mine,), (theirs,) = both(function, np.eye(12, 4, dtype="float32"))
+    np.testing.assert_allclose(np.abs(mine), np.abs(theirs), rtol=1e-3, atol=1e-4)
+
+
 def test_larger_ones_stay_with_lapack() -> None:
     report = mlc_jit(jnp.linalg.solve, choose="ours").report(
         special(4, 17, 17), special(4, 17, 1))

@@ -307,9 +307,10 @@ def _in_place(run: _Run, source: Buffer, target: Buffer, fresh: Callable[[str], 
             continue
         old = reads(item.stage, target)
         if place == first:
+            if not is_map(item.stage) or item.stage.outputs != (source,) or item.update:
+                return None
             own = item.stage.assigns[0]
-            if not is_map(item.stage) or item.stage.outputs != (source,) or item.update \
-                    or any(r.indices != own.indices or r.guard is not None for r in old):
+            if any(r.indices != own.indices or r.guard is not None for r in old):
                 return None
             is_copy = own.value is load(target, own.indices)
             edits[place] = [] if is_copy else [
