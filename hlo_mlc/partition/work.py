@@ -94,9 +94,7 @@ def _operations(stage: Stage) -> int:
     guards = [a.guard for a in (*stage.along, *stage.assigns) if a.guard is not None]
     folded = 0
     if stage.combiner is not None:
-        # Whether an element exists is asked once for a whole tile (tensor/guards.py).
-        folded = _cost(*stage.terms) - _cost(*(
-            load.guard for term in stage.terms for load in loads(term) if load.guard is not None))
+        folded = _cost_of_terms(stage)
         each = _cost(*stage.combiner.results)
         folded += each * _WAITING if stage.scan is not None else -1 if multiplies(stage) else each
     if stage.sort is not None:
@@ -109,6 +107,17 @@ def _operations(stage: Stage) -> int:
     if contraction(stage) is not None:
         evaluated //= _FACTOR_REUSE
     return evaluated * folded + outer * _cost(*values, *guards)
+
+
+def term_operations(stage: Stage) -> int:
+    """How many of a stage's operations compute what it folds."""
+    return points(stage) * _cost_of_terms(stage)
+
+
+def _cost_of_terms(stage: Stage) -> int:
+    # Whether an element exists is asked once for a whole tile (tensor/guards.py).
+    return _cost(*stage.terms) - _cost(*(
+        load.guard for term in stage.terms for load in loads(term) if load.guard is not None))
 
 
 def _cost(*roots: Expr) -> int:

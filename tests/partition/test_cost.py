@@ -314,6 +314,15 @@ def test_positions_of_maxima_are_found_one_by_one_there() -> None:
     assert many.xla_us > 2_000
 
 
+@pytest.mark.parametrize("fold", [
+    lambda x: jnp.argmax(x, -1), lambda x: lax.cumsum(x, 1), lambda x: lax.sort(x, dimension=1)])
+def test_what_they_are_computed_of_takes_time_there_as_well(fold: Callable) -> None:
+    shapes = [(512, 64)] * 2
+    plain = times(lambda x, y: fold(x), *shapes)
+    computed = times(lambda x, y: fold(jnp.log(jnp.exp(x) + jnp.exp(y))), *shapes)
+    assert computed.xla_us > plain.xla_us + 10
+
+
 def test_what_overwrites_a_part_is_computed_one_by_one_there() -> None:
     def whole(x: jax.Array) -> jax.Array:
         return x * 0.5 + 1
