@@ -17,7 +17,7 @@ from hlo_mlc.expr.core import Apply, Const, Expr, Var, uses_of, walk
 FEW_QUOTIENTS = 16
 
 
-def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
+def refine(roots: Sequence[Expr], inner: Sequence[Var] = (), nested: bool = False) -> list[Expr]:
     """The expressions in better forms, `roots` being all that is computed together.
 
         a * b + c                ->  fma(a, b, c)
@@ -27,7 +27,8 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
         a[i, j] / b[i]           ->  div_common(a[i, j], b[i]), where j is one of `inner`
 
     Only where nothing else uses the inner values, and only in f32 and f64: narrower floats are
-    rounded after every op.  `inner` are the variables of the innermost loops.
+    rounded after every op.  `inner` are the variables of the innermost loops; if they are `nested`,
+    each loop runs inside of those before it, for which nothing of its own is kept.
     """
     order = list(walk(*roots))
     uses = uses_of(roots, order)
@@ -35,7 +36,8 @@ def refine(roots: Sequence[Expr], inner: Sequence[Var] = ()) -> list[Expr]:
     for node in order:
         better = None
         if isinstance(node, Apply) and node.dtype.is_float and not node.dtype.is_narrow_float:
-            better = _better(node, uses, new) or _with_common_divisor(node, inner, new)
+            better = _better(node, uses, new) or _with_common_divisor(
+                node, inner, nested, new)
         new[node] = better or rebuild(node, tuple([new[part] for part in node.children]))
     return [new[root] for root in roots]
 
@@ -88,12 +90,14 @@ def _complement(node: Apply) -> tuple[Expr, bool] | None:
     return None
 
 
-def _with_common_divisor(node: Apply, inner: Sequence[Var], new: dict[Expr, Expr]
+def _with_common_divisor(node: Apply, inner: Sequence[Var], nested: bool, new: dict[Expr, Expr]
                          ) -> Expr | None:
     if node.op != "div":
         return None
     x, y = node.args
-    if not any(v in x.free and v not in y.free and v.extent >= FEW_QUOTIENTS for v in inner):
+    if not any(v in x.free and v not in y.free and v.extent >= FEW_QUOTIENTS
+               and (not nested or y.free.isdisjoint(inner[place + 1:]))
+               for place, v in enumerate(inner)):
         return None
     return apply("div_common", new[x], new[y])
 

@@ -10,6 +10,7 @@ from hlo_mlc.expr.build import FALSE, TRUE, load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.refine import refine
 from hlo_mlc.support.errors import VerifyError
+from hlo_mlc.tensor.classify import walks_columns
 from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Stage, Step
 
 
@@ -46,7 +47,9 @@ def refined(step: Step) -> Step:
 
     def stage(s: Stage) -> Stage:
         inner = (*s.axes[-1:], *s.reduce_axes[-1:])
-        better = dict(zip(s.expressions, refine(s.expressions, inner), strict=True))
+        # A fold of one row after the other goes through all terms of one before the next.
+        nested = len(s.axes) == 1 and not walks_columns(s)
+        better = dict(zip(s.expressions, refine(s.expressions, inner, nested), strict=True))
         return map_expressions(s, lambda e: better[e])
 
     return replace(step, stages=tuple(map(stage, step.stages)))

@@ -53,6 +53,9 @@ def test_divisors_are_shared_along_the_inner_axis_only():
     by_row, by_column = (apply("div", x, load(y, (v,))) for v in (i, j))
     assert refine([by_row], [j])[0].op == "div_common"
     assert refine([by_column], [j])[0].op == "div"
+    assert refine([by_column], [i, j])[0].op == "div_common"
+    assert refine([by_column], [i, j], nested=True)[0].op == "div"
+    assert refine([by_row], [i, j], nested=True)[0].op == "div_common"
     few = Var("k", INDEX, 3)
     short = apply("div", load(Buffer("z", F32, (64, 3)), (i, few)), load(y, (i,)))
     assert refine([short], [few])[0].op == "div"
