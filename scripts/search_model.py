@@ -26,7 +26,7 @@ from scipy.stats import spearmanr
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.compiler import clusters_of, is_data_dependent
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.cluster_programs import cluster_operands, original_program
+from hlo_mlc.interop.cluster_programs import cluster_operands, in_memory, original_program
 from hlo_mlc.runtime import library
 from hlo_mlc.support.errors import TuningError
 from hlo_mlc.support.options import Options
@@ -94,8 +94,9 @@ def costliest_of(function: Callable[..., Any], arguments: Sequence[Any]) -> Task
     operands = cluster_operands(graph, cluster, None, ())
     run = compat.compile_for_cpu(original_program(graph, module, cluster))
     expected = tuple(np.asarray(r) for r in run(operands))
-    return Task(cluster.kernel.program, target_of(options), TemplateGenerator(), tuple(operands),
-                expected)
+    return Task(cluster.kernel.program, target_of(options), TemplateGenerator(),
+                in_memory(cluster, cluster.operands, operands),
+                in_memory(cluster, cluster.results, expected))
 
 
 def collect(path: Path, cases: Sequence[str]) -> None:

@@ -312,10 +312,15 @@ class Parts:
         Raises: UnsupportedOpError for what only XLA can run.
         """
         def kernel(node: Node, operands: Arrays) -> Arrays:
-            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else stored(a)
-                     for a in operands]
+            given, found = (
+                [layout[::-1] for layout in node.attributes.get(name, [()] * len(values))]
+                for values, name in ((node.operands, "operand_layouts"),
+                                     (node.results, "result_layouts")))
+            laid = (stored(a, order) for a, order in zip(operands, given, strict=True))
+            parts = [np.stack((a.real, a.imag), -1) if a.dtype.kind == "c" else a for a in laid]
             results = execute(self.kernels[node.attributes["id"]].program, parts)
-            return [restored(r, v.type) for r, v in zip(results, node.results, strict=True)]
+            return [restored(r, v.type, order)
+                    for r, v, order in zip(results, node.results, found, strict=True)]
 
         return list(evaluate_graph(self.graph, args, instead={**references, KERNEL_OP: kernel}))
 

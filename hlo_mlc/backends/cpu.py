@@ -220,6 +220,8 @@ class ShardedCpuBackend(CpuBackend):
     """CPUs among several devices, each of which has parts of the arrays: what it takes can be cut
     into parts as well."""
 
+    limits = replace(LIMITS, takes_layouts=False)  # parts lie row by row
+
     def chooser(self, options: Options) -> Chooser:
         rule = CpuBackend.chooser(self, options)
 

@@ -56,7 +56,7 @@ LEFT = {
 def limits_of(target: CudaTarget) -> FusionLimits:
     """What kernels compute where it is needed."""
     return FusionLimits(kept_bytes(target) // F32.bytes, PROLOGUE, packs_constants=False,
-                        folds_both_ways=False, left=LEFT)
+                        folds_both_ways=False, takes_layouts=False, left=LEFT)
 
 
 def stays_complex(node: Node) -> bool:

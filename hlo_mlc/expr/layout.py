@@ -1,15 +1,19 @@
-"""How arrays lie in the memory of kernels: as NumPy has them, but for integers of less than a byte,
-which share bytes, the first in the lowest bits."""
+"""How arrays lie in the memory of kernels: as NumPy has them, unless their dimensions have another
+order, but for integers of less than a byte, which share bytes, the first in the lowest bits."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType, from_numpy
 
 
-def stored(array: np.ndarray) -> np.ndarray:
-    """An array as kernels have it in memory: integers of less than a byte share bytes."""
+def stored(array: np.ndarray, order: Sequence[int] = ()) -> np.ndarray:
+    """An array as kernels have it in memory, its dimensions in an order, the outermost first."""
+    if order:
+        return np.ascontiguousarray(array.transpose(order))
     tensor = TensorType(array.shape, from_numpy(array.dtype))
     if not tensor.dtype.is_packed:
         return array
@@ -20,8 +24,11 @@ def stored(array: np.ndarray) -> np.ndarray:
         .reshape(tensor.stored.shape)
 
 
-def restored(memory: np.ndarray, tensor: TensorType) -> np.ndarray:
+def restored(memory: np.ndarray, tensor: TensorType, order: Sequence[int] = ()) -> np.ndarray:
     """The array of this type that kernels have in memory so."""
+    if order:
+        shape = [tensor.shape[d] for d in order]
+        return memory.view(tensor.dtype.numpy).reshape(shape).transpose(np.argsort(order))
     if not tensor.dtype.is_packed:
         return memory.view(tensor.dtype.numpy).reshape(tensor.shape)
     bits = tensor.dtype.bits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +20,9 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.support.errors import FrontendError
 
 # A node of our own: a kernel that runs as one custom call.  Attributes: `id` (str, its logical
-# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints), and
-# `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it.  Or several
+# id), `aliases` (pairs (result, operand) that share a buffer), `dims` (run-time sizes, ints),
+# `scratch_bytes` (int, 0 where it is missing), memory that the caller has to give it, and
+# `operand_layouts` and `result_layouts`, as custom calls state them, () for row by row.  Or several
 # kernels that compute it in blocks of rows: `blocks` in the place of `id`, ids by the rows of each,
 # and `dims` are what custom_calls/ffi_handler.cc says.
 #
@@ -44,7 +47,8 @@ from hlo_mlc.support.errors import FrontendError
 #            hlo_dataflow_analysis.cc): copy_insertion.cc copies what is read later, constants and
 #            arguments that were not donated.  hlo_verifier.cc (HandleCustomCall) only compares
 #            shapes: that no operand or result is in two pairs is seen to here.
-# layouts    Those that are stated are kept (layout_assignment.cc); without, XLA may choose others.
+# layouts    Those that are stated are kept, by copies where it takes such (layout_assignment.cc);
+#            without, XLA may choose others.
 KERNEL_OP = "hlo_mlc.kernel"
 KERNEL_TARGET = "hlo_mlc_kernel"
 
@@ -178,8 +182,9 @@ class _Emitter:
             "has_side_effect": ir.BoolAttr.get(False),
             "api_version": ir.IntegerAttr.get(ir.IntegerType.get_signless(32), _TYPED_FFI),
             "backend_config": ir.DictAttr.get(config),
-            "operand_layouts": _row_major(node.operands),
-            "result_layouts": _row_major((*node.results, *unread)),
+            "operand_layouts": _layouts(node.operands, node.attributes.get("operand_layouts", ())),
+            "result_layouts": _layouts((*node.results, *unread),
+                                       node.attributes.get("result_layouts", ())),
             "output_operand_aliases": ir.ArrayAttr.get(aliases),
         }
         call = replace(node, op="stablehlo.custom_call", results=(*node.results, *unread),
@@ -258,13 +263,10 @@ def _replace_captures(operation: ir.Operation, values: list[ir.Value]) -> None:
         use.operation.operands[use.index] = replaced[use.value]
 
 
-def _row_major(values: tuple[Value, ...]) -> ir.ArrayAttr:
-    """Minor-to-major layouts, as custom calls state them."""
-    index = ir.IndexType.get()
-    layouts = [np.arange(len(value.type.shape), dtype=np.int64)[::-1] for value in values]
-    return ir.ArrayAttr.get(
-        [
-            ir.DenseIntElementsAttr.get(np.ascontiguousarray(layout), type=index)
-            for layout in layouts
-        ]
-    )
+def _layouts(values: tuple[Value, ...], stated: Sequence[tuple[int, ...]]) -> ir.ArrayAttr:
+    """Minor-to-major layouts, as custom calls state them: row by row where nothing is stated."""
+    index, written = ir.IndexType.get(), []
+    for value, layout in itertools.zip_longest(values, stated, fillvalue=()):
+        order = layout or range(len(value.type.shape))[::-1]
+        written.append(ir.DenseIntElementsAttr.get(np.array(order, np.int64), type=index))
+    return ir.ArrayAttr.get(written)

@@ -11,9 +11,10 @@ from jaxlib.mlir import ir
 from hlo_mlc.backends.base import Backend, BuiltKernel
 from hlo_mlc.compiler import is_data_dependent
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.frontend.emit import KERNEL_OP, emit_module
+from hlo_mlc.expr.layout import stored
+from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.types import write_type
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import Graph, Value
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.devices import CPU
@@ -89,11 +90,18 @@ def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
     return [np.asarray(r) for r in run([compat.place_on(platform, a) for a in given])]
 
 
+def in_memory(cluster: Cluster, values: Sequence[Value], arrays: Sequence[np.ndarray]
+              ) -> tuple[np.ndarray, ...]:
+    """Arrays for some of the operands or results of a cluster as its kernel has them in memory."""
+    return tuple(stored(array, cluster.orders.get(value, ()))
+                 for value, array in zip(values, arrays, strict=False))
+
+
 def kernel_program(source: ir.Module, cluster: Cluster, backend: Backend, built: BuiltKernel
                    ) -> ir.Module:
     """The same as a call of our kernel, which was built for a backend."""
-    call = Node(KERNEL_OP, cluster.operands, cluster.results,
-                {"id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
+    call = cluster.call(cluster.operands, cluster.results, {
+        "id": cluster.kernel.fingerprint, "aliases": (), "dims": ()})
     graph = Graph(cluster.operands, (call,), cluster.results)
     return _emitted(backend.completed(graph, {cluster.kernel.fingerprint: built}), source,
                     backend.variant)

@@ -13,8 +13,8 @@ import numpy as np
 from hlo_mlc.backends.cpu import CpuBackend, target_of
 from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.compiler import clusters_of
-from hlo_mlc.expr.layout import restored, stored
-from hlo_mlc.interop.cluster_programs import KernelAlone
+from hlo_mlc.expr.layout import restored
+from hlo_mlc.interop.cluster_programs import KernelAlone, in_memory
 from hlo_mlc.interop.devices import require_cpu
 from hlo_mlc.interop.operands import parts_of_call
 from hlo_mlc.interop.staged import forget
@@ -80,12 +80,13 @@ class _Place:
         if self.alone.refusal:
             raise UsageError(f"The kernel is not run: {self.alone.refusal}")
         code, found = self.code(schedules), []
-        kernel, values = self.alone.cluster.kernel, self.alone.cluster.results
-        operands = [aligned(stored(array)) for array in self.alone.operands]
+        cluster = self.alone.cluster
+        kernel, values, orders = cluster.kernel, cluster.results, cluster.orders
+        operands = [*map(aligned, in_memory(cluster, cluster.operands, self.alone.operands))]
         for count in threads:
             results = [aligned_empty(b.shape, b.dtype.numpy) for b in kernel.program.results]
             bind_kernel(code, operands, results, threads=count)()
-            found.append([restored(memory, value.type)
+            found.append([restored(memory, value.type, orders.get(value, ()))
                           for memory, value in zip(results, values, strict=True)])
         return found
 
@@ -181,8 +182,10 @@ class KernelSchedule:
         if alone.refusal:
             raise UsageError(f"The kernel is not run: {alone.refusal}")
         with jax.ensure_compile_time_eval():
-            task = Task(alone.cluster.kernel.program, place.target, TemplateGenerator(),
-                        tuple(map(stored, alone.operands)), tuple(map(stored, alone.expected)))
+            cluster = alone.cluster
+            task = Task(cluster.kernel.program, place.target, TemplateGenerator(),
+                        in_memory(cluster, cluster.operands, alone.operands),
+                        in_memory(cluster, cluster.results, alone.expected))
         with Supervisor(task) as supervisor:
             built, = supervisor.build([Build(self._schedules)])
             timed = built if isinstance(built, Failed) else supervisor.measure(built, seconds)

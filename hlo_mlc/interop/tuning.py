@@ -24,12 +24,12 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.building import keeping, rebuild_kernel
 from hlo_mlc.compiler import clusters_of, is_data_dependent
-from hlo_mlc.expr.layout import stored
 from hlo_mlc.graph.core import Graph
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.choices import choice_path
 from hlo_mlc.interop.cluster_programs import (
     cluster_operands,
+    in_memory,
     kernel_program,
     operands_program,
     original_program,
@@ -304,8 +304,9 @@ class Session:
             **(self._shared(kernel.fingerprint) if self._is_shared else {})})
         self._studies[kernel.fingerprint] = study
         progress.begin(label, study, space, budget, least_us, xla_us)
-        task = Task(kernel.program, self._target, self._generator, tuple(map(stored, operands)),
-                    tuple(map(stored, expected)))
+        task = Task(kernel.program, self._target, self._generator,
+                    in_memory(cluster, cluster.operands, operands),
+                    in_memory(cluster, cluster.results, expected))
         try:
             winner = tune_kernel(task, study, space, budget, known, progress.on_trial,
                                  on_interrupt=progress.on_interrupt, moment=self._moment,

@@ -19,6 +19,7 @@ from hlo_mlc.partition.fuse.groups import Fuser, Unit, finished, in_order, merge
 from hlo_mlc.partition.fuse.loops import lower_while, refusal
 from hlo_mlc.partition.fuse.nests import FusionLimits
 from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.partition.lower.layouts import Order, lay_out, stated_orders
 from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.lower.stages import StageLowering
 from hlo_mlc.partition.naming import kernel_name, told_apart
@@ -44,7 +45,8 @@ class Cluster:
     body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
     graph in another layout.  `locations` are the lines of the user's program that compute what the
     kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
-    compute so many rows of it each, in its stead.
+    compute so many rows of it each, in its stead.  `orders` are those of the values that it has in
+    memory otherwise than row by row, `transposed` are such that XLA transposes for it.
     """
 
     kernel: Kernel
@@ -59,6 +61,17 @@ class Cluster:
     constants: tuple[Node, ...] = ()
     locations: Mapping[str, str] = field(default_factory=dict)
     blocks: RowBlocks | None = None
+    orders: Mapping[Value, Order] = field(default_factory=dict)
+    transposed: tuple[Value, ...] = ()
+
+    def call(self, operands: tuple[Value, ...], results: tuple[Value, ...],
+             attributes: Mapping[str, object]) -> Node:
+        """A call of its kernel, or of one that computes a part of it."""
+        layouts = {name: tuple(self.orders.get(v, ())[::-1] for v in values)
+                   for name, values in (("operand_layouts", operands), ("result_layouts", results))
+                   } if self.orders else {}
+        return Node("hlo_mlc.kernel", operands, results, {**attributes, **layouts},
+                    location=self.kernel.name)  # what XLA, and so JAX's profiler, calls it by
 
     @property
     def kernels(self) -> list[tuple[Kernel, int, float]]:
@@ -228,11 +241,13 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
              if graph.parameters[p] not in results
              and graph.parameters[p].type == graph.results[r].type}
     whole = len(runs) == 1 and around <= _WHOLE
+    orders = stated_orders(graph, [node for node, reason in reasons.items() if reason]) \
+        if limits.takes_layouts else {}
     for run in runs:
         if run[0].is_outside:
             continue
         cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
-                           _LOOP in around, limits, tables)
+                           _LOOP in around, limits, tables, orders)
         if not cluster.results:  # all who read it compute it themselves by now
             continue
         verdict = choose(cluster)
@@ -343,7 +358,7 @@ def _is_table(node: Node) -> bool:
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
              heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: FusionLimits,
-             own: Sequence[Node]) -> Cluster:
+             own: Sequence[Node], orders: Mapping[Value, Order]) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -360,7 +375,13 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
              and values[o] in makers and _makes_memory(makers[values[o]])]
     wanted += [(r, o) for r in outputs for o in spent
                if values[r].type == values[o].type]
-    steps, aliases = in_place(steps, wanted)
+    laid = lay_out(steps, {b: orders[values[b]] for b in (*operands, *outputs)
+                           if values[b] in orders}, outputs)
+    wanted = [(laid.made.get(r, r), laid.made.get(o, o)) for r, o in wanted
+              if laid.orders.get(r) == laid.orders.get(o)]
+    operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
+    values = {**values, **{new: values[b] for b, new in laid.made.items()}}
+    steps, aliases = in_place(laid.steps, wanted)
     steps = without_dead(merge_copies(steps, outputs, (b for pair in aliases for b in pair)),
                          outputs)
     tables = {b: makers[values[b]].literal for b in operands
@@ -385,7 +406,10 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
                    in_loop, (*constants.values(), *(n for n in own if n.results[0] in sources)),
-                   locations)
+                   locations, orders={values[b]: order for b, order in laid.orders.items()},
+                   transposed=tuple(values[b] for b in (*operands, *outputs)
+                                    if b not in constants and values[b] in orders
+                                    and b not in laid.made.values()))
 
 
 def _makes_memory(node: Node) -> bool:
@@ -440,11 +464,9 @@ def _rebuild(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
 
 def _calls(cluster: Cluster) -> Iterator[Node]:
     """The calls of a cluster's kernels, and the constants that only they read, in order."""
-    name = cluster.kernel.name  # what XLA, and so JAX's profiler, calls it by
     if cluster.blocks is None:
-        yield Node("hlo_mlc.kernel", cluster.operands, cluster.results, {
-            "id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()},
-            location=name)
+        yield cluster.call(cluster.operands, cluster.results, {
+            "id": cluster.kernel.fingerprint, "aliases": cluster.aliases, "dims": ()})
         return
     program = cluster.kernel.program
     values = dict(zip((*program.operands, *program.results),
@@ -459,8 +481,8 @@ def _calls(cluster: Cluster) -> Iterator[Node]:
             values.setdefault(buffer, Value(TensorType(buffer.shape, buffer.dtype)))
         results = [values[b] for b in call.results]
         spare = [Value(one.type) for one in results[len(results) - len(call.folds):]]
-        yield Node("hlo_mlc.kernel", tuple(values[b] for b in call.operands),
-                   (*results, *spare), _attributes(call, cluster.blocks.rows), location=name)
+        yield cluster.call(tuple(values[b] for b in call.operands), (*results, *spare),
+                           _attributes(call, cluster.blocks.rows))
 
 
 def _attributes(call: RowCall, rows: int) -> dict[str, object]:

@@ -12,6 +12,7 @@ from collections.abc import Container, Iterable, Set
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr.core import Buffer, Expr, Var
+from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
@@ -220,6 +221,7 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
         ours, xla = ours + alone_ours, xla + alone_xla
     if copied := 2 * cluster.copied_bytes:  # read and written
         ours += target.rates.pass_us(copied)
+    ours += sum(_transposed_us(value.type, target) for value in cluster.transposed)
     if failure := fault(cluster.nodes):
         return Verdict(True, failure, predicted, ours, xla, fault=failure)
     border = cluster.border_bytes / BORDER_BYTES
@@ -244,6 +246,12 @@ def _alone(predicted: Estimate, starts: bool, forks: bool, target: CpuTarget
     if forks:
         xla += max(0.0, rates.xla_fork_us - figure("fork_us"))  # stages have what awake ones take
     return ours, xla
+
+
+def _transposed_us(given: TensorType, target: CpuTarget) -> float:
+    """What XLA needs to lay out an array otherwise."""
+    return figure("across") * max(_APART_NS * given.size / target.cores / 1e3,
+                                  target.rates.pass_us(2 * given.bytes))
 
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:

@@ -61,13 +61,15 @@ class FusionLimits:
     """What a target computes where it is needed: rows of so many elements are kept between the
     passes over them, factors of products that take so many simple operations are computed whenever
     a tile of them is read, constant factors are laid out as tiles of registers read them, and
-    matrices are read once that are folded both ways (both_ways.py).  The ops in `left` stay with
-    XLA there, for these reasons."""
+    matrices are read once that are folded both ways (both_ways.py), and arrays are read and written
+    in the layouts of the calls beside kernels (layouts.py).  The ops in `left` stay with XLA there,
+    for these reasons."""
 
     row_elements: int = ROW_LIMIT
     prologue: int = 0
     packs_constants: bool = True
     folds_both_ways: bool = True
+    takes_layouts: bool = True
     left: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,0 +1,205 @@
+"""Operands and results of kernels in the layouts that calls beside them have.
+
+    b = lapack(a), column by column     y[i, j] = b[i, j] + 1   ->   y[i, j] = m[j, i] + 1
+
+Libraries that XLA calls have matrices column by column.  A kernel that had them row by row would
+have XLA transpose all of them first; so it reads, or writes, an array with the memory that is
+there.  What it reads against the grain in a map is transposed in registers on its way; anywhere
+else each element brings a line of memory.  So each array is laid out in the way that costs less,
+a copy of XLA's included, which takes each element against the grain as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hlo_mlc.expr.build import load, transform
+from hlo_mlc.expr.core import Buffer, Expr, Load
+from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.partition.work import Work
+from hlo_mlc.templates.base import points
+from hlo_mlc.tensor.canonical import stages
+from hlo_mlc.tensor.classify import contraction, is_map, stride, walks_columns
+from hlo_mlc.tensor.coalesce import in_memory_order
+from hlo_mlc.tensor.combine import commutes
+from hlo_mlc.tensor.core import Nest, Stage, Step
+from hlo_mlc.tensor.liveness import step_writes
+from hlo_mlc.tensor.rewrite import map_expressions, with_parts
+
+Order = tuple[int, ...]
+"""The dimensions of an array, the outermost in memory first."""
+
+# Bytes that go by meanwhile where an element is transposed in registers, and where it is not.
+_IN_SQUARES, _LINE = 16, 64
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """Steps, the buffers in the place of others, and the orders of those that these replace."""
+
+    steps: Sequence[Step]
+    made: Mapping[Buffer, Buffer] = field(default_factory=dict)
+    orders: Mapping[Buffer, Order] = field(default_factory=dict)
+
+
+def stated_orders(graph: Graph, left: Collection[Node]) -> dict[Value, Order]:
+    """How values lie that calls which are `left` to XLA are given, or give: those that do not lie
+    row by row.
+
+    What enters or leaves the graph does, whatever a call has it in: XLA copies it once.
+    """
+    found: dict[Value, Order] = {}
+    for node in left:
+        for values, name in ((node.operands, "operand_layouts"), (node.results, "result_layouts")):
+            for value, layout in zip(values, node.attributes.get(name, ()), strict=False):
+                order = tuple(reversed(layout))
+                if order != tuple(range(len(order))) and value.type is not None \
+                        and value.type.is_static and len(value.type.shape) == len(order):
+                    found.setdefault(value, order)
+    for value in (*graph.parameters, *graph.captures, *graph.results):
+        found.pop(value, None)
+    return found
+
+
+def lay_out(steps: Sequence[Step], wanted: Mapping[Buffer, Order], results: Collection[Buffer]
+            ) -> LaidOut:
+    """The steps with buffers, some of which are `results`, in the orders that are wanted of them,
+    as far as that costs less than copies."""
+    best = _straight(steps, {b: order for b, order in wanted.items()
+                             if b not in results or _is_stored_simply(steps, b)}, results)
+    for buffer in tuple(best.orders):
+        if buffer not in best.orders:
+            continue
+        other = _straight(steps, {b: order for b, order in best.orders.items()
+                                  if b is not buffer}, results)
+        copies = sum(_copy_bytes(b, order) for b, order in best.orders.items()
+                     if b not in other.orders)
+        if _bytes(other.steps) + copies < _bytes(best.steps):
+            best = other
+    return best
+
+
+def _straight(steps: Sequence[Step], orders: Mapping[Buffer, Order], results: Collection[Buffer]
+              ) -> LaidOut:
+    """The steps with buffers in these orders, but for results that would be stored against the
+    grain."""
+    while orders:
+        found = _with_orders(steps, orders)
+        crossed = {b for step in found.steps for stage in stages(step)
+                   if is_map(stage) and not _is_straight(stage) for b in stage.outputs}
+        straight = {b: order for b, order in orders.items()
+                    if b not in results or found.made[b] not in crossed}
+        if len(straight) == len(orders):
+            return found
+        orders = straight
+    return LaidOut(steps)
+
+
+def _is_stored_simply(steps: Sequence[Step], buffer: Buffer) -> bool:
+    """Whether only nests write a buffer that are nothing but a map or a fold."""
+    return all(isinstance(step, Nest) and _is_alone(step) and _is_simple(step.stages[0])
+               for step in steps if buffer in step_writes(step))
+
+
+def _is_alone(nest: Nest) -> bool:
+    return len(nest.stages) == 1 and nest.shared == len(nest.stages[0].axes)
+
+
+def _is_simple(stage: Stage) -> bool:
+    return not stage.along and stage.scan is None and stage.sort is None \
+        and stage.procedure is None
+
+
+def _is_straight(stage: Stage) -> bool:
+    """Whether a map's neighbouring points are stored next to each other."""
+    axes = [v for v in stage.axes if v.extent > 1]
+    steps = ([abs(stride(a, v) or 0) for v in axes] for a in stage.assigns)
+    return all(not of or of[-1] == min(of) for of in steps)
+
+
+def _with_orders(steps: Sequence[Step], orders: Mapping[Buffer, Order]) -> LaidOut:
+    # The parts of complex numbers, which only buffers have a dimension for, stay side by side.
+    full = {b: (*order, *range(len(order), len(b.shape))) for b, order in orders.items()}
+    made = {b: replace(b, name=f"{b.name}_laid_out", shape=tuple(b.shape[d] for d in order))
+            for b, order in full.items()}
+    memo: dict[Expr, Expr] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or node.source not in made:
+            return None
+        place = tuple(node.indices[d] for d in full[node.source])
+        return load(made[node.source], place, node.guard, node.default)
+
+    def rewrite(e: Expr) -> Expr:
+        return transform(e, rule, memo)
+
+    def in_stage(stage: Stage) -> Stage:
+        stage = map_expressions(stage, rewrite)
+        assigns, along = (tuple(
+            replace(a, buffer=made[a.buffer],
+                    indices=tuple(a.indices[d] for d in full[a.buffer]))
+            if a.buffer in made else a for a in group) for group in (stage.assigns, stage.along))
+        return replace(stage, assigns=assigns, along=along)
+
+    def in_step(step: Step) -> Step:
+        if not isinstance(step, Nest):
+            return with_parts(step, lambda steps: map(in_step, steps), rewrite)
+        if all(made.keys().isdisjoint((*s.inputs, *s.outputs)) for s in step.stages):
+            return step
+        if _is_alone(step):
+            return replace(step, stages=(_in_order(in_stage(step.stages[0])),))
+        return replace(step, stages=tuple(map(in_stage, step.stages)))
+
+    return LaidOut([in_step(step) for step in steps], made, orders)
+
+
+def _in_order(stage: Stage) -> Stage:
+    """The stage going along memory: a map along its first result, a fold along what it reads."""
+    if not _is_simple(stage) or contraction(stage) is not None:
+        return stage
+    if is_map(stage):
+        steps = [stride(stage.assigns[0], v) or 0 for v in stage.axes]
+        if not all(steps):
+            return stage
+        apart = dict(zip(stage.axes, map(abs, steps), strict=True))
+        return replace(stage, axes=tuple(sorted(stage.axes, key=lambda v: -apart[v])))
+    if not commutes(stage.combiner):
+        return stage
+    stage = replace(stage, reduce_axes=in_memory_order(stage.reduce_axes, stage.terms))
+    turned = replace(stage, axes=in_memory_order(stage.axes, stage.terms)) if stage.axes else stage
+    return turned if walks_columns(turned) and not walks_columns(stage) else stage
+
+
+def _bytes(steps: Iterable[Step]) -> int:
+    """What goes to memory and back while the steps run, and what could meanwhile."""
+    total = 0
+    for step in steps:
+        if isinstance(step, Nest):
+            total += sum(Work.of(stage).moved_bytes + _apart_bytes(stage, step)
+                         for stage in step.stages)
+        else:
+            total += step.likely_trips * _bytes(step.inner)
+    return total
+
+
+def _copy_bytes(buffer: Buffer, order: Order) -> int:
+    """The same for XLA to lay out a buffer otherwise; complex numbers are in no squares."""
+    is_complex = len(order) < len(buffer.shape)
+    return 2 * buffer.bytes + buffer.size * (_LINE if is_complex else _IN_SQUARES)
+
+
+def _apart_bytes(stage: Stage, nest: Nest) -> int:
+    """The same of what a stage reads against the grain."""
+    if _is_alone(nest):
+        if is_map(stage):
+            return _IN_SQUARES * Work.of(stage).apart
+        if contraction(stage) is not None:
+            return 0  # a factor is put side by side anyway
+        own = stage.axes if walks_columns(stage) else stage.reduce_axes
+    else:
+        own = (*stage.axes[nest.shared:], *stage.reduce_axes)
+    lanes = (*stage.axes, *own)[-1:]
+    return _LINE * points(stage) * sum(
+        stride(read, axis) not in (0, 1, -1, None) for axis in lanes
+        for group in stage.loads_by_buffer.values() for read in group)
