@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -243,15 +243,20 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     whole = len(runs) == 1 and around <= _WHOLE
     orders = stated_orders(graph, [node for node, reason in reasons.items() if reason]) \
         if limits.takes_layouts else {}
+    outside = {u.number for u in fuser.units if u.is_outside} if orders else set()
+    free = {b for b, v in values.items() if v not in results and v not in orders
+            and outside.isdisjoint(read_by.get(b, outside))} if orders else set()
     for run in runs:
         if run[0].is_outside:
             continue
         cluster = _cluster(run, read_by, results, values, makers, heirs, whole,
-                           _LOOP in around, limits, tables, orders)
+                           _LOOP in around, limits, tables, orders, free)
         if not cluster.results:  # all who read it compute it themselves by now
             continue
         verdict = choose(cluster)
         (plan.taken if verdict.take else plan.rejected).append((cluster, verdict))
+        if verdict.take:
+            orders.update(cluster.orders)
     plan.left.update({n: r for n, r in reasons.items() if r})
     plan.nodes += sum(_counts(n) for n in graph.nodes)
     return plan
@@ -358,7 +363,8 @@ def _is_table(node: Node) -> bool:
 def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: frozenset[Value],
              values: dict[Buffer, Value], makers: Mapping[Value, Node],
              heirs: Mapping[Value, Value], is_whole: bool, in_loop: bool, limits: FusionLimits,
-             own: Sequence[Node], orders: Mapping[Value, Order]) -> Cluster:
+             own: Sequence[Node], orders: Mapping[Value, Order], free: Set[Buffer]
+             ) -> Cluster:
     members = {u.number for u in run}
     needed = frozenset(b for u in run for b in u.writes
                        if values.get(b) in results or not read_by.get(b, members) <= members)
@@ -376,7 +382,7 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
     wanted += [(r, o) for r in outputs for o in spent
                if values[r].type == values[o].type]
     laid = lay_out(steps, {b: orders[values[b]] for b in (*operands, *outputs)
-                           if values[b] in orders}, outputs)
+                           if values[b] in orders}, outputs, free)
     wanted = [(laid.made.get(r, r), laid.made.get(o, o)) for r, o in wanted
               if laid.orders.get(r) == laid.orders.get(o)]
     operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
@@ -406,7 +412,8 @@ def _cluster(run: list[Unit], read_by: Mapping[Buffer, set[int]], results: froze
                    tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
                    sum(b.bytes for b in border), sum(b.bytes for b in copied), is_whole,
                    in_loop, (*constants.values(), *(n for n in own if n.results[0] in sources)),
-                   locations, orders={values[b]: order for b, order in laid.orders.items()},
+                   locations, orders={values[b]: order for b, order in laid.orders.items()
+                                      if laid.made[b] in (*operands, *outputs)},
                    transposed=tuple(values[b] for b in (*operands, *outputs)
                                     if b not in constants and values[b] in orders
                                     and b not in laid.made.values()))

@@ -267,3 +267,16 @@ def test_alone_they_get_what_they_are_given_in_the_function(tmp_path, monkeypatc
         assert schedule.check().is_right
     assert all(kernel.record is not None for kernel in ours.tune(a, trials=2).kernels)
     assert ours.verify(a).is_right
+
+
+def test_what_only_kernels_read_is_stored_as_what_is_beside_it(check, take_apart):
+    def both_used(a):
+        lower = jnp.tanh(factor(a))
+        return linalg.solve_triangular(lower + 3, (1 + lower) @ a, lower=True)
+
+    a = positive("float32")
+    parts = take_apart(both_used, a)
+    assert all(set(found) == {COLUMNS} for _, found in layouts(parts) if found)
+    assert len(layouts(parts)) == 2
+    assert not copies(both_used, a)
+    check(both_used, a, coverage=0.5, ulps=2048)

@@ -11,7 +11,7 @@ a copy of XLA's included, which takes each element against the grain as well.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.build import load, transform
@@ -62,38 +62,53 @@ def stated_orders(graph: Graph, left: Collection[Node]) -> dict[Value, Order]:
     return found
 
 
-def lay_out(steps: Sequence[Step], wanted: Mapping[Buffer, Order], results: Collection[Buffer]
-            ) -> LaidOut:
+def lay_out(steps: Sequence[Step], wanted: Mapping[Buffer, Order], results: Collection[Buffer],
+            free: Set[Buffer] = frozenset()) -> LaidOut:
     """The steps with buffers, some of which are `results`, in the orders that are wanted of them,
-    as far as that costs less than copies."""
-    best = _straight(steps, {b: order for b, order in wanted.items()
-                             if b not in results or _is_stored_simply(steps, b)}, results)
+    as far as that costs less than copies; `free` results, which only kernels read, may be in any,
+    as may temporaries."""
+    if not wanted:
+        return LaidOut(steps)
+    stored = frozenset[Buffer]().union(*map(step_writes, steps))
+    free = free | stored.difference(results)
+    best = _straight(steps, {b: order for b, order in {
+        **wanted, **_beside(steps, wanted, free)}.items()
+        if b not in stored or _is_stored_simply(steps, b)}, stored)
     for buffer in tuple(best.orders):
         if buffer not in best.orders:
             continue
         other = _straight(steps, {b: order for b, order in best.orders.items()
-                                  if b is not buffer}, results)
+                                  if b is not buffer}, stored)
         copies = sum(_copy_bytes(b, order) for b, order in best.orders.items()
-                     if b not in other.orders)
+                     if b not in other.orders and b not in free)
         if _bytes(other.steps) + copies < _bytes(best.steps):
             best = other
     return best
 
 
-def _straight(steps: Sequence[Step], orders: Mapping[Buffer, Order], results: Collection[Buffer]
+def _straight(steps: Sequence[Step], orders: Mapping[Buffer, Order], stored: Set[Buffer]
               ) -> LaidOut:
-    """The steps with buffers in these orders, but for results that would be stored against the
+    """The steps with buffers in these orders, but for `stored` ones that would be against the
     grain."""
     while orders:
         found = _with_orders(steps, orders)
         crossed = {b for step in found.steps for stage in stages(step)
                    if is_map(stage) and not _is_straight(stage) for b in stage.outputs}
         straight = {b: order for b, order in orders.items()
-                    if b not in results or found.made[b] not in crossed}
+                    if b not in stored or found.made[b] not in crossed}
         if len(straight) == len(orders):
             return found
         orders = straight
     return LaidOut(steps)
+
+
+def _beside(steps: Sequence[Step], wanted: Mapping[Buffer, Order], free: Set[Buffer]
+            ) -> dict[Buffer, Order]:
+    """The orders in which buffers would have to be that maps store together with others."""
+    return {other: order for step in steps if isinstance(step, Nest) and _is_alone(step)
+            for buffer, order in wanted.items() if buffer in step.stages[0].outputs
+            for other in step.stages[0].outputs
+            if other in free and other.shape == buffer.shape}
 
 
 def _is_stored_simply(steps: Sequence[Step], buffer: Buffer) -> bool:
