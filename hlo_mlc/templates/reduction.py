@@ -3,7 +3,9 @@
 One loop over the rows that the stages share; inside it each stage is a vectorized loop over its
 row, and what passes between stages stays in a buffer of one row.  Few long rows are cut into
 chunks that are combined at the end; the cut depends on the shape only, never on the threads.
-Results that take longer to compute than the folds of their short rows are vectors of rows.
+Results that take longer to compute than the folds of their short rows are vectors of rows.  A few
+rows that meet the same vector, as those of a matrix do that is multiplied by one, go along it
+together, so that it is loaded once for all of them.
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ from hlo_mlc.templates.base import (
     TASK_WORK,
     Parameters,
     Scheduled,
+    even_groups,
+    in_blocks_of_tiles,
+    in_tasks,
     lanes,
     open_schedule,
     work,
 )
 from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize
+from hlo_mlc.templates.product import reads_vectors_along
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import cost, is_map, reads, stage_cost, stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.combine import merging
 from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.pairs import repeated_reads
 
 # Most chunks that one long reduction is cut into: enough to keep 16 cores busy four times over.
 CHUNKS = 64
@@ -44,6 +51,10 @@ FAR = 1 << 19
 # out the current one, which softmax, whose passes are longer, did not notice at 32 KB.
 AHEAD = 1 << 12
 LIGHT = 12  # operations of a pass
+# Rows that go along what they share together.
+ROWS = 4
+# Vectors of a row from which on they do.
+SHORTEST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +75,16 @@ class ReductionTemplate:
 
     def space(self, nest: Nest, target: CpuTarget) -> dict[str, tuple[int, ...]]:
         """Partial results in flight for cheap terms, vectors per iteration of maps, work of one
-        task, whether the next row is fetched meanwhile, chunks."""
+        task, whether the next row is fetched meanwhile, chunks, rows at a time."""
         return {"count": (1, 2, 4, 8), "unroll": (1, 2, 4), "grain": (1, 2, 4), "ahead": (0, 1),
-                "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,)}
+                "chunks": (1, 16, 32, 64) if _can_be_cut(nest) else (1,),
+                "rows": (1, 2, 4, 8) if _share_a_row(nest, target) else (1,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
         return {"count": 8, "unroll": 2, "grain": 1, "ahead": int(_bytes_read(nest) >= FAR),
-                "chunks": self._chunks(nest, target)}
+                "chunks": self._chunks(nest, target),
+                "rows": ROWS if _share_a_row(nest, target) else 1}
 
     def _chunks(self, nest: Nest, target: CpuTarget) -> int:
         stage = nest.stages[0]
@@ -87,6 +100,8 @@ class ReductionTemplate:
             return _chunked(nest, target, parameters)
         if _finishes_late(nest, target):
             return _apart(nest, target, parameters)
+        if parameters["rows"] > 1 and _share_a_row(nest, target):
+            return _together(nest, target, parameters)
         shared = nest.stages[0].axes[:nest.shared]
         inner = [coalesce(replace(s, axes=s.axes[nest.shared:])) for s in nest.stages]
         schedule = open_schedule(nest, lower_nest(shared, inner))
@@ -135,12 +150,66 @@ def _apart(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
     parts = [part for part in (f"{row}.i", f"{row}.t") if part in schedule.loop_names]
     for part in parts:
         schedule = schedule.expand(part, "stack").distribute(part, stage.reduce_axes[0].name, "e")
-    schedule = _row(schedule, nest, stage, target, parameters)
+    if parameters["rows"] > 1 and _share_a_row(nest, target):
+        schedule = _in_partial_results(schedule, stage, parameters["rows"], target, parameters)
+        for part in parts:
+            schedule = _tile(schedule.split(part, parameters["rows"], "repeat"), stage, f"{part}.i")
+    else:
+        schedule = _row(schedule, nest, stage, target, parameters)
     for part in parts:
         schedule = vectorize(schedule, f"{part}.e", width, parameters["unroll"])
     if work(nest) > SERIAL_WORK:
         schedule = share_out(schedule, work(nest), parameters["grain"])
     return Scheduled.of(schedule.cascade())
+
+
+def _share_a_row(nest: Nest, target: CpuTarget) -> bool:
+    """Whether the rows of one fold, which are read in vectors, meet the elements of another row."""
+    stage = coalesce(nest.stages[0])
+    if len(nest.stages) > 1 or not stage.axes or stage.combiner.identity is None \
+            or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
+        return False
+    row, along = stage.axes[-1], stage.reduce_axes[-1]
+    every = repeated_reads(stage)
+    moving = [x for x in every if any(along in i.free for i in x.indices)]
+    own = [x for x in moving if any(row in i.free for i in x.indices)]
+    return row.extent > 1 and along.extent >= SHORTEST * lanes((stage,), target) \
+        and 0 < len(own) < len(moving) \
+        and all(reads_vectors_along(term, along) for term in stage.terms)
+
+
+def _together(nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
+    """for each tile of rows: for each vector along them: partial[row] = fold of it, for each row"""
+    stage, total = coalesce(nest.stages[0]), work(nest)
+    *outer, row = stage.axes
+    height, grain = even_groups(row.extent, parameters["rows"]), TASK_WORK * parameters["grain"]
+    tiles = -(-row.extent // height)
+    tasks = max(2, total // grain) if total > SERIAL_WORK else 1
+    blocks = min(tiles, -(-tasks // math.prod(v.extent for v in outer)))
+    schedule = _in_partial_results(open_schedule(nest, lower_stage(stage), checked=False), stage,
+                                   height, target, parameters)
+    schedule = in_blocks_of_tiles(schedule, stage, row, height, -(-tiles // blocks))
+    schedule = in_tasks(
+        _tile(schedule, stage, f"{row.name}.i"), len(outer) + 1,
+        lambda every: max(1, min(every // 2, grain * every // total)) if tasks > 1 else 0)
+    return Scheduled.of(schedule.cascade())
+
+
+def _in_partial_results(schedule: Schedule, stage: Stage, height: int, target: CpuTarget,
+                        parameters: Parameters) -> Schedule:
+    """The fold of each row in vectors, so many of them as registers have room for with `height`
+    rows at a time."""
+    count = _partial_results(stage, parameters["count"]) // height
+    return schedule.rfactor(stage.reduce_axes[-1].name, lanes((stage,), target), max(1, count))
+
+
+def _tile(schedule: Schedule, stage: Stage, row: str) -> Schedule:
+    """The rows of a tile go along what is folded together."""
+    schedule = schedule.expand(row, "register")
+    *others, last = (v.name for v in stage.reduce_axes)
+    for axis in (*others, f"{last}.o"):
+        schedule = schedule.distribute(row, axis).reorder(axis, row)
+    return schedule.unroll(row)
 
 
 def _row(schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parameters: Parameters

@@ -14,6 +14,7 @@ from hlo_mlc.loops.core import For, LoopKind, Store, walk
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.columns import FAR, ROWS
 from hlo_mlc.templates.program import schedule_program
+from hlo_mlc.templates.reduction import ROWS as TOGETHER
 
 SHAPES = ((1, 1), (1, 17), (17, 1), (5, 15), (16, 16), (17, 33), (31, 63), (65, 7), (2, 129))
 
@@ -51,6 +52,14 @@ def test_element_types(check, arrays, dtype):
                 jnp.prod(x, 1, dtype=x.dtype), jnp.argmax(x, 1), jnp.argmin(x, 0), jnp.argmax(x))
 
     check(function, x, ulps=40)
+
+
+@pytest.mark.parametrize("columns", [2, 3, 5, 8, 9, 16, 31, 67])
+def test_conditions_of_rows(check, arrays, columns):
+    """All lanes are asked at once, also where some are none."""
+    x, = arrays("float32", (37, columns))
+    x[::3], x[1::3] = -np.abs(x[::3]), np.abs(x[1::3])
+    check(lambda x: ((x > 0).any(1), (x > 0).all(1), (x > 0).any(0), (x[:, ::-1] < 0).all(1)), x)
 
 
 def test_booleans(check, arrays):
@@ -96,6 +105,45 @@ def test_large_arrays_are_read_some_rows_at_a_time(machine_code, take_apart, arr
             tuned=tuned, target=target, threads=2, fence_at="end"))
         for result, expected in zip(results, function(x, y), strict=True):
             np.testing.assert_array_equal(result, expected)
+
+
+SHARING = {
+    "product": (lambda a, v: a @ v, (37, 133), (133,)),
+    "one tile": (lambda a, v: a @ v, (3, 133), (133,)),
+    "many rows": (lambda a, v: a @ v, (1031, 517), (517,)),
+    "distance": (lambda a, v: jnp.abs(a - v).sum(1), (37, 133), (133,)),
+    "largest": (lambda a, v: (a * v).max(1), (37, 133), (133,)),
+    "batch": (lambda a, v: jnp.einsum("bij,bj->bi", a, v), (5, 37, 133), (5, 133)),
+    "summed twice": (lambda a, v: jnp.einsum("jik,jk->i", a, v), (3, 37, 133), (3, 133)),
+    "epilogue": (lambda a, v: (a @ v).astype(jnp.int32) * 2 + 1, (37, 133), (133,)),
+    "heavy epilogue": (lambda a, v: jnp.round(jnp.tanh(jnp.exp(a @ v)) + 3), (70, 133), (133,)),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_rows_that_meet_the_same_row(machine_code, take_apart, arrays, name, level):
+    """A few of them go along it together; whole numbers make every order exact."""
+    function, *shapes = SHARING[name]
+    args, target = [np.round(a * 3) for a in arrays("float32", *shapes)], named(level)
+    parts = take_apart(function, *args)
+    chosen = [d for p in parts.programs for d in schedule_program(p, target)[1]]
+    assert [(d.template.name, d.parameters["rows"]) for d in chosen] == [("reduction", TOGETHER)]
+    for rows in (1, 3, TOGETHER, 8):
+        result, = parts.run(args, machine_code.executing(
+            tuned={0: ("reduction", {"rows": rows})}, target=target, threads=2, fence_at="end"))
+        np.testing.assert_array_equal(result, function(*args))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int32"])
+@pytest.mark.parametrize("shape", [(2, 64), (300, 300), (301, 299), (130, 1027)])
+def test_products_with_a_vector(check, arrays, dtype, shape):
+    args = arrays(dtype, shape, shape[1:], shape[:1])
+
+    def function(a, v, w):
+        return a @ v, w @ a, a.T @ w, jnp.tanh(a @ v + w)
+
+    check(function, *args, magnitude=shape[1], ulps=64)
 
 
 def test_nothing_to_fold(check, arrays):

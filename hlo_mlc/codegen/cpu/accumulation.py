@@ -16,6 +16,9 @@ from hlo_mlc.loops.core import Accumulate
 from hlo_mlc.loops.text import headline
 from hlo_mlc.support.errors import CodegenError
 
+# Combiners of conditions that a processor asks about all lanes at once.
+_OF_BITS = ("and", "or")
+
 
 def accumulate(writer: Writer, stmt: Accumulate) -> None:
     """`buffers[indices] = combiner(buffers[indices], terms)` in the lanes that are switched on.
@@ -103,8 +106,17 @@ def _add_once(writer: Writer, stmt: Accumulate, places: Sequence[Place],
 
 
 def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> list[Value]:
-    """The first `live` lanes combined: lane l with lane l + width/2, and so on."""
-    width = terms[0].lanes
+    """The first `live` lanes combined: lane l with lane l + width/2, and so on; those of conditions
+    at once, as the bits of a number."""
+    width, combiner = terms[0].lanes, stmt.combiner
+    if combiner.name in _OF_BITS and terms[0].element == "i1":
+        term, neutral = terms[0], str(combiner.name == "and").lower()
+        if live < width:
+            mask = Value(types.prefix_mask(live, width), "i1", width)
+            term = _select(writer, mask, term, Value(types.spread(neutral, "i1", width), "i1", width))
+        text = writer.function.block.define(
+            f"call i1 @llvm.vector.reduce.{combiner.name}.v{width}i1({term.type} ", term.text, ")")
+        return [term._replace(text=text, lanes=0)]
     while width:
         half = width // 2
         paired = live - half  # lanes of the lower half that have a live partner
