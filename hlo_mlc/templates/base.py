@@ -160,6 +160,11 @@ def _widest(stage: Stage) -> int:
     return max(1, *computed, *(buffer.dtype.bytes for buffer in stage.outputs))
 
 
+def short_width(extent: int, most: int) -> int:
+    """Lanes of the shortest vectors that hold a short row, of at most so many."""
+    return min(most, 1 << (extent - 1).bit_length())
+
+
 def open_schedule(nest: Nest, body: tuple[Stmt, ...], checked: bool = True) -> Schedule:
     """A schedule of naive loops, to be rewritten by primitives."""
     reads = dict.fromkeys(b for s in nest.stages for b in s.inputs)

@@ -28,6 +28,7 @@ from hlo_mlc.templates.base import (
     in_tasks,
     lanes,
     open_schedule,
+    short_width,
     work,
 )
 from hlo_mlc.templates.elementwise import is_in_place, share_out, vectorize
@@ -225,7 +226,8 @@ def _row(schedule: Schedule, nest: Nest, stage: Stage, target: CpuTarget, parame
     if (stage.combiner.identity is None and axis.extent < width) \
             or merging(stage.combiner, stage.terms, stage.reduce_axes) is None:
         return schedule
-    return schedule.rfactor(axis.name, width, _partial_results(stage, parameters["count"]))
+    return schedule.rfactor(axis.name, short_width(axis.extent, width),
+                            _partial_results(stage, parameters["count"]))
 
 
 def _fetched(schedule: Schedule, nest: Nest, passes: list[Stage], target: CpuTarget) -> Schedule:

@@ -52,7 +52,7 @@ def short_axes(stage: Stage, target: CpuTarget, most_read: int) -> int:
     for axis in reversed(stage.axes[:-1]):
         count += 1
         lanes_along = width_along(period, width, target)
-        if (period > LONGEST_PERIOD and width % period) \
+        if period > max(LONGEST_PERIOD, lanes_along - 1) \
                 or math.lcm(period, lanes_along) > most * lanes_along:
             return 1
         period *= axis.extent

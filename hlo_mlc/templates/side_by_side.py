@@ -32,12 +32,14 @@ from hlo_mlc.templates.base import (
     in_powers,
     lanes,
     open_schedule,
+    short_width,
     work,
 )
 from hlo_mlc.templates.elementwise import share_out
 from hlo_mlc.tensor.classify import (
     cost,
     cost_of_row,
+    folds_conditions,
     is_injective,
     is_map,
     picks_along,
@@ -51,6 +53,7 @@ FEWEST_ROWS = 2  # that a vector is worth having for
 LONGEST = 16  # row
 LONGEST_JOINED = 64  # row that is joined of several
 APART = 0.6  # instructions to load or store an element of a row that is beside others
+ASKED = 2  # instructions to know of all lanes whether a condition holds there
 FEWEST = 4  # elements of a row that are stored together
 MOST_POINTS = 64  # of all stages for one row, each written out
 
@@ -165,7 +168,9 @@ def _along_cost(nest: Nest, target: CpuTarget) -> float:
             if along else 1
         finished = cost(*(a.value for a in stage.assigns))
         total += vectors * (cost(*stage.terms) + _moved(nest, stage))
-        if stage.terms:  # one lane after the other, in halves
+        if folds_conditions(stage):  # as the bits of a number, some of which may have to be cleared
+            total += finished + ASKED + (along[-1].extent % short_width(along[-1].extent, width) > 0)
+        elif stage.terms:  # one lane after the other, in halves
             total += finished + 2 * width.bit_length() * len(stage.terms)
         else:
             total += vectors * finished

@@ -71,6 +71,12 @@ def is_map(stage: Stage) -> bool:
     return stage.combiner is None and stage.sort is None
 
 
+def folds_conditions(stage: Stage) -> bool:
+    """Whether any, or all, of some conditions hold is all that is folded."""
+    return stage.combiner is not None and stage.combiner.name in ("and", "or") \
+        and stage.terms[0].dtype is BOOL
+
+
 @derived
 def is_written_out(stage: Stage, least: int = 2) -> bool:
     """A map that stores several elements of one buffer, at least so many, at every point."""

@@ -117,6 +117,28 @@ def test_lanes_that_may_not_exist(first: int, apart: int, dtype: DType, target: 
 
 
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
+@pytest.mark.parametrize("apart", [2, 4, 8])
+def test_columns_known_by_number(apart: int, dtype: DType, target: CpuTarget, machine, samples
+                                 ) -> None:
+    """Some of the columns of a matrix with so few: nothing is read but whole rows of it, each
+    vector once, and what columns have in common on their way is shuffled once."""
+    for live in (8, 16, 32):
+        lane, block = variable("lane", live), variable("block", 3)
+        rows = 3 * live + 5
+        x = Buffer("x", dtype, (rows, apart), "operand")
+        columns = (0, apart - 1, apart // 2)
+        results = tuple(Buffer(f"y{n}", dtype, (3, live), "result") for n in range(3))
+        row = _plus(index.add(index.multiply(block, index.constant(live)), lane), 5)
+        program = LoopProgram("known", (x,), results, (_loop(block, LoopKind.SERIAL, _loop(
+            lane, LoopKind.VECTORIZE, *(Store(y, (block, lane), load(x, (row, index.constant(c))))
+                                        for c, y in zip(columns, results, strict=True)))),))
+        _check(machine, program, [samples(dtype, rows * apart, 9).reshape(rows, apart)], target)
+        if apart <= 4 or live >= 16:
+            text = print_program(program, target)
+            assert text.count(f"load <{live} x ") == apart and "insertelement" not in text
+
+
+@pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 @pytest.mark.parametrize("apart", [2, 3, 4])
 def test_stores_between_each_other(apart: int, dtype: DType, target: CpuTarget, machine,
                                    samples) -> None:

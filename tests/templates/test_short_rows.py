@@ -254,3 +254,18 @@ def test_small_matrices_transposed(check, arrays, shape, dtype) -> None:
         x, y = arrays(dtype, (*lead, *shape), (*lead, *shape[::-1]))
         check(lambda x: jnp.swapaxes(x, -1, -2), x)
         check(lambda x, y: jnp.swapaxes(x, -1, -2) + y, x, y, magnitude=64)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+@pytest.mark.parametrize("shape", [(8, 3), (3, 8), (6, 4), (8, 4), (2, 16), (16, 2), (3, 7), (7, 5)])
+def test_several_small_matrices_in_a_vector(machine_code, take_apart, arrays, shape, level) -> None:
+    """Their bytes are shuffled as one, as long as matrices begin at the same lanes again soon."""
+    for count in (1, 7, 64, 101):
+        x, = arrays("uint8", (count, *shape))
+        parts = take_apart(lambda x: x.swapaxes(1, 2) ^ jnp.uint8(1), x)
+        result, = parts.run((x,), machine_code.executing(
+            target=named(level), threads=2, fence_at="end"))
+        np.testing.assert_array_equal(result, x.swapaxes(1, 2) ^ 1)
+    (program,) = take_apart(lambda x: x.swapaxes(1, 2), x).programs
+    decision, = schedule_program(program, named("x86-64-v4"))[1]
+    assert decision.parameters["along"] == 3 or shape == (7, 5)

@@ -14,7 +14,8 @@ Zen 4, and 0.45 to 0.8 of that of scatters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from hlo_mlc.codegen.cpu import types
 from hlo_mlc.codegen.cpu.block import Block
@@ -58,6 +59,9 @@ def read_apart(writer: Writer, place: Place, switch: Value | None, mask: Value |
                fill: str | None, depth: int) -> str:
     """What is in memory at the lanes of a place where the conditions hold, else the literal `fill`.
     """
+    phase = _phase(writer, place) if switch is None and mask is None else None
+    if phase is not None:
+        return _read_phase(writer, place, phase, depth)
     if _is_close(writer, place, mask):
         return _read_shuffled(writer, place, switch, mask, fill, depth)
     function, lane = writer.function, writer.function.lane
@@ -273,6 +277,60 @@ def _sink(function: Function) -> str:
 
 
 # Lanes a few elements apart
+
+
+def _phase(writer: Writer, place: Place) -> int | None:
+    """The remainder by the step of where all lanes are, if it is known, and whole groups of so many
+    elements, a power of two that vectors hold some of, are read and never written."""
+    lane, step, shape = writer.function.lane, place.stride, place.buffer.shape
+    most = max(WIDEST_STEP, min(2 * WIDEST_STEP, lane.width // 2))
+    if not 1 < step <= most or step & (step - 1) or not lane.is_full or place.varying \
+            or place.storage.writable is not None \
+            or not all(isinstance(extent, int) for extent in shape) or math.prod(shape) % step:
+        return None
+    terms, phase = writer.module.linear(place.buffer, place.where)
+    for atom, coefficient in terms:
+        if atom in writer.function.constants:
+            phase += coefficient * writer.function.constants[atom]
+        elif coefficient % step:
+            return None
+    return phase % step
+
+
+def _read_phase(writer: Writer, place: Place, phase: int, depth: int) -> str:
+    """One of each group of elements: of pairs of vectors the even lanes or the odd ones, and so on.
+
+    Others of the groups go part of that way as well, each step of which is taken once.
+    """
+    function, width, step = writer.function, writer.function.lane.width, place.stride
+    block, whole, size = function.at(depth), types.vector(place.element, width), place.dtype.bytes
+    first = place.constant - phase * size
+    base = pointer(writer, place).text
+
+    def known(key: tuple[int, ...], make: Callable[[], str]) -> str:
+        name = ("phase", base, first, step, width, *key)
+        found = function.memo.get(name)
+        if found is None:
+            found = function.remember(name, Value(make(), place.element, width, depth, place.reads))
+        return found.text
+
+    def loaded(number: int) -> str:
+        address = displaced(block, base, first + number * width * size)
+        check_span(writer, place, "load", block, address, width * size)
+        return block.define(f"load {whole}, ptr ", address,
+                            f", align {size}{place.storage.load_tags}",
+                            lanes=width, kind=place.storage.load_kind)
+
+    texts = [known((number,), lambda number=number: loaded(number)) for number in range(step)]
+    every = 2
+    while every <= step:
+        odd, rest = phase // (every // 2) % 2, phase % every
+        mask = types.shuffle_mask(tuple(range(odd, 2 * width, 2)))
+        texts = [known((every, rest, number), lambda a=a, b=b: block.define(
+            f"shufflevector {whole} ", a, f", {whole} ", b, f", {mask}", lanes=width))
+            for number, (a, b) in enumerate(zip(texts[::2], texts[1::2], strict=True))]
+        every *= 2
+    return texts[0]
 
 
 def _read_shuffled(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
