@@ -168,8 +168,9 @@ def _along_cost(nest: Nest, target: CpuTarget) -> float:
             if along else 1
         finished = cost(*(a.value for a in stage.assigns))
         total += vectors * (cost(*stage.terms) + _moved(nest, stage))
-        if folds_conditions(stage):  # as the bits of a number, some of which may have to be cleared
-            total += finished + ASKED + (along[-1].extent % short_width(along[-1].extent, width) > 0)
+        if folds_conditions(stage):  # lanes that are none have to be cleared first
+            row = along[-1].extent
+            total += finished + ASKED + (row % short_width(row, width) > 0)
         elif stage.terms:  # one lane after the other, in halves
             total += finished + 2 * width.bit_length() * len(stage.terms)
         else:

@@ -257,7 +257,8 @@ def test_small_matrices_transposed(check, arrays, shape, dtype) -> None:
 
 
 @pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
-@pytest.mark.parametrize("shape", [(8, 3), (3, 8), (6, 4), (8, 4), (2, 16), (16, 2), (3, 7), (7, 5)])
+@pytest.mark.parametrize("shape", [
+    (8, 3), (3, 8), (6, 4), (8, 4), (2, 16), (16, 2), (3, 7), (7, 5)])
 def test_several_small_matrices_in_a_vector(machine_code, take_apart, arrays, shape, level) -> None:
     """Their bytes are shuffled as one, as long as matrices begin at the same lanes again soon."""
     for count in (1, 7, 64, 101):

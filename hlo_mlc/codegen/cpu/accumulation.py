@@ -112,8 +112,9 @@ def _folded(writer: Writer, stmt: Accumulate, terms: list[Value], live: int) -> 
     if combiner.name in _OF_BITS and terms[0].element == "i1":
         term, neutral = terms[0], str(combiner.name == "and").lower()
         if live < width:
-            mask = Value(types.prefix_mask(live, width), "i1", width)
-            term = _select(writer, mask, term, Value(types.spread(neutral, "i1", width), "i1", width))
+            mask, others = (Value(text, "i1", width) for text in (
+                types.prefix_mask(live, width), types.spread(neutral, "i1", width)))
+            term = _select(writer, mask, term, others)
         text = writer.function.block.define(
             f"call i1 @llvm.vector.reduce.{combiner.name}.v{width}i1({term.type} ", term.text, ")")
         return [term._replace(text=text, lanes=0)]
