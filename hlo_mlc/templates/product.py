@@ -1,19 +1,11 @@
-"""What products of matrices are made of: accumulators in registers, and packed factors."""
+"""What templates for products of matrices share: factors, square blocks, tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, load
-from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Apply, Buffer, Const, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import BF16, F32, DType
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import loop, loops_named
+from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads
+from hlo_mlc.expr.dtypes import BF16, F32
+from hlo_mlc.loops.rewrite import loops_named
 from hlo_mlc.schedule.core import Schedule
-from hlo_mlc.templates.base import across, bounded
 from hlo_mlc.tensor.classify import contraction, is_map, stride, vector_stride
 from hlo_mlc.tensor.core import Nest
 
@@ -29,46 +21,6 @@ RUN = 256
 
 # Bytes on the stack that packed panels, with the rows that are computed for a tile, may take.
 STACK_PANEL = 176 * 1024
-
-Element = Callable[[Expr, Expr], Expr]  # of a row and a column
-Body = tuple[Stmt, ...]
-Statements = Callable[[Expr, Expr], Body]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """Sums of `buffer.shape[0]` rows by `width` columns in registers, vectors along the columns."""
-
-    buffer: Buffer
-    width: int
-    lanes: int
-
-    @staticmethod
-    def of(name: str, dtype: DType, height: int, width: int, lanes: int) -> Tile:
-        """A tile with registers of its own."""
-        padded = -(-width // lanes) * lanes
-        return Tile(Buffer(f"{name}{height}x{width}", dtype, (height, padded), "register"),
-                    width, lanes)
-
-    def each(self, prefix: str, body: Statements) -> Body:
-        """`body(row, column)` for every element, written out."""
-        return (loop(f"{prefix}i", self.buffer.shape[0], LoopKind.UNROLL, lambda r: across(
-            f"{prefix}j", self.width, self.lanes, lambda c: body(r, c))),)
-
-    def fill(self, prefix: str, value: Element) -> Body:
-        """tile[r, c] = value(r, c)"""
-        return self.each(prefix, lambda r, c: (Store(self.buffer, (r, c), value(r, c)),))
-
-    def multiply_add(self, prefix: str, combiner: Combiner, left: Element, right: Element
-                     ) -> Body:
-        """tile[r, c] += left(r, c) * right(r, c), for one step of the depth."""
-        return self.each(prefix, lambda r, c: (
-            Accumulate((self.buffer,), (r, c), combiner,
-                       (apply("mul", left(r, c), right(r, c)),)),))
-
-    def at(self, r: Expr, c: Expr) -> Expr:
-        """The sum of a row and a column."""
-        return load(self.buffer, (r, c))
 
 
 def product_refusal(nest: Nest) -> str:
@@ -103,42 +55,6 @@ def reads_vectors_along(factor: Expr, axis: Var) -> bool:
         axis in i.free for i in read.indices)) for read in loads(factor))
 
 
-def in_squares(name: str, size: Expr, most: int, width: int, lanes: int, body: Statements
-               ) -> Body:
-    """`body(row, column)` for `size` rows (at most `most`) of `width` columns, in square blocks of
-    `lanes` rows, of which a few at a time are written out.
-
-    Where what is read lies along the rows of this, the printer loads a block and transposes it in
-    registers, which takes an eighth of the time of gathers.
-    """
-    blocks, rest = index.floordiv(size, lanes), index.floormod(size, lanes)
-    tall = min(lanes, WRITTEN_ROWS)
-
-    def block(b: Var) -> Body:
-        first = index.multiply(b, index.constant(lanes))
-
-        def columns(column: Expr, count: int) -> Body:
-            return (loop(f"{name}g", lanes // tall, LoopKind.SERIAL, lambda g: (
-                loop(f"{name}u", tall, LoopKind.UNROLL, lambda u: (
-                    loop(f"{name}l", count, LoopKind.VECTORIZE, lambda lane: body(
-                        index.add(first, index.add(index.multiply(g, index.constant(tall)), u)),
-                        index.add(column, lane))),)),)),)
-
-        whole, few = divmod(width, lanes)
-        result: Body = ()
-        if whole:
-            result = (loop(f"{name}v", whole, LoopKind.SERIAL, lambda v: columns(
-                index.multiply(v, index.constant(lanes)), lanes)),)
-        return result + (columns(index.constant(whole * lanes), few) if few else ())
-
-    done = index.multiply(blocks, index.constant(lanes))
-    parts = (loop(f"{name}b", blocks, LoopKind.SERIAL, block),
-             loop(f"{name}t", rest, LoopKind.SERIAL, lambda t: across(
-                 f"{name}r", width, lanes, lambda c: body(
-                     bounded(index.add(done, t), most), c))))
-    return tuple(part for part in parts if index.bounds(part.extent)[1] > 0)
-
-
 def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) -> Schedule:
     """A copy of what lies along the rows of a tile, in square blocks of which a few rows at a time
     are written out: the printer transposes them in registers."""
@@ -155,58 +71,6 @@ def in_square_blocks(schedule: Schedule, rows: str, columns: str, lanes: int) ->
             schedule = schedule.vectorize(part)
     return schedule.split(inside, min(lanes, WRITTEN_ROWS)).unroll(f"{inside}.i") if is_square \
         else schedule
-
-
-def over(name: str, axes: Sequence[Var],
-          body: Callable[[Expr, Mapping[Var, Expr]], Body]) -> Body:
-    """`body(position, {axis: index})` at every point of some axes."""
-
-    def nest(level: int, position: Expr, at: Mapping[Var, Expr]) -> Body:
-        if level == len(axes):
-            return body(position, at)
-        axis = axes[level]
-        scaled = index.multiply(position, index.constant(axis.extent))
-        return (loop(f"{name}{level}", axis.extent, LoopKind.SERIAL, lambda i: nest(
-            level + 1, index.add(scaled, i), {**at, axis: i})),)
-
-    return nest(0, index.constant(0), {})
-
-
-def panels(name: str, width: int, most: int, body: Callable[[Expr, int], Body]) -> Body:
-    """`body(start, width)` for panels of `most` elements, and one for the rest."""
-    whole, rest = divmod(width, most)
-    result: Body = ()
-    if whole:
-        result = (loop(name, whole, LoopKind.SERIAL, lambda p: body(
-            index.multiply(p, index.constant(most)), most)),)
-    return result + (body(index.constant(whole * most), rest) if rest else ())
-
-
-def strips(name: str, size: Expr, most: int, tall: int, body: Callable[[Expr, int], Body]
-            ) -> Body:
-    """`body(start, height)` for strips of `tall` elements; a known rest is one strip."""
-    whole, rest = index.floordiv(size, tall), index.floormod(size, tall)
-    done = index.multiply(whole, index.constant(tall))
-    result: Body = ()
-    if most >= tall:
-        result = (loop(name, whole, LoopKind.SERIAL, lambda t: body(
-            index.multiply(t, index.constant(tall)), tall)),)
-    if not rest.free and not loads(rest):
-        _, known = index.bounds(rest)
-        return result + (body(done, int(known)) if known else ())
-    return (*result, loop(f"{name}r", rest, LoopKind.SERIAL, lambda t: body(
-        bounded(index.add(done, t), most), 1)))
-
-
-def covering_strips(name: str, size: Expr, tall: int, body: Callable[[Expr, int], Body]) -> Body:
-    """The same for what may be computed twice: the last strip begins early enough to be whole.
-
-    There are at least `tall` elements.
-    """
-    last = index.subtract(size, index.constant(tall))
-    count = index.floordiv(index.add(size, index.constant(tall - 1)), tall)
-    return (loop(name, count, LoopKind.SERIAL, lambda t: body(
-        index.minimum(index.multiply(t, index.constant(tall)), last), tall)),)
 
 
 def products_per_task(tasks: int, work: int, cores: int) -> int:

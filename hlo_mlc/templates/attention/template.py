@@ -2,7 +2,7 @@
 
     parallel task -> outer axes, block of rows
       pack the queries                                          [depth, rows]
-      for each pass over the keys (row_passes.py), chunk by chunk:
+      for each pass over the keys (passes.py), chunk by chunk:
         first pass: scores[keys, rows] = keys * queries
         folds over the keys, and what later passes need         vectors along the rows
         last pass: weights[keys, rows];  sums[rows, columns] += weights * values
@@ -23,6 +23,9 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.loops.core import LoopKind, Stmt
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.attention.block import RowBlock, either_block
+from hlo_mlc.templates.attention.passes import row_passes
+from hlo_mlc.templates.attention.workspace import Workspace
 from hlo_mlc.templates.base import (
     Parameters,
     Scheduled,
@@ -33,9 +36,6 @@ from hlo_mlc.templates.base import (
 )
 from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
-from hlo_mlc.templates.row_block import RowBlock, either_block
-from hlo_mlc.templates.row_passes import row_passes
-from hlo_mlc.templates.workspace import Workspace
 from hlo_mlc.tensor.chain import Chain, chain
 from hlo_mlc.tensor.core import Nest
 

@@ -12,11 +12,18 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import Accumulate, Allocate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.templates.attention.passes import Pass, RowPasses, Stored
+from hlo_mlc.templates.attention.tiles import (
+    Tile,
+    covering_strips,
+    in_squares,
+    over,
+    panels,
+    strips,
+)
+from hlo_mlc.templates.attention.workspace import Workspace, lies_along
 from hlo_mlc.templates.base import across, bounded, may_repeat
-from hlo_mlc.templates.product import Tile, covering_strips, in_squares, over, panels, strips
 from hlo_mlc.templates.register_tile import register_tile
-from hlo_mlc.templates.row_passes import Pass, RowPasses, Stored
-from hlo_mlc.templates.workspace import Workspace, lies_along
 from hlo_mlc.tensor.chain import Chain, masks
 from hlo_mlc.tensor.classify import cost, stride
 from hlo_mlc.tensor.core import Stage
