@@ -1,4 +1,4 @@
-"""From what a stage computes to the plainest loops that compute it."""
+"""From what stages and steps compute to the plainest loops that compute it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.expr.procedure import Move, Put
 from hlo_mlc.loops import rewrite
-from hlo_mlc.loops.core import Accumulate, Allocate, For, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Stmt, Store, While
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.combine import named_combiner
-from hlo_mlc.tensor.core import Assign, Stage
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Stage
 
 
 def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
@@ -53,6 +53,19 @@ def lower_stage(stage: Stage) -> tuple[Stmt, ...]:
 def lower_nest(shared: tuple[Var, ...], stages: Sequence[Stage]) -> tuple[Stmt, ...]:
     """The naive loops of one or more stages inside of those over the axes that they share."""
     return _nest(stages[0], shared, tuple(stmt for s in stages for stmt in lower_stage(s)))
+
+
+def lower_loop(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """The loop of a step around what it does; `test` is what its condition needs."""
+    if step.trip_count is None:
+        return (*test, While(step.condition, (*body, *test)))
+    return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
+
+
+def lower_branch(step: Branch, then: tuple[Stmt, ...], otherwise: tuple[Stmt, ...]
+                 ) -> tuple[Stmt, ...]:
+    """The branch of a step between what its two sides do."""
+    return (If(step.condition, then, otherwise),) if then or otherwise else ()
 
 
 def _steps(stage: Stage) -> tuple[Stmt, ...]:

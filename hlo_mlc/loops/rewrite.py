@@ -236,6 +236,13 @@ def allocated(buffers: Iterable[Buffer], body: Body) -> Body:
     return body
 
 
+def on_one_thread(statements: Body) -> Body:
+    """The statements with tasks that are done one after the other."""
+    return transform(statements, lambda s: (For(
+        s.var, s.extent, LoopKind.SERIAL, on_one_thread(s.body)),)
+        if isinstance(s, For) and s.kind is LoopKind.PARALLEL else None)
+
+
 def inline_calls(statements: Body) -> Body:
     """What the called programs do, in place of the calls."""
     return transform(statements, lambda s: inlined(s) if isinstance(s, Call) else None)

@@ -6,24 +6,22 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 
-from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, loads
 from hlo_mlc.loops.core import (
     Accumulate,
     Call,
     For,
-    If,
     LoopKind,
     LoopProgram,
     Stmt,
     Store,
-    While,
-    bodies,
     walk,
 )
-from hlo_mlc.loops.rewrite import expressions, with_bodies
+from hlo_mlc.loops.lower import lower_branch, lower_loop
+from hlo_mlc.loops.rewrite import expressions, on_one_thread
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.schedule.core import Schedule, Trace, replay
+from hlo_mlc.schedule.scalar_replacement import replace_scalars
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates import TEMPLATES
@@ -40,7 +38,6 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.base import lanes as lanes_of
-from hlo_mlc.templates.loop_registers import LoopRegisters
 from hlo_mlc.templates.pointwise_loop import in_blocks
 from hlo_mlc.templates.short import MOST_POINTS
 from hlo_mlc.tensor.canonical import CALLED_NAMES, canonical, written
@@ -94,8 +91,8 @@ def schedule_program(program: TensorProgram, target: CpuTarget,
     assembler = _Assembler(target, tuned or {}, _repeated(program))
     parts = [(step, assembler.step(step)) for step in program.steps]
     if any(not isinstance(step, Nest) for step in program.steps):
-        registers = LoopRegisters.of(tuple(stmt for _, body in parts for stmt in body))
-        parts = [(step, registers.within(body)) for step, body in parts]
+        kept = replace_scalars([body for _, body in parts], MOST_POINTS)  # as many as written out
+        parts = [*zip(program.steps, kept, strict=True)]
     return loops_of(program, parts, assembler.extra), tuple(assembler.decisions)
 
 
@@ -105,13 +102,6 @@ def loops_of(program: TensorProgram, parts: list[tuple[Step, tuple[Stmt, ...]]],
     return LoopProgram(program.name, program.operands, program.results,
                        tuple(stmt for _, statements in parts for stmt in statements),
                        _plan_arena(program, parts, extra), program.aliases)
-
-
-def repeated(step: Loop, body: tuple[Stmt, ...], test: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    """The loop of a step around what it does; `test` is what its condition needs."""
-    if step.trip_count is None:
-        return (*test, While(step.condition, (*body, *test)))
-    return (For(step.counter, index.constant(step.trip_count), LoopKind.SERIAL, body),)
 
 
 def decisions_text(decisions: Iterable[Decision[Named]]) -> str:
@@ -160,17 +150,18 @@ class _Assembler:
     def _branch(self, step: Branch) -> tuple[Stmt, ...]:
         then, otherwise = (tuple(stmt for inner in side for stmt in self.step(inner))
                            for side in (step.then, step.otherwise))
-        return (If(step.condition, then, otherwise),) if then or otherwise else ()
+        return lower_branch(step, then, otherwise)
 
     def _loop(self, step: Loop) -> tuple[Stmt, ...]:
         parts = [(inner, self.step(inner)) for inner in step.body]
         body = tuple(stmt for _, statements in parts for stmt in statements)
         if _falls_asleep(parts) or is_short(step, self.target):
-            body = _on_one_thread(body)
+            body = on_one_thread(body)
         blocked = in_blocks(step, self.target)
         if blocked is not None:
             return blocked
-        return repeated(step, body, tuple(stmt for inner in step.test for stmt in self.step(inner)))
+        return lower_loop(
+            step, body, tuple(stmt for inner in step.test for stmt in self.step(inner)))
 
     def _nest(self, nest: Nest) -> tuple[Stmt, ...]:
         if any(v.extent == 0 for s in nest.stages for v in s.axes):
@@ -256,16 +247,6 @@ def _vector_operations(nest: Nest, target: CpuTarget) -> int:
             else cost(*stage.expressions) + ACCESS * (1 + len(stage.inputs))
         total += points(stage) * each // lanes
     return total
-
-
-def _on_one_thread(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-    result = []
-    for stmt in statements:
-        stmt = with_bodies(stmt, tuple(map(_on_one_thread, bodies(stmt))))
-        if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
-            stmt = For(stmt.var, stmt.extent, LoopKind.SERIAL, stmt.body)
-        result.append(stmt)
-    return tuple(result)
 
 
 def _repeated(program: TensorProgram) -> frozenset[Nest]:

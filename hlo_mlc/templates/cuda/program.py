@@ -7,13 +7,14 @@ from collections.abc import Mapping
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Stmt
+from hlo_mlc.loops.lower import lower_loop
 from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.support.errors import CodegenError, ScheduleError
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Decision, Parameters, Way, first_taking, open_schedule, work
 from hlo_mlc.templates.cuda import TEMPLATES
 from hlo_mlc.templates.cuda.base import CudaTemplate
-from hlo_mlc.templates.program import loops_of, repeated
+from hlo_mlc.templates.program import loops_of
 from hlo_mlc.tensor.core import Loop, Nest, Step, TensorProgram
 from hlo_mlc.tensor.verify import verify
 
@@ -73,7 +74,7 @@ class _Assembler:
         if isinstance(step, Nest):
             return self._nest(step, outer, scratch)
         body = tuple(stmt for inner in step.body for stmt in self._step(inner, outer, scratch))
-        return repeated(step, body, tuple(
+        return lower_loop(step, body, tuple(
             stmt for inner in step.test for stmt in self._step(inner, outer, scratch)))
 
     def _nest(self, nest: Nest, outer: LoopKind, scratch: list[Buffer]) -> tuple[Stmt, ...]:

@@ -1,4 +1,4 @@
-"""Loops that carry single elements: from trip to trip in registers, not through memory.
+"""Scalar replacement: what loops carry goes from trip to trip in registers, not through memory.
 
     t[] = 0                             alloc t.n: f32 register:
     for n in trips:                       t.n[] = t[]
@@ -13,7 +13,8 @@
                                             y[n + 1] = y.n1[]
 
 A value that was just stored is loaded again after four to ten cycles, longer than an operation
-takes.  Elsewhere scalar replacement (Callahan, Carr and Kennedy 1990).
+takes.  Source: D. Callahan, S. Carr and K. Kennedy, Improving register allocation for subscripted
+variables, 1990.
 """
 
 from __future__ import annotations
@@ -48,7 +49,6 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.rewrite import loop as make_loop
 from hlo_mlc.loops.touching import contains, solid
-from hlo_mlc.templates.short import MOST_POINTS
 
 FARTHEST = 4  # trips for which a value is kept: each is one more register
 
@@ -56,26 +56,25 @@ Shifted = tuple[list[Buffer], Body, For]
 """Registers, how they begin, and the loop that uses them."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoopRegisters:
-    """Puts into registers what serial loops carry, in one part of a kernel after the other.
+def replace_scalars(parts: Sequence[Body], most: int) -> list[Body]:
+    """The parts of a kernel, one after the other, with registers for what their serial loops carry:
+    buffers of at most `most` elements, and the last elements of series."""
+    used = Counter(access.buffer for part in parts for access in accesses(part))
+    scalars = _Scalars(used, frozenset(b for b in used if _fits(b, most)))
+    return [scalars.replaced(part) for part in parts]
 
-    `used`: how often the kernel touches each buffer in all; `may_hold`: those of them that may be
-    registers; `whole`: those of these of which every element is written before the statement at
-    hand.
-    """
+
+@dataclass(frozen=True, slots=True)
+class _Scalars:
+    """`used`: how often the kernel touches each buffer in all; `may_hold`: those of them that may
+    be registers; `whole`: those of these of which every element is written before the statement at
+    hand."""
 
     used: Counter[Buffer]
     may_hold: frozenset[Buffer]
     whole: set[Buffer] = field(default_factory=set)
 
-    @classmethod
-    def of(cls, statements: Body) -> LoopRegisters:
-        """For the parts of a kernel that does all these statements."""
-        used = Counter(access.buffer for access in accesses(statements))
-        return cls(used, frozenset(filter(_fits, used)))
-
-    def within(self, statements: Body) -> Body:
+    def replaced(self, statements: Body) -> Body:
         """The statements with registers."""
         result: list[Stmt] = []
         for stmt in statements:
@@ -132,7 +131,7 @@ class LoopRegisters:
     def _inside(self, stmt: Stmt) -> Stmt:
         """The same in its bodies; what they fill need not be filled behind them."""
         return with_bodies(stmt, tuple(
-            LoopRegisters(self.used, self.may_hold, set(self.whole)).within(body)
+            _Scalars(self.used, self.may_hold, set(self.whole)).replaced(body)
             for body in bodies(stmt)))
 
 
@@ -148,10 +147,10 @@ def _by_buffer(stmt: Stmt) -> dict[Buffer, list[Access]]:
     return found
 
 
-def _fits(buffer: Buffer) -> bool:
-    """Whether a buffer may become registers: as many elements as nests may be written out for."""
+def _fits(buffer: Buffer, most: int) -> bool:
+    """Whether a buffer may become registers."""
     return buffer.scope in ("scratch", "result") and all(isinstance(d, int) for d in buffer.shape) \
-        and buffer.size <= MOST_POINTS
+        and buffer.size <= most
 
 
 def _is_fixed(access: Access, stmt: For | While, numbers: set[Var]) -> bool:
