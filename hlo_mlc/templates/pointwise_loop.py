@@ -11,15 +11,16 @@ point may have a row to itself, through which the trips go: recurrences such as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import For, LoopKind, Stmt
-from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop as make_loop
+from hlo_mlc.loops.core import Stmt
+from hlo_mlc.loops.lower import lower_loop, lower_nest
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, lanes, open_schedule, work
 from hlo_mlc.templates.elementwise import ElementwiseTemplate, vectorize
@@ -78,21 +79,18 @@ def in_blocks(loop: Loop, target: CpuTarget) -> tuple[Stmt, ...] | None:
     size = found.block(target)
     if size >= found.points:
         return None
-    name = found.stages[0].axes[0].name
     whole, rest = divmod(found.points, size)
-    total = loop.trip_count * sum(work(nest) for nest in loop.body)
-    kind = LoopKind.PARALLEL if total > SERIAL_WORK and whole > 1 else LoopKind.SERIAL
-
-    def block(start: Expr, count: int) -> tuple[Stmt, ...]:
-        body = tuple(stmt for stage in found.stages
-                     for stmt in _part(stage, start, count, target))
-        return (For(loop.counter, index.constant(loop.trip_count), LoopKind.SERIAL, body),)
-
-    body: tuple[Stmt, ...] = (make_loop(f"{name}_block", whole, kind, lambda b: block(
-        index.multiply(b, index.constant(size)), size)),)
-    if rest:
-        body += block(index.constant(whole * size), rest)
-    return body
+    block = Var(f"{found.stages[0].axes[0].name}_block", INDEX, whole)
+    first = index.multiply(block, index.constant(size))
+    blocks = _scheduled(loop, found.stages, (block,), first, size, target)
+    blocks = blocks.reorder(block.name, loop.counter.name)
+    if whole > 1 and loop.trip_count * sum(work(nest) for nest in loop.body) > SERIAL_WORK:
+        blocks = blocks.parallel(block.name)
+    if not rest:
+        return blocks.program.body
+    first = index.constant(whole * size)
+    return blocks.program.body + _scheduled(
+        loop, found.stages, (), first, rest, target).program.body
 
 
 def pointwise(loop: Loop, target: CpuTarget) -> Pointwise | None:
@@ -147,14 +145,22 @@ def _rows(access: Load | Assign, axes: tuple[Var, ...]) -> tuple[int, ...] | Non
     return tuple(places[v] for v in axes)
 
 
-def _part(stage: Stage, start: Expr, count: int, target: CpuTarget) -> tuple[Stmt, ...]:
-    """The loops of a stage over `count` points from `start` on."""
+def _scheduled(loop: Loop, stages: Sequence[Stage], shared: tuple[Var, ...], first: Expr,
+               count: int, target: CpuTarget) -> Schedule:
+    """The trips of a loop, at each point of some axes, over `count` points of its stages from
+    `first` on, in vectors."""
+    parts = [_part(stage, number, first, count) for number, stage in enumerate(stages)]
+    schedule = open_schedule(Nest(tuple(parts), 0), lower_loop(loop, lower_nest(shared, parts), ()),
+                             checked=False)
+    for part in parts:
+        unroll = _TEMPLATE.default(Nest((part,), 1), target)["unroll"]
+        schedule = vectorize(schedule, part.axes[0].name, lanes((part,), target), unroll)
+    return schedule
+
+
+def _part(stage: Stage, number: int, first: Expr, count: int) -> Stage:
+    """So many points of a stage, along an axis with a name of its own."""
     (axis,) = stage.axes
-    within = Var(axis.name, INDEX, count)
-    at = {axis: index.add(start, within)}
-    memo: dict[Expr, Expr] = {}
-    part = replace(map_expressions(stage, lambda e: substitute(e, at, memo)), axes=(within,))
-    nest = Nest((part,), 1)
-    unroll = _TEMPLATE.default(nest, target)["unroll"]
-    schedule = open_schedule(nest, lower_stage(part))
-    return vectorize(schedule, within.name, lanes((part,), target), unroll).program.body
+    within = Var(f"{axis.name}_{number}", INDEX, count)
+    at, memo = {axis: index.add(first, within)}, dict[Expr, Expr]()
+    return replace(map_expressions(stage, lambda e: substitute(e, at, memo)), axes=(within,))
