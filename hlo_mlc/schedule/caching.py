@@ -223,19 +223,24 @@ def _reached(access: Access, loops: Sequence[For]) -> Expr | None:
     return condition
 
 
-def pad(program: LoopProgram, name: str, elements: int) -> LoopProgram:
+def pad(program: LoopProgram, name: str, elements: int, dimension: int = -1) -> LoopProgram:
     """Let the rows of a private buffer be longer than what they hold.
 
         alloc a: 32x32xf32 stack:        alloc a: 32x33xf32 stack:
           …a[i, j]…                  ->    …a[i, j]…
 
-    So the elements of a column are in different banks of a GPU's shared memory.  TVM:
+    So the elements of a column are in different banks of a GPU's shared memory, or in different
+    sets of a cache.  Another `dimension` than the last one is padded in the same way.  TVM:
     storage_align; Halide: align_storage.
     """
     if elements < 1:
         raise ScheduleError(f"pad: expected at least one element for {name!r}, got {elements}")
-    wide = {b: replace(b, shape=(*b.shape[:-1], b.shape[-1] + elements))
-            for b in _private_arrays(program, "pad", name)}
+    found = _private_arrays(program, "pad", name)
+    if any(not -1 <= dimension < len(b.shape) for b in found):
+        raise ScheduleError(f"pad: {name!r} has no dimension {dimension}")
+    wide = {b: replace(b, shape=tuple(
+        size + elements * (n == dimension % len(b.shape)) for n, size in enumerate(b.shape)))
+        for b in found}
     for stmt in walk(program.body):
         if isinstance(stmt, Allocate) and stmt.buffer in wide:
             refuse_large("pad", stmt, wide[stmt.buffer])

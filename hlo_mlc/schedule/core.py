@@ -14,6 +14,8 @@ from hlo_mlc.loops.text import program_text
 from hlo_mlc.schedule import (
     caching,
     cascade,
+    coalescing,
+    fission,
     fusion,
     kinds,
     loops,
@@ -33,20 +35,22 @@ Argument = int | str | tuple[str, ...] | tuple[int, ...]
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
-                     loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, kinds.unroll,
-                     kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind, kinds.tensorize,
-                     kinds.atomic, reduction.rfactor, privatizing.privatize, cascade.cascade,
-                     fusion.fuse_loops, fusion.fuse_first, fusion.fuse_last, fusion.distribute,
-                     storage.contract, storage.expand, storage.promote, storage.hoist,
-                     caching.cache_read, caching.cache_write, caching.pad,
-                     caching.transform_layout, caching.stream, prefetching.prefetch,
-                     prefetching.prefetch_next, pipelining.persist, pipelining.double_buffer)
+                     loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, loops.rename,
+                     kinds.unroll, kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
+                     kinds.tensorize, kinds.atomic, reduction.rfactor, privatizing.privatize,
+                     cascade.cascade, fusion.fuse_loops, fusion.fuse_first, fusion.fuse_last,
+                     fission.distribute, fission.sink, storage.contract, storage.expand,
+                     storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
+                     coalescing.coalesce, caching.pad, caching.transform_layout, caching.stream,
+                     prefetching.prefetch, prefetching.prefetch_next, pipelining.persist,
+                     pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
     for function in (splitting.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
-                     reduction.rfactor, fusion.fuse_first, fusion.distribute, storage.hoist)
+                     reduction.rfactor, fusion.fuse_first, fission.distribute, fission.sink,
+                     storage.hoist, coalescing.coalesce)
 }
 
 
@@ -166,6 +170,10 @@ class Schedule:
         """All that is done -> in a loop called `loop`, once."""
         return self.apply(Step("add_unit_loop", (loop,)))
 
+    def rename(self, loop: str, inner: str, to: str) -> Schedule:
+        """A loop that holds the loop `inner` -> one called `to`."""
+        return self.apply(Step("rename", (loop, inner, to)))
+
     def unroll(self, loop: str) -> Schedule:
         """Iterations written out."""
         return self.apply(Step("unroll", (loop,)))
@@ -222,10 +230,15 @@ class Schedule:
         """A loop behind the nested loops `at` -> one in the last iteration of them."""
         return self.apply(Step("fuse_last", (last, at)))
 
-    def distribute(self, loop: str, inner: str, behind: str = "") -> Schedule:
+    def distribute(self, loop: str, inner: str = "", behind: str = "") -> Schedule:
         """A loop -> one around what is before `inner`, one around that, one around the rest; or one
-        up to there, and one called `behind`."""
-        return self.apply(Step("distribute", (loop, inner, *((behind,) if behind else ()))))
+        up to there, and one called `behind`; or one around each statement."""
+        given = (inner, behind) if behind else (inner,) if inner else ()
+        return self.apply(Step("distribute", (loop, *given)))
+
+    def sink(self, loop: str) -> Schedule:
+        """A loop -> one inside of each of those that it holds, and one around what is between."""
+        return self.apply(Step("sink", (loop,)))
 
     def contract(self, buffer: str) -> Schedule:
         """A scratch buffer -> a private one that holds what one iteration needs."""
@@ -257,9 +270,14 @@ class Schedule:
         """What an iteration of `loop` writes of `buffer` is collected in a private tile."""
         return self.apply(Step("cache_write", (buffer, loop, layout)))
 
-    def pad(self, buffer: str, elements: int) -> Schedule:
+    def coalesce(self, buffer: str) -> Schedule:
+        """A private buffer -> the part of another one that it is copied to."""
+        return self.apply(Step("coalesce", (buffer,)))
+
+    def pad(self, buffer: str, elements: int, dimension: int = -1) -> Schedule:
         """Rows of a private buffer -> rows that are longer by so many elements."""
-        return self.apply(Step("pad", (buffer, elements)))
+        given = (dimension,) if dimension >= 0 else ()
+        return self.apply(Step("pad", (buffer, elements, *given)))
 
     def transform_layout(self, buffer: str, parts: tuple[int, ...], order: tuple[str, ...]
                          ) -> Schedule:

@@ -1,13 +1,13 @@
-"""Schedule primitives that merge the loops of neighbouring statements, or take them apart."""
+"""Schedule primitives that merge the loops of neighbouring statements."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hlo_mlc.expr import build, index
-from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.expr.core import Expr, loads
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
@@ -19,13 +19,8 @@ from hlo_mlc.loops.rewrite import (
     when,
     with_body,
 )
-from hlo_mlc.schedule.loops import (
-    only_loop,
-    refuse,
-    require_kind,
-    require_loops,
-    rewrite_loops,
-)
+from hlo_mlc.schedule.fission import check_same_iteration
+from hlo_mlc.schedule.loops import refuse, require_kind, require_loops
 from hlo_mlc.support.errors import ScheduleError
 
 
@@ -105,6 +100,8 @@ def fuse_first(program: LoopProgram, first: str, second: str, at: str, least: in
             return statements
         if index.bounds(outer.extent)[0] < 1:
             raise refuse("fuse_first", outer, "may have no iteration")
+        if outer.kind is LoopKind.VECTORIZE:
+            raise refuse("fuse_first", outer, "is a vector, all of whose lanes go the same way")
         inside, scopes = _opened(list(outer.body), second)
         if sum(_is_loop(s, second) for s in inside) != 1:
             raise refuse("fuse_first", outer, f"must hold the loop {second} as one of its "
@@ -267,74 +264,3 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
     unstable = {a.buffer for a in (*before, *after) if a.writes}
     return all(memory.comparable(a.buffer, b.buffer) and settle(a, b, varying, unstable) is None
                for a, b in pairs(memory, before, after))
-
-
-def distribute(program: LoopProgram, name: str, inner: str, behind: str = "", *,
-               checked: bool = True) -> LoopProgram:
-    """Give what stands before and behind a loop in another one's body a loop of its own.
-
-        for i in 0..4:               for i in 0..4:
-          a[i] = 0                     a[i] = 0
-          for k in 0..8:             for i in 0..4:
-            a[i] <- add x[k, i]  ->    for k in 0..8:
-          y[i] = a[i]                    a[i] <- add x[k, i]
-                                     for i in 0..4:
-                                       y[i] = a[i]
-
-    The same is done to loops perfectly nested in the first one.  Refused where one of the three
-    needs what a later one left in an earlier iteration.  With a suffix for the names of the loops
-    `behind` (i.e), what stands before the inner loop stays with it.  Exo: fission; elsewhere loop
-    distribution.
-    """
-    require_loops(program, "distribute", inner)
-    memory = Memory.of(program)
-    found = False
-
-    def cut(stmt: For) -> Body | None:
-        nonlocal found
-        band = [stmt]
-        while (only := only_loop(band[-1])) is not None and only.var.name != inner:
-            band.append(only)
-        body = band[-1].body
-        place = next((n for n, s in enumerate(body) if _is_loop(s, inner)), None)
-        if place is None:
-            return None
-        found = True
-        before, middle, after = body[:place], body[place:place + 1], body[place + 1:]
-        if behind:
-            before, middle = (), (*before, *middle)
-        if checked:
-            check_same_iteration("distribute", band, before, (*middle, *after), memory)
-            check_same_iteration("distribute", band, middle, after, memory)
-
-        def nest(part: Body, names: Mapping[Var, Var]) -> Body:
-            part = substitute(part, names) if names else part
-            for s in reversed(band) if part else ():
-                extent = build.substitute(s.extent, names)
-                part = (For(names.get(s.var, s.var), extent, s.kind, part),)
-            return part
-
-        late = {v: Var(f"{v.name}.{behind}", v.dtype, v.extent) for v in (s.var for s in band)}
-        return (*nest(before, {}), *nest(middle, {}), *nest(after, late if behind else {}))
-
-    result = rewrite_loops(program, "distribute", name, cut)
-    if not found:
-        raise refuse("distribute", require_loops(program, "distribute", name)[0],
-                     f"must hold the loop {inner} as one of its statements")
-    return result
-
-
-def check_same_iteration(primitive: str, band: Sequence[For], first: Body, second: Body,
-                         memory: Memory) -> None:
-    """Refuse unless what `first` and `second` both touch, they touch in the same iteration of all
-    the loops."""
-    before, after = accesses(first), accesses(second)
-    varying = variables((band[0], *first, *second))
-    unstable = {a.buffer for a in (*before, *after) if a.writes}
-    for a, b in pairs(memory, before, after):
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
-        free = settled is not None and next((s for s in band if s.var not in settled), None)
-        if free:
-            raise refuse(primitive, free, f"carries a dependence: {a} and {b} may touch the same "
-                         f"element of {a.buffer.name} in different iterations")

@@ -259,7 +259,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
         if memory is not None:
-            _check_permutable(band, order, memory)
+            check_permutable(band, order, memory)
         body = when(guard, _unguarded(band[-1].body)[1])
         for position in reversed(range(len(order))):
             current = order[position]
@@ -304,15 +304,48 @@ def _unguarded(body: Body) -> tuple[Expr, Body]:
     return guard, body
 
 
+def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
+    """Give a loop that holds another one a name of its own, so that it is rewritten by itself.
+
+        for i in 0..4:               for i in 0..4:
+          a[i] = x[i]                  a[i] = x[i]
+        for i in 0..4:         ->    for i.e in 0..4:
+          for j in 0..8:               for j in 0..8:
+            y[i, j] = a[i]               y[i.e, j] = a[i.e]
+
+    Halide: rename.
+    """
+    require_loops(program, "rename", inner)
+    if loops_named(program.body, to):
+        raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got {to!r}")
+    found = False
+
+    def renamed(stmt: For) -> Body | None:
+        nonlocal found
+        if not loops_named(stmt.body, inner):
+            return None
+        found = True
+        own = Var(to, stmt.var.dtype, stmt.var.extent)
+        return (For(own, stmt.extent, stmt.kind, substitute(stmt.body, {stmt.var: own})),)
+
+    result = rewrite_loops(program, "rename", name, renamed)
+    if not found:
+        raise refuse("rename", require_loops(program, "rename", name)[0],
+                     f"holds no loop called {inner}")
+    return result
+
+
 def commutes(stmt: Accumulate) -> bool:
     """Whether the order of terms does not matter to an update."""
     return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
 
 
-def _check_permutable(band: list[For], order: list[For], memory: Memory) -> None:
+def check_permutable(band: list[For], order: list[For], memory: Memory,
+                     primitive: str = "reorder") -> None:
+    """Refuse to put perfectly nested loops into another order where that changes anything."""
     for stmt in band:
         if stmt.kind is LoopKind.VECTORIZE:
-            raise refuse("reorder", stmt, "is a vector; reorder before vectorize")
+            raise refuse(primitive, stmt, f"is a vector; {primitive} before vectorize")
     touched = accesses(band[-1].body)
     written = [a for a in touched if a.writes]
     varying, unstable = variables((band[0],)), {a.buffer for a in written}
@@ -326,7 +359,7 @@ def _check_permutable(band: list[For], order: list[For], memory: Memory) -> None
                          for loops in (band, order))
         if settled is not None and before != after and not _stores_the_same(
                 a, b, varying - settled, [w.buffer for w in written], memory):
-            raise refuse("reorder", band[0], f"would change the order in which {a} and {b} touch "
+            raise refuse(primitive, band[0], f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}: nothing ties the iterations of "
                          f"{', '.join(sorted(before))} together")
 

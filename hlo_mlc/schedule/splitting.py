@@ -264,6 +264,8 @@ def specialize(program: LoopProgram, name: str, at: str) -> LoopProgram:
     found = False
 
     def visit(outer: For) -> Body:
+        if outer.kind is LoopKind.VECTORIZE:
+            raise refuse("specialize", outer, "is a vector, all of whose lanes go the same way")
         last = index.constant(require_constant("specialize", outer) - 1)
         before = Var(outer.var.name, outer.var.dtype, last.value)
 

@@ -343,6 +343,7 @@ def test_specialize_refuses(copy, transposed) -> None:
     refuses(lambda: shortened.specialize("i.i", "k"), "no loop is called 'k'")
     refuses(lambda: shortened.specialize("i.o", "i.i"), "needs a constant extent")
     refuses(lambda: Schedule(transposed).specialize("i", "j"), "holds no loop called i")
+    refuses(lambda: Schedule(transposed).vectorize("i").specialize("j", "i"), "is a vector")
 
 
 def test_fuse(tiny) -> None:
@@ -1308,6 +1309,8 @@ def test_pad_refuses(tiny, transposed, total) -> None:
     refuses(lambda: tiles.pad("x", 1), "no private array is called 'x'", "there are: x.i")
     refuses(lambda: Schedule(total).pad("add.acc", 1), "no private array", "there are: none")
     refuses(lambda: tiles.pad("x.i", 1 << 20), "bytes of x.i at once")
+    refuses(lambda: tiles.pad("x.i", 1, 1), "no dimension 1")
+    assert "alloc x.i: 9xf32" in str(tiles.pad("x.i", 1, 0))
 
 
 def test_transform_layout(tiny, assert_same) -> None:
@@ -1671,6 +1674,109 @@ def test_cache_write_refuses(tiny, running) -> None:
     stage = tiny.map(y, "ij", lambda i, j: ONE)
     some = Stage("some", stage.axes, (Assign(y, stage.axes, ONE, even),))
     refuses(lambda: Schedule(tiny.program(some)).cache_write("y", "i"), "does not surely write")
+
+
+def test_coalesce(tiny, assert_same) -> None:
+    x, y = tiny.operand("x", 4, 8), tiny.result("y", 8, 4)
+    program = tiny.program(tiny.map(y, "ji", lambda j, i: load(x, (i, j)), order=(1, 0)))
+    cached = Schedule(program).cache_write("y", "i")
+    shows(cached.coalesce("y.i").program, """
+        for i in 0..4:
+          for j in 0..8:
+            y[j, i] = x[i, j]
+        """)
+    within = cached.split("i", 3).split("j", 5).coalesce("y.i").vectorize("j.i")
+    assert_same(program, within.program, [np.arange(32, dtype=np.float32).reshape(4, 8)])
+
+
+def test_coalesce_refuses(tiny, running) -> None:
+    x, y, z = tiny.operand("x", 8), tiny.result("y", 8), tiny.result("z", 8)
+    a, i, j = Buffer("a", F32, (8,), "stack"), variable("i", 8), variable("j", 8)
+
+    def each(v: Var, *body: Store) -> For:
+        return For(v, index.constant(8), LoopKind.SERIAL, body)
+
+    def program(*body: For) -> Schedule:
+        return Schedule(LoopProgram("copies", (x,), (y, z), (Allocate(a, body),)))
+
+    fill, copied = each(i, Store(a, (i,), load(x, (i,)))), each(j, Store(y, (j,), load(a, (j,))))
+    assert program(fill, copied).coalesce("a").loop_names == ("i",)
+    refuses(lambda: program(fill, copied).coalesce("b"), "no private buffer is called 'b'", "a")
+    refuses(lambda: program(fill).coalesce("a"), "not copied as a whole")
+    half = each(j, Store(y, (index.floordiv(j, 2),), load(a, (j,))))
+    refuses(lambda: program(fill, half).coalesce("a"), "several elements to one place")
+    refuses(lambda: program(fill, copied, each(i, Store(z, (i,), load(a, (i,))),
+                                               Store(a, (i,), ONE))).coalesce("a"), "not the last")
+    refuses(lambda: program(each(i, Store(y, (i,), ONE)), fill, copied).coalesce("a"),
+            "copies to where `y[i] = 1.0:f32` is")
+    assert program(each(i, Store(y, (i,), ONE)), fill, copied).program.body
+    guarded = each(j, Store(y, (j,), load(a, (j,)), apply("lt", j, index.constant(3))))
+    refuses(lambda: program(fill, guarded).coalesce("a"), "not copied as a whole")
+
+
+def test_distribute_each_statement(tiny, assert_same) -> None:
+    x, y, z = tiny.operand("x", 4, 8), tiny.result("y", 4, 8), tiny.result("z", 4, 8)
+    program = tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (i, j))),
+                           tiny.map(z, "kl", lambda k, m: load(x, (k, m))))
+    both = Schedule(program).fuse_loops("i", "k").fuse_loops("j", "l")
+    shows(both.distribute("i").program, """
+        for i in 0..4:
+          for j in 0..8:
+            y[i, j] = x[i, j]
+        for i in 0..4:
+          for j in 0..8:
+            z[i, j] = x[i, j]
+        """)
+    refuses(lambda: Schedule(program).distribute("i"), "must hold several statements")
+    turned = tiny.program(tiny.map(y, "ij", lambda i, j: load(x, (i, j))),
+                          tiny.map(z, "kl", lambda k, m: load(y, (k, m))))
+    assert len(Schedule(turned).fuse_loops("i", "k").distribute("i").loops("i")) == 2
+
+
+@pytest.fixture
+def rising(tiny) -> Schedule:
+    """Over rows i: p = a[i, k, k], and b[i, k, j] = p * 2 for j < k; then y[i] = p."""
+    a, b = tiny.operand("a", 8, 4, 4), tiny.result("b", 8, 4, 4)
+    y, p = tiny.result("y", 8), Buffer("p", F32, (), "register")
+    i, k, j = variable("i", 8), variable("k", 4), variable("j", 3)
+    inner = For(j, k, LoopKind.SERIAL, (Store(b, (i, k, j), apply("mul", load(p, ()), TWO)),))
+    outer = For(k, index.constant(4), LoopKind.SERIAL, (Store(p, (), load(a, (i, k, k))), inner))
+    body = Allocate(p, (outer, Store(y, (i,), load(p, ()))))
+    fill = tiny.map(b, "mno", lambda m, n, o: ONE)
+    return Schedule(LoopProgram("rising", (a,), (b, y), (*lower_stage(fill), For(
+        i, index.constant(8), LoopKind.SERIAL, (body,)))))
+
+
+def test_sink(rising, assert_same) -> None:
+    sunk = rising.expand("i", "stack").sink("i")
+    assert body_text(sunk.program.body).endswith(textwrap.dedent("""
+        alloc p: 8xf32 stack:
+          for k in 0..4:
+            for i in 0..8:
+              p[i] = a[i, k, k]
+            for j in 0..k:
+              for i in 0..8:
+                b[i, k, j] = p[i] * 2.0:f32
+          for i in 0..8:
+            y[i] = p[i]
+        """))
+    assert_same(rising.program, sunk.vectorize("i").program,
+                [np.arange(128, dtype=np.float32).reshape(8, 4, 4)])
+
+
+def test_sink_refuses(rising, running) -> None:
+    refuses(lambda: Schedule(running).sink("j"), "no loop is called 'j'")
+    refuses(lambda: rising.sink("k"), "sink", "carries a dependence")
+    refuses(lambda: Schedule(rising.program, checked=False).sink("k"), "that depends on k")
+    assert str(rising.sink("i")) == str(rising), "what is private stays inside"
+
+
+def test_rename(rising) -> None:
+    sunk = rising.expand("i", "stack").distribute("i", "k").rename("i", "k", "i.k")
+    assert sunk.loop_names[3:] == ("i.k", "k", "j", "i")
+    refuses(lambda: sunk.rename("i", "k", "j"), "a name for 'i' that no loop has")
+    refuses(lambda: sunk.rename("i", "k", "l"), "holds no loop called k")
+    refuses(lambda: sunk.rename("i", "z", "l"), "no loop is called 'z'")
 
 
 def test_cache_write_of_what_an_argmax_reads(tiny, assert_same) -> None:

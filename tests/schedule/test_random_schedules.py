@@ -17,7 +17,7 @@ from hlo_mlc.support.errors import ScheduleError
 FOR_GPUS = ("persist", "double_buffer", "tensorize")
 ANY = [*(name for name in PRIMITIVES if name not in FOR_GPUS),
        *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops",
-       "cache_read along"]
+       "cache_read along", "distribute each"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -49,7 +49,9 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
                          isinstance(a, For) and a.var.name == at for a in path[:-1])]
             return Step("cache_read", (buffer, at, "loops", "", str(rng.choice(inner or names))))
         case "pad":
-            return Step(primitive, (str(rng.choice(private or [""])), number))
+            return Step(primitive, (str(rng.choice(private or [""])), number, number % 2))
+        case "coalesce":
+            return Step(primitive, (str(rng.choice(private or [""])),))
         case "transform_layout":
             sizes = {s.buffer.name: s.buffer.shape for s in walk(program.body)
                      if isinstance(s, Allocate)}
@@ -71,9 +73,13 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (loop, other))
         case "distribute":
             return Step(primitive, (loop, other, *(("e",) if number > 3 else ())))
+        case "distribute each":
+            return Step("distribute", (loop,))
         case "specialize":
             at = f"{loop[:-2]}.o" if loop.endswith(".i") and number > 2 else other
             return Step(primitive, (loop, at))
+        case "rename":
+            return Step(primitive, (loop, other, f"{loop}.own"))
         case "reorder":
             return Step(primitive, ((loop, other) if number < 4 else tuple(
                 names[number - 4:number - 1]),))
@@ -122,6 +128,8 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
     if primitive == "unswitch":
         schedule = attempt("split shift", schedule, rng, 6)
     prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
+              "sink": "expand",
+              "coalesce": "cache_write", "distribute each": "fuse_loops",
               "cache_read": "split", "cache_read loops": "split", "pad": "expand",
               "transform_layout": "expand", "cache_read along": "split guard",
               "prefetch": "vectorize", "fuse_first": "hoist", "fuse_last": "split",
