@@ -10,27 +10,30 @@ that result.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from hlo_mlc.expr import index
-from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Buffer, Expr, Load, loads
+from hlo_mlc.expr.core import Load, loads
 from hlo_mlc.expr.procedure import Count, Move, Put
-from hlo_mlc.loops.core import For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, decoded, lanes, shared_out, work
+from hlo_mlc.templates.base import (
+    Fixed,
+    Parameters,
+    Scheduled,
+    in_tasks,
+    lanes,
+    open_schedule,
+    work,
+    worth_a_task,
+)
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 # Smaller squares gain nothing over element by element.
 _SMALLEST = 4
-
-Place = tuple[Buffer, tuple[Expr, ...]]
-"""A buffer and the first of the indices in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +56,23 @@ class SideBySideStepsTemplate(Fixed):
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops."""
         stage = coalesce(nest.stages[0])
-        steps = _Steps(stage, lanes((stage,), target), _handed_on(stage))
-        points = math.prod(v.extent for v in stage.axes)
-        return Scheduled(shared_out("point", points, work(nest), steps.point), ())
+        schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
+        for array in _handed_on(stage):
+            schedule = schedule.coalesce(array)
+        width = lanes((stage,), target)
+        for outer, inner in _innermost(stage.procedure.body):
+            schedule = _squares(schedule, outer, inner, width) if _cross(outer, inner) \
+                else _vectors(schedule, inner, width)
+        if stage.axes:
+            total = work(nest)
+            schedule = in_tasks(schedule, len(stage.axes), lambda n: worth_a_task(n, total))
+        return Scheduled.of(schedule)
 
 
-def _handed_on(stage: Stage) -> dict[Buffer, Place]:
+def _handed_on(stage: Stage) -> list[str]:
     """The arrays that become a result as they are, and are not read before."""
     read = {one.source for e in stage.procedure.expressions for one in loads(e)}
-    found: dict[Buffer, Place] = {}
+    found = {}
     for a in stage.along:
         if not isinstance(a.value, Load) or a.value.source in read or a.guard is not None:
             continue
@@ -70,109 +81,57 @@ def _handed_on(stage: Stage) -> dict[Buffer, Place]:
         if a.value.indices == a.indices[own:] and not any(
                 i.free & inner for i in a.indices[:own]) \
                 and a.value.source.shape == a.buffer.shape[own:]:
-            found.setdefault(a.value.source, (a.buffer, a.indices[:own]))
-    return found
+            found[a.value.source.name] = a
+    return [*found]
 
 
-@dataclass(frozen=True, slots=True)
-class _Steps:
-    """What is done at a point, in vectors of so many lanes."""
-
-    stage: Stage
-    width: int
-    handed_on: dict[Buffer, Place]
-
-    def point(self, number: Expr) -> tuple[Stmt, ...]:
-        """All steps of the point with this number."""
-        at = dict(decoded(self.stage.axes, number))
-        body = self._moves(self.stage.procedure.body, at)
-        for a in self.stage.along:
-            if self.handed_on.get(getattr(a.value, "source", None), (None,))[0] is not a.buffer:
-                body += self._stored(a, at)
-        return allocated([b for b in self.stage.procedure.arrays if b not in self.handed_on], body)
-
-    def _stored(self, a: Assign, at: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        body: tuple[Stmt, ...] = (Store(a.buffer, tuple(substitute(i, at) for i in a.indices),
-                                        substitute(a.value, at)),)
-        for v in reversed([v for v in self.stage.reduce_axes if v in a.indices]):
-            body = (For(v, index.constant(v.extent), LoopKind.SERIAL, body),)
-        return body
-
-    def _moves(self, body: Sequence[Move], at: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        found: list[Stmt] = []
-        for move in body:
-            found += self._puts((move,), at) if isinstance(move, Put) else self._count(move, at)
-        return tuple(found)
-
-    def _count(self, count: Count, at: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        if _is_innermost(count):
-            return self._vectors(count.var.name, count.var.extent, lambda trip: self._puts(
-                count.body, {**at, count.var: trip}))
-        inner = count.body[0]
-        if len(count.body) == 1 and isinstance(inner, Count) and _is_innermost(inner) \
-                and any(_crosses(put, count, inner) for put in inner.body):
-            return self._squares(count, inner, at)
-        return (loop(count.var.name, count.var.extent, LoopKind.SERIAL, lambda trip: self._moves(
-            count.body, {**at, count.var: trip})),)
-
-    def _vectors(self, name: str, extent: int, body: Callable[[Expr], tuple[Stmt, ...]]
-                 ) -> tuple[Stmt, ...]:
-        side = _side(extent, self.width)
-        return _blocks(name, extent, side, lambda first: (loop(
-            f"{name}_lane", side, LoopKind.VECTORIZE, lambda lane: body(index.add(first, lane))),))
-
-    def _squares(self, outer: Count, inner: Count, at: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        """Rows of squares, written out, whose columns are lanes."""
-        side = min(_side(c.var.extent, self.width) for c in (outer, inner))
-
-        def square(put: Put, row: Expr, column: Expr) -> tuple[Stmt, ...]:
-            return (loop(f"{outer.var.name}_row", side, LoopKind.UNROLL, lambda r: (
-                loop(f"{inner.var.name}_lane", side, LoopKind.VECTORIZE, lambda lane: self._puts(
-                    (put,), {**at, outer.var: index.add(row, r),
-                             inner.var: index.add(column, lane)})),)),)
-
-        found: tuple[Stmt, ...] = ()
-        for put in inner.body:  # one array's after the other: a square fills the registers
-            found += _blocks(outer.var.name, outer.var.extent, side, lambda row, put=put: _blocks(
-                inner.var.name, inner.var.extent, side, lambda column: square(put, row, column)))
-        return found
-
-    def _puts(self, puts: Sequence[Put], at: dict[Expr, Expr]) -> tuple[Stmt, ...]:
-        done: dict[Expr, Expr] = {}  # they share most of what they are computed of
-
-        def one(put: Put) -> Store:
-            array, leading = self.handed_on.get(put.array, (put.array, ()))
-            return Store(array, tuple(substitute(i, at, done) for i in (*leading, *put.indices)),
-                         substitute(put.value, at, done))
-
-        return tuple(map(one, puts))
+def _innermost(body: Sequence[Move], around: Count | None = None
+               ) -> Iterator[tuple[Count | None, Count]]:
+    """The loops that hold no others, each with the one directly around it."""
+    for move in body:
+        if isinstance(move, Count):
+            if all(isinstance(inner, Put) for inner in move.body):
+                yield around, move
+            else:
+                yield from _innermost(move.body, move)
 
 
-def _is_innermost(count: Count) -> bool:
-    return all(isinstance(move, Put) for move in count.body)
+def _vectors(schedule: Schedule, count: Count, width: int) -> Schedule:
+    schedule, _, inside = _blocks(schedule, count, _side(count, width))
+    return schedule.vectorize(inside)
 
 
-def _crosses(put: Put, outer: Count, inner: Count) -> bool:
-    """Whether what is read lies side by side along the outer loop, what is put along the inner."""
-    assign = Assign(put.array, put.indices, put.value)
-    return stride(assign, inner.var) == 1 and isinstance(put.value, Load) \
-        and stride(put.value, outer.var) == 1 and stride(put.value, inner.var) != 1 \
-        and min(outer.var.extent, inner.var.extent) >= _SMALLEST
+def _squares(schedule: Schedule, outer: Count, inner: Count, width: int) -> Schedule:
+    """Rows of squares, written out, whose columns are lanes: one array's after the other, as a
+    square fills the registers."""
+    if len(inner.body) > 1:
+        schedule = schedule.distribute(outer.var.name)
+    side = min(_side(outer, width), _side(inner, width))
+    schedule, _, row = _blocks(schedule, outer, side)
+    schedule, columns, column = _blocks(schedule, inner, side)
+    if columns:
+        schedule = schedule.reorder(columns, row)
+    return schedule.unroll(row).vectorize(column)
 
 
-def _side(extent: int, most: int) -> int:
-    return min(most, 1 << extent.bit_length() - 1)
+def _blocks(schedule: Schedule, count: Count, side: int) -> tuple[Schedule, str, str]:
+    """Blocks of so many trips of a loop, the last of which ends with the last trip, and the loop in
+    a block; no blocks where there would be one."""
+    name = count.var.name
+    if count.var.extent == side:
+        return schedule, "", name
+    return schedule.split(name, side, "repeat"), f"{name}.o", f"{name}.i"
 
 
-def _blocks(name: str, extent: int, side: int, body: Callable[[Expr], tuple[Stmt, ...]]
-            ) -> tuple[Stmt, ...]:
-    """`body` for the first of each `side` trips; the last ones end with the last trip."""
-    count = -(-extent // side)
-    if count == 1:
-        return body(index.constant(0))
+def _cross(outer: Count | None, inner: Count) -> bool:
+    """Whether the inner loop is all of the outer one, and what is read lies side by side along the
+    outer one, what is put along the inner one."""
+    return outer is not None and len(outer.body) == 1 and any(
+        stride(Assign(put.array, put.indices, put.value), inner.var) == 1
+        and isinstance(put.value, Load)
+        and stride(put.value, outer.var) == 1 and stride(put.value, inner.var) != 1
+        and min(outer.var.extent, inner.var.extent) >= _SMALLEST for put in inner.body)
 
-    def one(number: Expr) -> tuple[Stmt, ...]:
-        first = index.multiply(number, index.constant(side))
-        return body(index.minimum(first, index.constant(extent - side)) if extent % side else first)
 
-    return (loop(f"{name}_block", count, LoopKind.SERIAL, one),)
+def _side(count: Count, most: int) -> int:
+    return min(most, 1 << count.var.extent.bit_length() - 1)
