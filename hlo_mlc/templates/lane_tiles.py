@@ -1,40 +1,47 @@
-"""Small tensors of a batch in lanes: tiles whose rows are vectors, a lane for each tensor.
+"""Small tensors of a batch in lanes: what is done with each is done for a vector of them at once.
 
 In memory the elements of one tensor lie side by side, those of the next come after them.  A block
-of tensors, as many as a vector has lanes, is transposed into a tile; all is computed from tiles
-into tiles, and these are transposed back:
+of tensors, as many as a vector has lanes, is transposed into arrays with a lane for each; all is
+computed from arrays into arrays, and these are transposed back:
 
-    parallel block of tensors
-      for each row of 16 elements: tile[16 elements, 16 tensors] = x[16 tensors, 16 elements]
-      …
-      for each row of 16 elements: y[16 tensors, 16 elements] = tile[16 elements, 16 tensors]
+    naive loops:                            parallel block of tensors:
+    for each tensor:                          for each 16 elements: for 16 tensors: a[…] = x[…]
+      for each element: a[…] = x[…]     ->    for step, row: for 16 tensors: b[row] = …a[row]…
+      for step, row: b[row] = …a[row]…        …
+      for each element: y[…] = b[…]           for 16 tensors: for each 16 elements: y[…] = b[…]
 
-Lanes of the last block that are no tensors compute what the last tensor's does, and store nothing.
+The last block begins early: it computes some tensors again, and stores the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute
+from hlo_mlc.expr.build import load, substitute, transform
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import If, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop
+from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
+from hlo_mlc.loops.lower import lower_stage
+from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
+from hlo_mlc.templates.base import Scheduled, in_tasks, lanes, open_schedule, work, worth_a_task
 from hlo_mlc.tensor.classify import stride
 from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 
 # Elements of a tensor from which on squares gain something over element by element.
 _SMALLEST = 4
+# Bytes between rows: addresses are first compared by their last twelve bits.  With such rows,
+# eigenvectors of 16 square took two and a half times as long, and twice in f64.
+_SEEMS_NEAR = 1024
 
 Access = Load | Assign
 Tensor = tuple[Buffer, tuple[Expr, ...]]
 """A buffer and the indices that say which tensor in it."""
+Loops = tuple[Var, ...]
 
 
 def begin(access: Access, axis: Var) -> int | None:
@@ -59,189 +66,166 @@ def tensor(access: Access, axis: Var) -> Tensor:
     return buffer, access.indices[:begin(access, axis)]
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """The elements of a block of tensors, [elements, lanes], or in the shape that each tensor has.
-    """
-
-    buffer: Buffer
-    source: Buffer  # in memory
-    leading: tuple[Expr, ...]  # the indices that say which tensor
-
-    @property
-    def elements(self) -> int:
-        """Of each tensor."""
-        return math.prod(self.source.shape[len(self.leading):])
-
-    def row(self, access: Access) -> tuple[Expr, ...]:
-        """Where the lanes of what an access meets are."""
-        inner = access.indices[len(self.leading):]
-        if len(self.buffer.shape) != 2:
-            return inner
-        number, step = index.constant(0), 1
-        for i, extent in zip(reversed(inner), reversed(self.source.shape), strict=False):
-            number = index.add(number, index.multiply(i, index.constant(step)))
-            step *= extent
-        return (number,)
-
-    def places(self, element: Expr) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Where the element of that number is in the tile, but for its lane, and in memory."""
-        inner = self.source.shape[len(self.leading):]
-        axes = [Var(f"d{k}", INDEX, extent) for k, extent in enumerate(inner)]
-        at = decoded(axes, element)
-        point = tuple(bounded(at[v], v.extent) for v in axes)
-        return (element,) if len(self.buffer.shape) == 2 else point, (*self.leading, *point)
+def in_lanes(nest: Nest, stage: Stage, target: CpuTarget) -> Scheduled:
+    """The loops of a stage with a procedure over one axis of tensors: a lane for each."""
+    (axis,), width = stage.axes, lanes((stage,), target)
+    width = min(width, 1 << (axis.extent - 1).bit_length())
+    copied = _Copied.of(stage)
+    stage = copied.stage
+    block, lane = f"{axis.name}.o", f"{axis.name}.i"
+    schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
+    schedule = schedule.split(axis.name, width, "shift")
+    for array in stage.procedure.arrays:
+        if len(array.shape) > 1 and math.prod(array.shape[1:]) * width * array.dtype.bytes \
+                % _SEEMS_NEAR == 0:
+            schedule = schedule.pad(array.name, 1, 1)
+    schedule = schedule.expand(lane, "stack", width, "last")
+    for number, loops in enumerate(copied.outward):
+        schedule = _stored(schedule, lane, f"{lane}.{number}", block, loops, width)
+    schedule = schedule.sink(lane).vectorize(lane)
+    for loops in copied.inward:
+        schedule = _filled(schedule, loops, width)
+    total = work(nest)
+    return Scheduled.of(in_tasks(schedule, 1, lambda blocks: worth_a_task(blocks, total)))
 
 
-@dataclass(frozen=True, slots=True)
-class LaneBlocks:
-    """Blocks of `width` tensors along `axis`, the tiles that are filled first and those that are
-    stored in the end, and what is found element by element."""
-
-    axis: Var
-    width: int
-    read: tuple[Tile, ...]
-    written: tuple[Tile, ...]
-    single: tuple[tuple[Load, Buffer], ...] = ()
-
-    def blocks(self, nest: Nest, body: Callable[[Expr], tuple[Stmt, ...]],
-               private: Iterable[Buffer] = ()) -> tuple[Stmt, ...]:
-        """All blocks; `body(first)` is done between filling and storing tiles, with `private`
-        buffers that are no tiles."""
-        buffers = dict.fromkeys((*(t.buffer for t in (*self.read, *self.written)),
-                                 *(b for _, b in self.single), *private))
-        whole, rest = divmod(self.axis.extent, self.width)
-
-        def block(number: Expr) -> tuple[Stmt, ...]:
-            first = index.multiply(number, index.constant(self.width))
-            filled, stored = self._transposed_in(first), self._transposed_out(first)
-            if rest:
-                last = self._element_by_element(first, rest)
-                is_whole = index.compare("lt", number, index.constant(whole))
-                filled = (If(is_whole, filled, last[0]),) if whole else last[0]
-                stored = (If(is_whole, stored, last[1]),) if whole else last[1]
-            return allocated(reversed(buffers), (*filled, *body(first), *stored))
-
-        return shared_out(f"{self.axis.name}_block", whole + (rest > 0), work(nest), block)
-
-    def lanes(self, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-        """A vector of what is done in each lane."""
-        return (loop(f"{self.axis.name}_lane", self.width, LoopKind.VECTORIZE, body),)
-
-    def near(self, node: Expr, lane: Expr, tiles: Mapping[Tensor, Tile]) -> Expr | None:
-        """What is loaded from a tile instead of from memory; None for anything else."""
-        if not isinstance(node, Load) or begin(node, self.axis) is None:
-            return None
-        tile = tiles.get(tensor(node, self.axis))
-        return None if tile is None else load(tile.buffer, (*tile.row(node), lane))
-
-    def _at(self, e: Expr, point: Expr) -> Expr:
-        return substitute(e, {self.axis: point})
-
-    def _transposed_in(self, first: Expr) -> tuple[Stmt, ...]:
-        def one(t: Tile) -> tuple[Stmt, ...]:
-            return _rows(t, self.width, lambda e: (
-                loop(f"{t.buffer.name}_l", self.width, LoopKind.VECTORIZE, lambda lane: (
-                    self._filled(t, e, lane, index.add(first, lane)),)),))
-
-        single = tuple(self._found(node, buffer, first) for node, buffer in self.single)
-        return (*(s for t in self.read for s in one(t)), *single)
-
-    def _found(self, node: Load, buffer: Buffer, first: Expr, last: int | None = None) -> Stmt:
-        def element(lane: Expr) -> tuple[Stmt, ...]:
-            point = index.add(first, lane)
-            if last is not None:
-                point = index.minimum(point, index.constant(last))
-            return (Store(buffer, (lane,), self._at(node, point)),)
-
-        return loop(f"{buffer.name}_l", self.width, LoopKind.VECTORIZE, element)
-
-    def _filled(self, t: Tile, e: Expr, lane: Expr, point: Expr) -> Store:
-        row, place = t.places(e)
-        return Store(t.buffer, (*row, lane), load(
-            t.source, tuple(self._at(i, point) for i in place)))
-
-    def _stored(self, t: Tile, e: Expr, lane: Expr, point: Expr) -> Store:
-        row, place = t.places(e)
-        return Store(t.source, tuple(self._at(i, point) for i in place),
-                     load(t.buffer, (*row, lane)))
-
-    def _transposed_out(self, first: Expr) -> tuple[Stmt, ...]:
-        def one(t: Tile) -> tuple[Stmt, ...]:
-            name, side = t.buffer.name, min(_side(t.elements), self.width)
-            if side < _SMALLEST or self.width % side:
-                return (loop(f"{name}_e", t.elements, LoopKind.UNROLL, lambda e: (
-                    loop(f"{name}_l", self.width, LoopKind.VECTORIZE, lambda lane: (
-                        self._stored(t, e, lane, index.add(first, lane)),)),)),)
-
-            def square(start: Expr) -> tuple[Stmt, ...]:
-                def tensors(group: Expr) -> tuple[Stmt, ...]:
-                    def one_tensor(r: Expr) -> tuple[Stmt, ...]:
-                        lane = index.add(index.multiply(group, index.constant(side)), r)
-                        return (loop(f"{name}_c", side, LoopKind.VECTORIZE, lambda c: (
-                            self._stored(t, index.add(start, c), lane,
-                                         index.add(first, lane)),)),)
-
-                    return (loop(f"{name}_r", side, LoopKind.UNROLL, one_tensor),)
-
-                return (loop(f"{name}_g", self.width // side, LoopKind.SERIAL, tensors),)
-
-            return _starts(name, t.elements, side, square)
-
-        return tuple(s for t in self.written for s in one(t))
-
-    def _element_by_element(self, first: Expr, rest: int
-                            ) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-        """How tiles are filled and stored where fewer tensors than lanes are left."""
-        last = index.constant(self.axis.extent - 1)
-
-        def fill(t: Tile) -> Stmt:
-            name = t.buffer.name
-            return loop(f"{name}_e", t.elements, LoopKind.SERIAL, lambda e: (
-                loop(f"{name}_l", self.width, LoopKind.VECTORIZE, lambda lane: (
-                    self._filled(t, e, lane, index.minimum(index.add(first, lane), last)),)),))
-
-        def store(t: Tile) -> Stmt:
-            name = t.buffer.name
-            return loop(f"{name}_e", t.elements, LoopKind.SERIAL, lambda e: (
-                loop(f"{name}_l", rest, LoopKind.VECTORIZE, lambda lane: (
-                    self._stored(t, e, lane, index.add(first, lane)),)),))
-
-        single = tuple(self._found(n, b, first, self.axis.extent - 1) for n, b in self.single)
-        return (*map(fill, self.read), *single), tuple(map(store, self.written))
-
-
-def width_for(stage: Stage, target: CpuTarget) -> int:
-    """How many tensors along its one axis are computed at a time."""
-    return min(lanes((stage,), target), 1 << (stage.axes[-1].extent - 1).bit_length())
-
-
-def tiles_for(stage: Stage, kind: str, accesses: Sequence[Access], width: int) -> tuple[Tile, ...]:
-    """A tile for each tensor that some of these meet."""
-    found: dict[Tensor, Tile] = {}
-    for source, leading in (tensor(access, stage.axes[-1]) for access in accesses):
-        shape = (math.prod(source.shape[len(leading):]), width)
-        tile = Buffer(f"{stage.name}_{kind}{len(found)}", source.dtype, shape, "stack")
-        found.setdefault((source, leading), Tile(tile, source, leading))
-    return tuple(found.values())
-
-
-def _side(elements: int) -> int:
-    return 1 << elements.bit_length() - 1
-
-
-def _starts(name: str, elements: int, side: int, body: Callable[[Expr], tuple[Stmt, ...]]
-            ) -> tuple[Stmt, ...]:
-    """`body` for the first of each `side` elements; the last ones end with the last element."""
-    found = (loop(f"{name}_s", elements // side, LoopKind.SERIAL,
-                  lambda s: body(index.multiply(s, index.constant(side)))),)
-    return (*found, *body(index.constant(elements - side))) if elements % side else found
-
-
-def _rows(t: Tile, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    """`body` for each row of a tile, as many at a time as are transposed together."""
-    name, side = t.buffer.name, min(_side(t.elements), width)
+def _filled(schedule: Schedule, loops: Loops, width: int) -> Schedule:
+    """As many elements at a time as are transposed together."""
+    schedule, name = _as_one(schedule, loops)
+    side = _side(loops, width)
     if side < _SMALLEST:
-        return (loop(f"{name}_e", t.elements, LoopKind.SERIAL, body),)
-    return _starts(name, t.elements, side, lambda start: (
-        loop(f"{name}_c", side, LoopKind.UNROLL, lambda c: body(index.add(start, c))),))
+        return schedule
+    schedule = schedule.split(name, side, "early")
+    for part in (f"{name}.i", f"{name}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.unroll(part)
+    return schedule
+
+
+def _stored(schedule: Schedule, lane: str, own: str, block: str, loops: Loops, width: int
+            ) -> Schedule:
+    """Squares of elements by tensors, each a vector of elements."""
+    if not loops:
+        return schedule
+    schedule = schedule.distribute(lane, loops[0].name).rename(lane, loops[0].name, own)
+    schedule, name = _as_one(schedule.specialize(own, block), loops)
+    side = _side(loops, width)
+    if side < _SMALLEST:
+        return schedule.reorder(name, own).unroll(name).vectorize(own)
+    schedule = schedule.split(name, side, "early").distribute(own, f"{name}.o").reorder(
+        f"{name}.o", own).split(own, side)
+    for part in (f"{own}.i", f"{own}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.unroll(part)
+    for part in (f"{name}.i", f"{name}.t"):
+        if part in schedule.loop_names:
+            schedule = schedule.vectorize(part)
+    return schedule
+
+
+def _as_one(schedule: Schedule, loops: Loops) -> tuple[Schedule, str]:
+    names = [v.name for v in loops]
+    return (schedule.fuse(*names) if len(names) > 1 else schedule), ".".join(names)
+
+
+def _side(loops: Loops, width: int) -> int:
+    """Elements of a square; fewer where a tensor has no more."""
+    return min(width, 1 << math.prod(v.extent for v in loops).bit_length() - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A stage whose procedure begins with copies of the tensors that it reads into arrays, and that
+    stores nothing but arrays; the loops of these copies, by names of their own."""
+
+    stage: Stage
+    inward: tuple[Loops, ...]
+    outward: tuple[Loops, ...]
+
+    @staticmethod
+    def of(stage: Stage) -> _Copied:
+        (axis,), numbers, memo = stage.axes, itertools.count(), dict[Expr, Expr]()
+        arrays, steps = list(stage.procedure.arrays), list(stage.procedure.body)
+        near, first, inward, along, outward = dict[Tensor, Buffer](), [], [], [], []
+
+        def over(shape: Sequence[int]) -> tuple[tuple[Expr, ...], Loops]:
+            """The places of an array, and the loops over them."""
+            places = tuple(Var(f"{stage.name}_e{next(numbers)}", INDEX, n) if n > 1
+                           else index.constant(0) for n in shape)
+            return places, tuple(v for v in places if isinstance(v, Var))
+
+        def here(node: Expr) -> Expr | None:
+            found = tensor(node, axis) if _is_tensor(node, axis) else None
+            return load(near[found], node.indices[len(found[1]):]) if found in near else None
+
+        every = [one for group in stage.loads_by_buffer.values() for one in group
+                 if _is_tensor(one, axis)]
+        for found in dict.fromkeys(tensor(one, axis) for one in every):
+            (source, leading), users = found, [one for one in every if tensor(one, axis) == found]
+            copy = _copy(steps, users[0], len(leading)) if len(users) == 1 else None
+            if copy is not None:
+                array, done = copy
+                steps = [step for step in steps if step is not done]
+            else:
+                array = near[found] = Buffer(f"{stage.name}_in{len(inward)}", source.dtype,
+                                             source.shape[len(leading):], "stack")
+                arrays.append(array)
+            places, loops = over(array.shape)
+            first.append(_nested(loops, Put(array, places, load(source, (*leading, *places)))))
+            inward.append(loops)
+        for assign in stage.along:
+            old = [i for i in assign.indices if i in stage.reduce_axes]
+            places, loops = over([v.extent for v in old])
+            at = dict(zip(old, places, strict=True))
+            value = substitute(transform(assign.value, here, memo), at)
+            if not _is_whole(value, arrays, loops):
+                array = Buffer(f"{stage.name}_out{len(along)}", value.dtype,
+                               tuple(v.extent for v in loops), "stack")
+                steps.append(_nested(loops, Put(array, loops, value)))
+                arrays.append(array)
+                places, loops = over([v.extent for v in old])
+                at, value = dict(zip(old, places, strict=True)), load(array, loops)
+            along.append(Assign(assign.buffer, tuple(substitute(i, at) for i in assign.indices),
+                                value))
+            outward.append(loops)
+        body = Procedure((), tuple(steps)).mapped(lambda e: transform(e, here, memo)).body
+        return _Copied(replace(
+            stage, along=tuple(along), reduce_axes=tuple(itertools.chain(*outward)),
+            procedure=Procedure(tuple(reversed(arrays)), (*first, *body))),
+            tuple(inward), tuple(outward))
+
+
+def _nested(loops: Loops, move: Move) -> Move:
+    for v in reversed(loops):
+        move = Count(v, index.constant(v.extent), (move,))
+    return move
+
+
+def _is_tensor(read: Expr, axis: Var) -> bool:
+    """Whether this reads from a tensor of its own along `axis`, whichever step reads it."""
+    return isinstance(read, Load) and begin(read, axis) is not None and all(
+        i.free <= {axis} for i in tensor(read, axis)[1])
+
+
+def _is_whole(value: Expr, arrays: Sequence[Buffer], loops: Loops) -> bool:
+    """Whether a value is what an array has at the place that some loops are at."""
+    return isinstance(value, Load) and value.source in arrays and loops == tuple(
+        i for i in value.indices if i is not index.constant(0))
+
+
+def _copy(body: Sequence[Move], read: Load, leading: int) -> tuple[Buffer, Move] | None:
+    """The step that fills an array with what is read and nothing else, as it lies in memory, before
+    which nothing is done but that, with the array; None where there is none."""
+    for move in body:
+        put, points = move, 1
+        while isinstance(put, Count) and len(put.body) == 1:
+            points *= put.var.extent if put.extent is index.constant(put.var.extent) else 0
+            (put,) = put.body
+        if not isinstance(put, Put) or not isinstance(put.value, Load):
+            return None
+        shape = put.array.shape
+        if put.value is read and shape == read.source.shape[leading:] \
+                and read.indices[leading:] == put.indices and points == math.prod(shape) \
+                and all(isinstance(i, Var) or i is index.constant(0) for i in put.indices):
+            return put.array, move
+    return None

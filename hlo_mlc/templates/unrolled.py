@@ -10,24 +10,19 @@ What is written out is there once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import load, substitute, transform
-from hlo_mlc.expr.core import Buffer, Expr, loads
-from hlo_mlc.loops.core import Stmt, Store
+from hlo_mlc.expr.build import load
+from hlo_mlc.expr.core import Buffer, Var
+from hlo_mlc.expr.dtypes import INDEX
+from hlo_mlc.expr.procedure import Procedure, Put
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Fixed, Parameters, Scheduled
-from hlo_mlc.templates.lane_tiles import (
-    LaneBlocks,
-    begin,
-    tensor,
-    tiles_for,
-    width_for,
-)
+from hlo_mlc.templates.lane_tiles import begin, in_lanes, tensor
 from hlo_mlc.tensor.classify import is_injective, is_map, is_written_out
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.core import Assign, Nest, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,36 +56,23 @@ class UnrolledTemplate(Fixed):
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops."""
-        stage = coalesce(nest.stages[0])
-        blocks = _blocks(stage, width_for(stage, target))
-        return Scheduled(blocks.blocks(nest, lambda first: _computed(stage, blocks, first)), ())
+        return in_lanes(nest, _in_steps(coalesce(nest.stages[0])), target)
 
 
-def _blocks(stage: Stage, width: int) -> LaneBlocks:
-    axis = stage.axes[-1]
-    every = [one for group in stage.loads_by_buffer.values() for one in group
-             if any(axis in i.free for i in one.indices)]
-    nested = {inner for one in every for i in one.indices for inner in loads(i)}
-    known = {one for one in every if begin(one, axis) is not None}
-    alone = [one for one in every if one not in known and one not in nested]
-    single = tuple((one, Buffer(f"{stage.name}_one{k}", one.dtype, (width,), "stack"))
-                   for k, one in enumerate(alone))
-    return LaneBlocks(axis, width, tiles_for(stage, "in", [one for one in every if one in known],
-                                             width),
-                      tiles_for(stage, "out", stage.assigns, width), single)
-
-
-def _computed(stage: Stage, blocks: LaneBlocks, first: Expr) -> tuple[Stmt, ...]:
-    """All of a lane, of what is in tiles, into tiles."""
-    rows = {t.source: t for t in blocks.written}
-    tiles = {(t.source, t.leading): t for t in blocks.read}
-
-    def element(lane: Expr) -> tuple[Stmt, ...]:
-        known = {node: load(buffer, (lane,)) for node, buffer in blocks.single}
-        moved = [(a, transform(a.value, lambda node: blocks.near(node, lane, tiles), known))
-                 for a in stage.assigns]
-        here, done = {blocks.axis: index.add(first, lane)}, {}
-        return tuple(Store(rows[a.buffer].buffer, (*rows[a.buffer].row(a), lane),
-                           substitute(value, here, done)) for a, value in moved)
-
-    return blocks.lanes(element)
+def _in_steps(stage: Stage) -> Stage:
+    """The stage as a procedure, which puts all elements of a tensor, and stores the tensor."""
+    (axis,) = stage.axes
+    arrays, along, axes = {}, [], []
+    for number, (buffer, leading) in enumerate(dict.fromkeys(
+            tensor(a, axis) for a in stage.assigns)):
+        shape = buffer.shape[len(leading):]
+        array = Buffer(f"{stage.name}_out{number}", buffer.dtype, shape, "stack")
+        own = tuple(Var(f"e{number}_{k}", INDEX, n) if n > 1 else index.constant(0)
+                    for k, n in enumerate(shape))
+        arrays[buffer, leading] = array
+        along.append(Assign(buffer, (*leading, *own), load(array, own)))
+        axes += [v for v in own if isinstance(v, Var)]
+    puts = [Put(arrays[tensor(a, axis)], a.indices[begin(a, axis):], a.value)
+            for a in stage.assigns]
+    return replace(stage, assigns=(), along=tuple(along), reduce_axes=tuple(axes),
+                   procedure=Procedure(tuple(arrays.values()), tuple(puts)))

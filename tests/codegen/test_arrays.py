@@ -79,6 +79,19 @@ def test_somebody_uses_what_lies_there(others: tuple[Stmt, ...]) -> None:
     assert not has_spare_lanes(tile, (short, *map(moved, others)))
 
 
+def test_vectors_across_rows_on_the_stack_leave_lanes_to_spare() -> None:
+    """Where no lane of theirs is off."""
+    tile = Buffer("tile", t.F32, (8, 16), "stack")
+    short = _rows("z", 13, lambda r, c: Store(tile, (r, c), const(0.0, t.F32)))
+
+    def turned(lanes: int) -> For:
+        return _rows("t", lanes, lambda r, c: Store(tile, (c, r), const(1.0, t.F32)))
+
+    assert has_spare_lanes(tile, (short, turned(8)))
+    assert not has_spare_lanes(tile, (short, turned(7)))
+    assert not has_spare_lanes(Buffer("alone", t.F32, (), "stack"), (short,))
+
+
 def test_vectors_side_by_side_have_no_lanes_to_spare() -> None:
     """The second of 11 lanes begins in the room of the first."""
     body = _rows("z", 11, lambda r, c: Store(TILE, (r, c), const(0.0, t.F32)))

@@ -24,8 +24,11 @@ from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
 from hlo_mlc.templates.dot import DotTemplate
 from hlo_mlc.templates.reduction import ReductionTemplate
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
+from hlo_mlc.templates.side_by_side_steps import SideBySideStepsTemplate
+from hlo_mlc.templates.stepwise import StepwiseTemplate
 from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
+from hlo_mlc.templates.unrolled import UnrolledTemplate
 from hlo_mlc.tensor.canonical import canonical, written
 from hlo_mlc.tensor.core import Nest, TensorProgram
 from making.verified import unproven
@@ -227,6 +230,45 @@ def test_rows_side_by_side(take_apart, arrays, name) -> None:
                     _assert_legal(SideBySideTemplate(), nest, named(level), rng)
                     taken += 1
     assert taken >= 4
+
+
+@pytest.mark.parametrize("length", [66, 75, 96, 256])
+def test_steps_side_by_side(take_apart, arrays, length) -> None:
+    rng, taken = np.random.default_rng(length), 0
+    for rows, level in ((1, "x86-64-v2"), (3, "x86-64-v3"), (5, "x86-64-v4"), (400, "x86-64-v4")):
+        x, = arrays("float32", (rows, length))
+        for function in (jnp.fft.rfft, lambda x: jnp.fft.ifft(lax.complex(x, x * 2)),
+                         lambda x: jnp.fft.irfft(lax.complex(x, x * 2))):
+            for nest in _nests(take_apart(function, x).programs):
+                if not SideBySideStepsTemplate().refusal(nest, named(level)):
+                    _assert_legal(SideBySideStepsTemplate(), nest, named(level), rng)
+                    taken += 1
+    assert taken >= 8
+
+
+# Of a: [n, k, k], small matrices with a lane each.
+MATRICES: dict[str, Callable[..., Any]] = {
+    "lu": lambda a: lax.linalg.lu(a)[:2],
+    "qr": lambda a: jnp.linalg.qr(a),
+    "triangular": lambda a: jax.scipy.linalg.solve_triangular(a, a[:, ::-1] * 2, lower=True),
+    "inverse": lambda a: jnp.linalg.inv(a[:, :3, :3]),
+    "transform": lambda a: jnp.fft.fft(a[:, 0]),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_small_matrices_in_lanes(take_apart, arrays, name) -> None:
+    """Of batches of fewer than there are lanes, of whole vectors, and with some left over."""
+    rng, taken = np.random.default_rng(0), 0
+    for count, size in ((2, 9), (5, 6), (16, 5), (37, 8), (400, 6)):
+        a, = arrays("float32", (count, size, size))
+        for nest in _nests(take_apart(MATRICES[name], a).programs):
+            for level in ("x86-64-v2", "x86-64-v4"):
+                for template in (StepwiseTemplate(), UnrolledTemplate()):
+                    if not template.refusal(nest, named(level)):
+                        _assert_legal(template, nest, named(level), rng)
+                        taken += 1
+    assert taken >= 8
 
 
 # Of x: [m, k], y: [n, k] and z: [k, n].

@@ -87,11 +87,11 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
 
     They may if their rows have that room, and nobody reads or writes what lies there.
     """
+    if not buffer.shape:
+        return False
     reached: list[tuple[float, float]] = []
     spare: list[tuple[float, float]] = []
     for use in _by_buffer(_within_allocations(statements)).get(buffer, ()):
-        if not use.indices:
-            return False
         low, high = index.bounds(use.indices[-1])
         reached.append((low, high))
         if use.is_vector:
@@ -101,11 +101,18 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
             width = 1 << (live - 1).bit_length()
             if live < width:
                 spare.append((low + live, high - live + width))
-        elif use.vector is not None and any(use.vector.var in i.free for i in use.indices):
+        elif use.vector is not None and any(use.vector.var in i.free for i in use.indices) \
+                and (buffer.scope == "register" or not _is_full(use.vector)):
             return False
     row = element_strides(buffer)[-2] if len(buffer.shape) > 1 else buffer.shape[-1]
     return all(last < row for _, last in spare) and not any(
         low <= last and first <= high for first, last in spare for low, high in reached)
+
+
+def _is_full(vector: For) -> bool:
+    """Whether no lane of a vector is off."""
+    lanes = constant_extent(vector)
+    return lanes is not None and lanes & (lanes - 1) == 0
 
 
 def handed_on(statements: Statements) -> frozenset[Buffer]:

@@ -448,7 +448,7 @@ def _write_allocate(writer: Writer, stmt: Allocate) -> None:
     writer.allocate(buffer, Storage(
         pointer, 64, module.alias_class(buffer), size, "" if is_register else module.tags(buffer),
         lanes, size if is_register else 0,
-        is_register and not lanes and has_spare_lanes(buffer, stmt.body)))
+        not lanes and has_spare_lanes(buffer, stmt.body)))
     if module.checked:
         checking.poison(writer, pointer, size)
     write_all(writer, stmt.body)
