@@ -11,6 +11,9 @@ takes one case in N, neighbours included.  Ends with status 1 if anything is ref
 from __future__ import annotations
 
 import argparse
+import itertools
+import multiprocessing
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -31,7 +34,6 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.levels import planned_for, runnable
 from hlo_mlc.templates.program import schedule_program
-from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME
 
 LEVELS = ("x86-64-v3", "x86-64-v4")
@@ -59,10 +61,12 @@ def main(arguments: Sequence[str]) -> int:
     if asked.every < 1 or not targets:
         parser.error("--every: expected 1 or more" if targets else "this machine can plan for none "
                      f"of {', '.join(LEVELS)}: name a --target")
-    cases = list(BY_NAME.values())[::asked.every]
-    with tempfile.TemporaryDirectory() as empty:  # nothing that was tuned here counts
-        found = {target: [f for case in cases for f in findings(case, target, Path(empty))]
-                 for target in targets}
+    cases = list(BY_NAME)[::asked.every]
+    processes = multiprocessing.get_context("spawn").Pool(len(os.sched_getaffinity(0)))
+    with tempfile.TemporaryDirectory() as empty, processes:  # nothing that was tuned here counts
+        found = {target: list(itertools.chain.from_iterable(processes.starmap(
+            findings, [(case, target, Path(empty)) for case in cases], chunksize=1)))
+            for target in targets}
     console = Console()
     console.print(table(found, len(cases)))
     for target, rows in found.items():
@@ -73,8 +77,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(is_enough(rows) for rows in found.values()) else 1
 
 
-def findings(case: Case, level: str, cache_dir: Path) -> list[Finding]:
+def findings(name: str, level: str, cache_dir: Path) -> list[Finding]:
     """What becomes of the kernels of a case."""
+    case = BY_NAME[name]
     options = Options(choose="ours", target=level, cache_dir=cache_dir)
     with case.in_its_mode():
         function, args = case.make()
