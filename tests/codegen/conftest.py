@@ -16,7 +16,7 @@ from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.expr.ops import OPS
 from hlo_mlc.loops.core import For, LoopKind, LoopProgram, Store
 from hlo_mlc.runtime.measure import bind_kernel
-from hlo_mlc.runtime.variants import load_object
+from hlo_mlc.runtime.variants import KernelCode, load_object
 from hlo_mlc.support.errors import KernelFaultError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import CpuTarget, host, named
@@ -67,6 +67,16 @@ class Machine:
     def __init__(self, checked: bool) -> None:
         """`checked`: kernels check their accesses, unless they begin with given results."""
         self._checked = checked
+        self._last: tuple[tuple, KernelCode] | None = None
+
+    def _code(self, program: LoopProgram, target: CpuTarget, checked: bool) -> KernelCode:
+        """The code of a program, which is compiled once where it is run again and again."""
+        asked = (program, target, checked)
+        if self._last is None or self._last[0] != asked:
+            generated = generate(program, target, checked)
+            self._last = (asked, load_object(generated.object_code, generated.symbol,
+                                             program.scratch_bytes))
+        return self._last[1]
 
     def run(self, program: LoopProgram, operands: Sequence[np.ndarray], *,
             results: Sequence[np.ndarray] | None = None, dims: Sequence[int] = (),
@@ -77,8 +87,7 @@ class Machine:
             checked = self._run_checked(program, operands, dims, target or host())
             if checked is not None:
                 return checked
-        generated = generate(program, target or host())
-        code = load_object(generated.object_code, generated.symbol)
+        code = self._code(program, target or host(), False)
         inputs = {b.name: _Fenced(np.asarray(a, b.dtype.numpy), at_end)
                   for b, a in zip(program.operands, operands, strict=True)}
         aliases = {result.name: operand.name for result, operand in program.aliases}
@@ -105,8 +114,7 @@ class Machine:
                      dims: Sequence[int], target: CpuTarget) -> list[np.ndarray] | None:
         """The results of a kernel with checks, by the runtime; None if all that they find is that
         it leaves elements as they were, as kernels that are written by hand may."""
-        generated = generate(program, target, checked=True)
-        code = load_object(generated.object_code, generated.symbol, program.scratch_bytes)
+        code = self._code(program, target, True)
         inputs = {b: np.array(a, b.dtype.numpy)
                   for b, a in zip(program.operands, operands, strict=True)}
         aliases = dict(program.aliases)

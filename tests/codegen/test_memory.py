@@ -104,9 +104,9 @@ def _rotated(dtype: DType, count: int, by: int) -> LoopProgram:
 @pytest.mark.parametrize("by", [1, 24, 70])
 @pytest.mark.parametrize("dtype", ELEMENTS, ids=str)
 def test_rotations(dtype: DType, by: int, target: CpuTarget, machine, samples) -> None:
-    values = samples(dtype, 96, by)
+    values, program = samples(dtype, 96, by), _rotated(dtype, 96, by)
     for at_end in (True, False):
-        actual, = machine.run(_rotated(dtype, 96, by), [values], target=target, at_end=at_end)
+        actual, = machine.run(program, [values], target=target, at_end=at_end)
         assert actual.tobytes() == np.roll(values, by).tobytes()
 
 
