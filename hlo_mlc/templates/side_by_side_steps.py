@@ -10,11 +10,13 @@ that result.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Load, loads
-from hlo_mlc.expr.procedure import Count, Move, Put
+from hlo_mlc.expr.build import substitute
+from hlo_mlc.expr.core import Load, Var, loads
+from hlo_mlc.expr.procedure import Count, Move, Procedure, Put
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CpuTarget
@@ -55,7 +57,7 @@ class SideBySideStepsTemplate(Fixed):
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops."""
-        stage = coalesce(nest.stages[0])
+        stage = _with_names(coalesce(nest.stages[0]))
         schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
         for array in _handed_on(stage):
             schedule = schedule.coalesce(array)
@@ -67,6 +69,27 @@ class SideBySideStepsTemplate(Fixed):
             total = work(nest)
             schedule = in_tasks(schedule, len(stage.axes), lambda n: worth_a_task(n, total))
         return Scheduled.of(schedule)
+
+
+def _with_names(stage: Stage) -> Stage:
+    """The stage with a name of its own for each loop of its procedure."""
+    taken = {v.name for v in (*stage.axes, *stage.reduce_axes)}
+
+    def named(move: Move) -> Move:
+        if isinstance(move, Put):
+            return move
+        var = next(v for v in _names(move.var) if v.name not in taken)
+        taken.add(var.name)
+        inside = Procedure((), move.body).mapped(lambda e: substitute(e, {move.var: var})).body
+        return Count(var, move.extent, tuple(map(named, inside)))
+
+    procedure = stage.procedure
+    return replace(stage, procedure=replace(procedure, body=tuple(map(named, procedure.body))))
+
+
+def _names(var: Var) -> Iterator[Var]:
+    yield var
+    yield from (Var(f"{var.name}_{n}", var.dtype, var.extent) for n in itertools.count(2))
 
 
 def _handed_on(stage: Stage) -> list[str]:

@@ -73,7 +73,7 @@ def test_what_was_tuned_has_no_say() -> None:
     expected = bits(fixed, X)
     (kernel,) = fixed.report(X).kernels
     (nest,) = kernel.nests
-    schedule = (nest.template, {**nest.parameters, **OTHER})
+    schedule = (nest.template, OTHER)
     open_records(usual).put(Record(kernel.id, target_key(target_of(usual)), {0: schedule},
                                    Measured(2.0, 1.0, 2.0)))
     forget()

@@ -94,6 +94,7 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
         "fuse_last": (first, (second,)), "pad": (buffer, number), "atomic": (buffer,),
         "transform_layout": (buffer, (number,), ("0",)),
         "set_apart": (first, number // 2, number), "cut": (first, number),
+        "rename": (first, second, f"{second}.again"), "coalesce": (buffer,),
         "persist": (first, number)}
     return Step(name, arguments.get(name, (first,)))
 
