@@ -67,6 +67,49 @@ def test_f64(check, arrays, pattern):
         check(lambda a, b: lax.dot_general(a, b, tuple(numbers)), a, b)
 
 
+ACROSS = {
+    "plain": (lambda a, b: a.T @ b, (70, 37), (70, 65)),
+    "deep": (lambda a, b: a.T @ b, (1301, 19), (1301, 33)),
+    "batch": (lambda a, b: jnp.einsum("xki,xkj->xij", a, b), (3, 33, 17), (3, 33, 40)),
+    "two contracted": (lambda a, b: jnp.einsum("kli,klj->ij", a, b), (5, 9, 21), (5, 9, 34)),
+    "computed": (lambda a, b: (a * 2 + 1).T @ b, (70, 37), (70, 65)),
+    "both sides": (lambda a, b: jnp.abs((a * 2).T @ b + b[0]), (70, 37), (70, 65)),
+    "with itself": (lambda a, b: a.T @ a - b[0, 0], (70, 37), (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32"])
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3", "x86-64-v4"])
+def test_left_factors_laid_out_along_the_depth(machine_code, take_apart, arrays, name, dtype,
+                                               level):
+    """Small whole numbers, so that every order of summation is exact."""
+    function, *shapes = ACROSS[name]
+    args = [np.round(a).clip(-2, 2).astype(a.dtype) for a in arrays(dtype, *shapes)]
+    parts = take_apart(function, *args)
+    results = [parts.run(args, machine_code.executing(
+        tuned={0: ("contraction", {"turn": turn})}, target=named(level), threads=2, fence_at="end"))
+        for turn in (0, 1)]
+    for straight, turned in zip(*results, strict=True):
+        np.testing.assert_array_equal(turned, straight)
+        np.testing.assert_array_equal(turned, np.asarray(function(*map(jnp.asarray, args))))
+
+
+def test_large_left_factors_across_the_depth(take_apart):
+    """They are laid out along it by themselves; small ones and such as lie along it are not."""
+    def turned(function, m, k, n):
+        a, b = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((k, m), (k, n)))
+        parts = take_apart(function, a, b)
+        (decision,) = (d for p in parts.programs
+                       for d in schedule_program(p, named("x86-64-v3"))[1])
+        return decision.parameters["turn"]
+
+    assert turned(lambda a, b: a.T @ b, 1024, 1024, 1024)
+    assert not turned(lambda a, b: a.T @ b, 64, 64, 1024)
+    assert not turned(lambda a, b: a.T @ b, 1024, 1024, 16)
+    assert not turned(lambda a, b: a.reshape(b.shape[1], -1) @ b, 1024, 1024, 1024)
+
+
 @pytest.mark.parametrize("m", [1, 2, 13])
 @pytest.mark.parametrize("n", [1, 15, 16, 17, 64, 129])
 @pytest.mark.parametrize("k", [1, 31, 300])
