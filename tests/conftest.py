@@ -4,7 +4,6 @@ the fixtures of differential tests: `check`, `take_apart`, `machine_code`, `emul
 
 from __future__ import annotations
 
-import collections
 import ctypes
 import gc
 import mmap
@@ -60,7 +59,6 @@ from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
 from making.code import generate
-from making.expected import by_xla
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -71,12 +69,9 @@ os.environ["HLO_MLC_SETTLE"] = "0"  # nor on which calls were timed
 # The same examples in every run; `--hypothesis-profile=default` draws others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-# Read when JAX starts its CPU backend, which no import does. Whatever XLA computes here runs once
-# or twice: LLVM's passes for it took a quarter of the time of all tests. What comes later counts:
-# `XLA_FLAGS=--xla_backend_optimization_level=3` has them back.
+# Read when JAX starts its CPU backend, which no import does.
 os.environ["XLA_FLAGS"] = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true "
-    "--xla_force_host_platform_device_count=8 " + os.environ.get("XLA_FLAGS", "")
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 
 
@@ -89,8 +84,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                      "every access (HLO_MLC_CHECK=1, which the tests do not see otherwise)")
     parser.addoption("--every", type=int, default=1, metavar="N", help="run one test in N, always "
                      "the same: a sample")
-    parser.addoption("--seed-from", default="", metavar="TEXT", help="which one in N, drawn by any "
-                     "text: with a commit's id, all of them over time")
     parser.addoption("--target", default=THIS_MACHINE, metavar="LEVEL", help="compile for a level "
                      "below this machine, such as x86-64-v3")
 
@@ -106,9 +99,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     step = config.getoption("--every")
-    first = zlib.crc32(config.getoption("--seed-from").encode()) % step
-    config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % step != first])
-    items[:] = items[first::step]
+    config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % step])
+    items[:] = items[::step]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -148,7 +140,7 @@ def in_f64(function: Callable, args: Sequence) -> list[np.ndarray]:
         return np.asarray(a).astype(np.float64) if jnp.issubdtype(a.dtype, jnp.floating) else a
 
     with jax.enable_x64(True):
-        results = by_xla(function, *jax.tree.map(widen, args))
+        results = jax.jit(function)(*jax.tree.map(widen, args))
         return [np.asarray(r).astype(np.float64) for r in jax.tree.leaves(results)]
 
 
@@ -213,7 +205,7 @@ def _check(function: Callable, *args: object, coverage: float = 1.0, ulps: float
 def _compare(actual: Arrays, function: Callable, args: Sequence, ulps: float,
              magnitude: float | None, exact: Callable | None) -> None:
     """With what `jax.jit` of the function gives, as `_check` says."""
-    expected = jax.tree.leaves(by_xla(function, *args))
+    expected = jax.tree.leaves(jax.jit(function)(*args))
     assert len(actual) == len(expected)
     wide: list[np.ndarray] = []
 
@@ -415,22 +407,15 @@ class MachineCode:
         """`check(program, operands, results)` looks at all that is run."""
         self._fences, self._check = fences, check
         self.target = target_of(Options.from_environment())  # --target, else this machine
-        self._compiled: collections.deque[tuple[tuple, KernelCode]] = collections.deque(maxlen=8)
+        self._compiled: dict[tuple, KernelCode] = {}
 
     def code(self, program: TensorProgram, tuned: Tuned | None = None,
              target: CpuTarget | None = None) -> KernelCode:
-        """A program compiled with these templates and parameters, for this target: once where it
-        is run again and again."""
+        """A program compiled with these templates and parameters, for this target."""
         target = target or self.target
-        asked = (program, tuned, target)
-        for known, code in self._compiled:
-            if known == asked:
-                return code
         loops, _ = schedule_program(program, target, tuned)
         generated = generate(loops, target, Options.from_environment().check)
-        code = load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
-        self._compiled.append((asked, code))
-        return code
+        return load_object(generated.object_code, generated.symbol, loops.scratch_bytes)
 
     def executing(self, *, tuned: Tuned | None = None, target: CpuTarget | None = None,
                   threads: int = 1, fence_at: str | None = None) -> Execute:

@@ -26,7 +26,6 @@ from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
-from making.expected import by_xla
 
 W = np.random.default_rng(0).standard_normal((24, 40)).astype(np.float32)
 IMAGES = np.random.default_rng(1).standard_normal((3, 3, 2, 5)).astype(np.float32)
@@ -164,7 +163,7 @@ def test_rows_are_computed_once_each(function: Callable, rows: int) -> None:
     assert report.coverage == 1
     kernels = len({kernel.name.partition(",")[0] for kernel in report.kernels})
     assert rows_of(report) == kernels * rows
-    for one, other in zip(results, jax.tree.leaves(by_xla(function, *args)), strict=True):
+    for one, other in zip(results, jax.tree.leaves(jax.jit(function)(*args)), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(np.asarray(one, np.float64), np.asarray(other, np.float64),
                                    rtol=2e-5, atol=1e-5)
@@ -180,7 +179,7 @@ def test_kernels_are_the_same_for_any_number_of_rows(function: Callable) -> None
 def in_f64(function: Callable, args: Sequence[np.ndarray]) -> list[np.ndarray]:
     with jax.enable_x64(True):
         wide = [a.astype(np.float64) if a.dtype == np.float32 else a for a in args]
-        return [np.asarray(r) for r in jax.tree.leaves(by_xla(function, *wide))]
+        return [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*wide))]
 
 
 @pytest.mark.parametrize("rows", [3, 7, 64, 150, 1000, 6000])
@@ -265,7 +264,7 @@ def test_what_all_rows_need_is_computed_once() -> None:
     results, report = compiled(function, args, ANY_ROWS)
     powers = [k for k in report.kernels if ", " not in k.name]
     assert powers and all(k.calls <= 2 for k in powers)
-    np.testing.assert_allclose(results[0], by_xla(function, *args), rtol=2e-4, atol=1e-2)
+    np.testing.assert_allclose(results[0], jax.jit(function)(*args), rtol=2e-4, atol=1e-2)
 
 
 def test_blocks_fit_into_a_cache(take_apart) -> None:

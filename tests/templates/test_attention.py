@@ -15,7 +15,6 @@ from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import named
 from hlo_mlc.target.levels import runnable
 from hlo_mlc.templates.program import choose_template, schedule_program
-from making.expected import by_xla
 
 # What is expected of choices does not depend on the machine that the tests run on.
 TARGET = named("x86-64-v4")
@@ -211,7 +210,7 @@ def sample_of(take_apart, arrays):
     """A form over a shape: its kernels, arguments and what JAX gives."""
     def make(form, shape):
         args = arguments(arrays, "float32", *shape)
-        return take_apart(FORMS[form], *args), args, np.asarray(by_xla(FORMS[form], *args))
+        return take_apart(FORMS[form], *args), args, np.asarray(jax.jit(FORMS[form])(*args))
 
     return make
 

@@ -15,7 +15,6 @@ from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.pointwise_loop import RUN, in_blocks, pointwise
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Loop
-from making.expected import by_xla
 
 # What is expected of choices does not depend on the machine that the tests run on.
 TARGET = named("x86-64-v4")
@@ -57,7 +56,7 @@ def test_the_loops_mean_the_same(name, trips, shape, take_apart, arrays, machine
     args = arrays("float32", shape, shape)
     function = _loop(BODIES[name], trips)
     parts = take_apart(function, *args)
-    expected = [np.asarray(r) for r in jax.tree.leaves(by_xla(function, *args))]
+    expected = [np.asarray(r) for r in jax.tree.leaves(jax.jit(function)(*args))]
 
     executions = [machine_code.executing()]
     if shape == (5, RUN):  # the interpreter goes element by element
@@ -96,7 +95,7 @@ def test_recurrences_mean_the_same(name, points, dtype, take_apart, arrays, mach
     with jax.enable_x64(dtype == "float64"):
         args = arrays(dtype, shape, shape)
         parts = take_apart(function, *args)
-        expected = np.asarray(by_xla(function, *args))
+        expected = np.asarray(jax.jit(function)(*args))
     tolerance = {"int16": 0, "bfloat16": 2e-2}.get(dtype, 1e-5)
     executions = [machine_code.executing()]
     if points < 10:  # the interpreter goes element by element
