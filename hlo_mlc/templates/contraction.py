@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hlo_mlc.expr.core import Load, loads
+from hlo_mlc.expr.core import Buffer, Load, loads
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, CpuTarget
@@ -109,7 +109,7 @@ class ContractionTemplate:
         return {"rows": (4, 6, 8, 12), "vectors": (1, 2, 3, 4), "pack": (0, 1),
                 "depth": (0, 256, 512, 768), "row_blocks": (1, 2, 4, 8), "pack_rows": (0, 1),
                 "ahead": (0, 4, 8, 16), "next_panel": (0, 1, 2, 4, 8),
-                "turn": (0, 1) if _lies_across(coalesce(nest.stages[0])) else (0,)}
+                "turn": (0, 1) if _turned(coalesce(nest.stages[0]), target) else (0,)}
 
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """The register tile that wastes least, packing where panels are reused."""
@@ -141,7 +141,7 @@ class ContractionTemplate:
         apart = min(tiles // wide, STEPS_BETWEEN) if big and pack else 0
         factor = math.prod(v.extent for v in (*roles.batch, *roles.rows, *roles.summed)) * size
         turn = panels >= TURNED_PANELS and target.l2_bytes < factor <= MOST_TURNED \
-            and _lies_across(stage)
+            and _turned(stage, target) is not None
         return _fitting(stage, lanes, {
             "rows": rows, "vectors": vectors, "pack": int(pack), "row_blocks": row_blocks,
             "depth": 0, "pack_rows": int(computed and not turn), "turn": int(turn),
@@ -151,9 +151,9 @@ class ContractionTemplate:
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
-        if parameters["turn"] and _lies_across(stage):
-            turned, stage, factor = with_factor_turned(stage)
-            nest, template = Nest((turned,), len(turned.axes)), TransposeTemplate()
+        if parameters["turn"] and (turned := _turned(stage, target)) is not None:
+            nest, stage, factor = turned
+            template = TransposeTemplate()
             first = template.apply(nest, target, template.default(nest, target))
             then = self._tiled(stage, target, parameters)
             return Scheduled.of(*first.schedules, then, scratch=(*first.scratch, factor))
@@ -408,11 +408,16 @@ def _fitting(stage: Stage, lanes: int, parameters: Parameters) -> Parameters:
     return {**parameters, "depth": step, "row_blocks": max(parameters["row_blocks"], fewest)}
 
 
-def _lies_across(stage: Stage) -> bool:
-    """Whether what the left factor is computed of lies side by side along rows, not the depth."""
+def _turned(stage: Stage, target: CpuTarget) -> tuple[Nest, Stage, Buffer] | None:
+    """What lays out the left factor along the depth, the product of that, and where it is; None
+    where what the factor is computed of lies along the depth, or across the rows as well."""
     roles = contraction(stage)
     rows, depth = roles.rows[-1], roles.summed[-1]
-    return reads_vectors_along(roles.lhs, rows) and not reads_vectors_along(roles.lhs, depth)
+    if reads_vectors_along(roles.lhs, depth) or not reads_vectors_along(roles.lhs, rows):
+        return None
+    turned, product, factor = with_factor_turned(stage)
+    nest = Nest((turned,), len(turned.axes))
+    return None if TransposeTemplate().refusal(nest, target) else (nest, product, factor)
 
 
 def register_roles(stage: Stage, lanes: int) -> Contraction:

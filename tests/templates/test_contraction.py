@@ -71,6 +71,7 @@ ACROSS = {
     "plain": (lambda a, b: a.T @ b, (70, 37), (70, 65)),
     "deep": (lambda a, b: a.T @ b, (1301, 19), (1301, 33)),
     "batch": (lambda a, b: jnp.einsum("xki,xkj->xij", a, b), (3, 33, 17), (3, 33, 40)),
+    "of few terms": (lambda a, b: jnp.einsum("xki,xkj->xij", a, b), (4, 3, 17), (4, 3, 40)),
     "two contracted": (lambda a, b: jnp.einsum("kli,klj->ij", a, b), (5, 9, 21), (5, 9, 34)),
     "computed": (lambda a, b: (a * 2 + 1).T @ b, (70, 37), (70, 65)),
     "both sides": (lambda a, b: jnp.abs((a * 2).T @ b + b[0]), (70, 37), (70, 65)),
