@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
+import click
+import jax
 import pytest
+
+from hlo_mlc import mlc_jit
+from hlo_mlc.cli.root import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/guide.md",
-             "docs/internals.md")
+             "docs/internals.md", "docs/reference.md")
 # A folder, or a file of a kind that lies here, maybe with the name of something in it behind a
 # colon; `<family>` and the like stand for any.
 PLACE = re.compile(r"`((?:[\w.-]+/)*[\w.<>-]+(?:/|\.(?:py|cc|h|cuh|in|sh)))(?::\w+)?`")
@@ -25,3 +31,36 @@ def test_places_exist(name: str) -> None:
     missing = [place for place in places if "<" not in place and place not in FILES
                and not any((folder / place).exists() for folder in FOLDERS)]
     assert not missing, f"{name} names what is not there"
+
+
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name: str) -> None:
+    folder = (ROOT / name).parent
+    targets = LINK.findall((ROOT / name).read_text())
+    missing = [target for target in targets if not (folder / target).exists()]
+    assert not missing, f"{name} links to what is not there"
+
+
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
+
+
+def test_the_reference_has_every_argument() -> None:
+    ours = set(inspect.signature(mlc_jit).parameters) - set(inspect.signature(jax.jit).parameters)
+    named = set(re.findall(r"^\| `(\w+)=", REFERENCE, re.MULTILINE))
+    assert ours <= named, "an argument has no line"
+
+
+def test_the_reference_has_every_command() -> None:
+    named = set(re.findall(r"^\| `hlo-mlc (\w+)", REFERENCE, re.MULTILINE))
+    assert named == set(main.list_commands(click.Context(main)))
+
+
+def test_the_reference_has_every_variable() -> None:
+    """But for those that processes of ours tell each other."""
+    sources = "".join(path.read_text() for path in (ROOT / "hlo_mlc").rglob("*.py"))
+    read = set(re.findall(r"\bHLO_MLC_[A-Z_]*[A-Z]\b", sources)) - {"HLO_MLC_PARENT"}
+    named = set(re.findall(r"HLO_MLC_[A-Z_]*[A-Z]", REFERENCE))
+    assert named == read
