@@ -9,6 +9,8 @@ users reported, is measured by
 
     hlo-mlc bench --peers --json docs/peers.json
     hlo-mlc bench --group issues --neighbours --json docs/issues.json
+
+and how near short searches for schedules come to long ones by scripts/tuning_goal.py.
 """
 
 from __future__ import annotations
@@ -36,12 +38,14 @@ from hlo_mlc_bench import runner, timing
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME, CASES
 from hlo_mlc_bench.results import Results, Row, environment, load
+from hlo_mlc_bench.searches import SHORT, Found, known
 from hlo_mlc_bench.svg import FAINT, OURS, XLA, document, text
 
 _ROOT = Path(__file__).parents[1]
 DOCS = _ROOT / "docs"
 MEASURED, PEERS = DOCS / "performance.json", DOCS / "peers.json"
 ISSUES = DOCS / "issues.json"
+TUNED = _ROOT / "bench" / "results" / "tuning_goal.jsonl"
 _TRACKERS = {"jax": "jax-ml/jax", "xla": "openxla/xla"}
 
 _ROUNDS = 15
@@ -263,7 +267,8 @@ def _key(measured: Measured) -> list[str]:
             text(_MARGIN + 80, 34, "● jax.jit", colour=XLA)]
 
 
-def page(measured: Measured, peers: Mapping[str, Any], issues: Results) -> str:
+def page(measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results
+         ) -> str:
     """docs/performance.md."""
     limits = measured.limits
     lines = [
@@ -282,6 +287,7 @@ def page(measured: Measured, peers: Mapping[str, Any], issues: Results) -> str:
         "left out.", "",
         "![Operations in a second against operations for each byte](roofline.svg)", "",
         *_beside_others(peers),
+        *_searched(tuned),
         *_reported(issues),
     ]
     return "\n".join(lines)
@@ -306,6 +312,34 @@ def _beside_others(peers: Mapping[str, Any]) -> list[str]:
         f"| --- |{' ---: |' * (len(names) + 1)}",
         *(f"| {row.name} | {' | '.join(_ms(row, name) for name in names)} | "
           f"{'' if row.ratio is None else f'{row.ratio:.2f}'} |" for row in rows), ""]
+
+
+def _searched(tuned: Sequence[Found]) -> list[str]:
+    """A table of how near short searches come to the fastest schedule there is."""
+    median = statistics.median(statistics.median(one.reached) for one in tuned)
+    seconds = statistics.median(taken for one in tuned for _, _, taken in one.short)
+    gain = statistics.geometric_mean(one.best for one in tuned)
+    times = min(len(one.short) for one in tuned)
+    return [
+        "## Tuned in seconds", "",
+        f"Kernels were tuned {times} times each as `hlo-mlc tune` does, by at most {SHORT} trials "
+        "and without a trained model, and their schedules then timed by up to "
+        f"{max(one.trials for one in tuned):,}, all of them where there are no more "
+        f"(`scripts/tuning_goal.py`; {', '.join(sorted({one.target for one in tuned}))}). Half of "
+        f"the kernels come to {median:.1%} of the best speed that was found, or nearer, in "
+        f"{seconds:.1f} s. The best are {gain:.2f} times as fast as what is built without tuning "
+        "(geometric mean).", "",
+        "| kernel | us | schedules | timed | best / default | reached | least | trials | seconds |",
+        f"| --- |{' ---: |' * 8}",
+        *map(_search, tuned), ""]
+
+
+def _search(one: Found) -> str:
+    trials = statistics.median(count for _, count, _ in one.short)
+    seconds = statistics.median(taken for _, _, taken in one.short)
+    return f"| {one.case} | {one.default_us:.3g} | {one.size:,} | {one.trials:,} | " \
+        f"{one.best:.2f} | {statistics.median(one.reached):.1%} | {min(one.reached):.1%} | " \
+        f"{trials:.0f} | {seconds:.1f} |"
 
 
 def _ms(row: others.PeerRow, name: str) -> str:
@@ -350,10 +384,10 @@ def _link(thread: str) -> str:
     return f"[{thread}](https://github.com/{_TRACKERS[tracker]}/issues/{number})"
 
 
-def draw(measured: Measured, peers: Mapping[str, Any], issues: Results, folder: Path = DOCS
-         ) -> None:
+def draw(measured: Measured, peers: Mapping[str, Any], tuned: Sequence[Found], issues: Results,
+         folder: Path = DOCS) -> None:
     """Writes the page and its pictures."""
-    (folder / "performance.md").write_text(page(measured, peers, issues))
+    (folder / "performance.md").write_text(page(measured, peers, tuned, issues))
     (folder / "scaling.svg").write_text(scaling(measured))
     (folder / "roofline.svg").write_text(roofline(measured))
 
@@ -363,7 +397,8 @@ def main(arguments: Sequence[str]) -> None:
     if "--draw" not in arguments:
         measured = measure(machine_limits(Options.from_environment()))
         MEASURED.write_text(json.dumps(asdict(measured), indent=1) + "\n")
-    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), load(ISSUES))
+    draw(Measured.read(MEASURED), json.loads(PEERS.read_text()), known(TUNED),
+         load(ISSUES))
     print(f"wrote {DOCS / 'performance.md'}")
 
 

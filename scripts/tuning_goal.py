@@ -15,16 +15,13 @@ from __future__ import annotations
 import argparse
 import heapq
 import itertools
-import json
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -43,38 +40,11 @@ from hlo_mlc.tuning.study import KernelStudy
 from hlo_mlc.tuning.supervisor import Supervisor
 from hlo_mlc.tuning.tuner import Budget, tune_kernel
 from hlo_mlc.tuning.workers import Worker, helpers
+from hlo_mlc_bench.searches import SHORT, Found, keep, known
 
-SHORT = 32
 TRIAL_S, FINAL_S = 0.05, 0.4
 FINALISTS, TIMES = 4, 3
 """Of the long search so many are timed again, so often, of which the median counts."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What searches for the schedule of one kernel came upon.
-
-    `short`: of each short search the speed of its winner / the default's, the trials, the seconds;
-    `long`: the speed of the fastest of the long one / the default's; `trials` of it, of a space of
-    so many schedules.
-    """
-
-    case: str
-    size: int
-    default_us: float
-    short: Sequence[tuple[float, int, float]]
-    long: float
-    trials: int
-
-    @property
-    def best(self) -> float:
-        """The fastest there is, as far as is known; the default is as fast as itself."""
-        return max(self.long, *(speedup for speedup, _, _ in self.short), 1.0)
-
-    @property
-    def reached(self) -> list[float]:
-        """What share of the best each short search came to."""
-        return [speedup / self.best for speedup, _, _ in self.short]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -99,16 +69,7 @@ def main(arguments: Sequence[str]) -> None:
             except MlcError as error:
                 out.print(f"{case}: {error}")
                 continue
-            with given.path.open("a") as file:
-                file.write(json.dumps({name: getattr(found, name) for name in Found.__slots__})
-                           + "\n")
-
-
-def known(path: Path) -> list[Found]:
-    """What a file holds."""
-    lines: list[dict[str, Any]] = [*map(json.loads, path.read_text().splitlines())] \
-        if path.exists() else []
-    return [Found(**line) for line in lines]
+            keep(given.path, found)
 
 
 def compared(case: str, trials: int, again: int, others: Sequence[Worker], progress: Progress
@@ -140,7 +101,7 @@ def compared(case: str, trials: int, again: int, others: Sequence[Worker], progr
         winners = {repr(schedules): schedules for schedules, *_ in short}
         again_speeds = {text: _again(supervisor, s) if s else 1.0 for text, s in winners.items()}
         progress.remove_task(bar)
-        return Found(case, space.size, supervisor.default_us, [
+        return Found(case, task.target.name, space.size, supervisor.default_us, [
             (again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
             max(speeds, default=1.0), tried)
 

@@ -17,6 +17,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc_bench.case import Case
 from hlo_mlc_bench.cases import BY_NAME
 from hlo_mlc_bench.results import Results, Row, load
+from hlo_mlc_bench.searches import Found, keep, known
 
 _ROOT = Path(__file__).parents[2]
 _SCRIPT = runpy.run_path(str(_ROOT / "scripts" / "performance.py"))
@@ -31,6 +32,10 @@ _REPORTED = Results(_ENVIRONMENT, (
         ours_first_call_s=0.1, jax_first_call_s=0.25),
     Row(name="median/odd", group="issues", status="right", jax_ms=3.0, ours_ms=2.0, ratio=1.5),
     Row(name="popped", group="issues", status="wrong")))
+
+_SEARCHED = [
+    Found("gelu", "znver4", 96, 50.0, [(1.5, 16, 3.0), (1.2, 18, 5.0)], 1.6, 96),
+    Found("exp", "znver4", 5000, 9.0, [(1.0, 8, 1.0), (1.0, 8, 1.0)], 0.98, 2000)]
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def test_sizes_span_three_decades_of_work(name: str) -> None:
 
 
 def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
-    _SCRIPT["draw"](measured, _OTHERS, _REPORTED, tmp_path)
+    _SCRIPT["draw"](measured, _OTHERS, _SEARCHED, _REPORTED, tmp_path)
     for name, count in (("scaling.svg", 12), ("roofline.svg", 2)):
         root = ET.fromstring((tmp_path / name).read_text())
         circles = [e for e in root.iter() if e.tag.endswith("circle")]
@@ -69,6 +74,9 @@ def test_pictures_show_every_point(measured: Any, tmp_path: Path) -> None:
     assert "[jax #4379](https://github.com/jax-ml/jax/issues/4379) | 2 | 8 | 4.00 | 1.50 | 100 |" \
         " 250 |" in text
     assert "issues/31284) | wrong |" in text
+    assert "| gelu | 50 | 96 | 96 | 1.60 | 84.4% | 75.0% | 17 | 4.0 |" in text
+    assert "| exp | 9 | 5,000 | 2,000 | 1.00 | 100.0% | 100.0% | 8 | 1.0 |" in text
+    assert "come to 92.2% of the best speed that was found, or nearer, in 2.0 s" in text
     assert "its geometric mean is 1.00, and 1 of 2 are at least 0.97" in text
 
 
@@ -81,6 +89,15 @@ def test_what_was_measured_is_read_again(measured: Any, tmp_path: Path) -> None:
     path = tmp_path / "performance.json"
     path.write_text(json.dumps(asdict(measured)))
     assert _SCRIPT["Measured"].read(path) == measured
+
+
+def test_searches_are_kept_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "found.jsonl"
+    assert known(path) == []
+    for found in _SEARCHED:
+        keep(path, found)
+    assert [(one.case, one.best, one.reached) for one in known(path)] == \
+        [(one.case, one.best, one.reached) for one in _SEARCHED]
 
 
 def test_cases_are_measured(case: Case) -> None:
@@ -98,7 +115,8 @@ def test_cases_are_measured(case: Case) -> None:
 def test_the_page_is_drawn_from_what_is_kept(tmp_path: Path) -> None:
     others = json.loads(_SCRIPT["PEERS"].read_text())
     reported = load(_SCRIPT["ISSUES"])
-    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others, reported, tmp_path)
+    _SCRIPT["draw"](_SCRIPT["Measured"].read(_SCRIPT["MEASURED"]), others,
+                    known(_SCRIPT["TUNED"]), reported, tmp_path)
     for name in ("performance.md", "scaling.svg", "roofline.svg"):
         assert (tmp_path / name).read_text() == (_ROOT / "docs" / name).read_text(), \
             "run python scripts/performance.py --draw"
