@@ -23,12 +23,14 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
+from hlo_mlc.partition.calls import CONTROL_FLOW
 from hlo_mlc.partition.choose.cost import by_gain
 from hlo_mlc.partition.choose.shares import runs
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.drawing import plan_json
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.naming import named_at, short_line
-from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict, partition, without
+from hlo_mlc.partition.plan import Plan, Verdict, partition, without
 from hlo_mlc.passes.packed_integers import in_bytes
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import FAULT_ADVICE, KernelReport, LeftReport, Report, nest_line

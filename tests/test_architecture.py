@@ -19,7 +19,7 @@ FLOORS = ("support", "target", "expr", "tensor", "graph", "ops", "frontend", "pa
           "schedule", "templates", "partition", "codegen", "runtime", "tuning", "limits", "report",
           "backends", "building", "compiler", "page", "explain", "interop", "cli", "__main__")
 # Those of partition/, bottom first; what its files have in common stands below all of them.
-PARTITION = ("lower", "fuse", "naming", "plan", "drawing", "choose")
+PARTITION = ("lower", "fuse", "naming", "cluster", "calls", "plan", "drawing", "choose")
 OP_NAMES = OPS.keys() | {name.rpartition(".")[2] for name in ELEMENTWISE}
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -24,17 +24,10 @@ from hlo_mlc.partition.choose.cost import (
     worth_it,
 )
 from hlo_mlc.partition.choose.shares import least_us
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import (
-    LIMITS,
-    Chooser,
-    Cluster,
-    Plan,
-    Verdict,
-    in_row_blocks,
-    with_taken,
-)
+from hlo_mlc.partition.plan import LIMITS, Chooser, Plan, Verdict, in_row_blocks, with_taken
 from hlo_mlc.partition.row_blocks import MOST_ROWS
 from hlo_mlc.passes.complex_parts import (
     gains_in_parts,

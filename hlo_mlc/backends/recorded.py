@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Verdict
+from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.report import KernelReport
 from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, target_key
 from hlo_mlc.support.errors import ConfigurationError

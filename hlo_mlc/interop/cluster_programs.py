@@ -21,7 +21,7 @@ from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
 from hlo_mlc.interop.synthetic_arguments import invented_values
-from hlo_mlc.partition.plan import Cluster
+from hlo_mlc.partition.cluster import Cluster
 
 
 class KernelAlone:

@@ -44,9 +44,9 @@ from hlo_mlc.interop.staged import forget
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
 from hlo_mlc.interop.tuning_report import TunedKernel, TuningInterrupted, TuningReport
 from hlo_mlc.limits import MachineLimits, machine_limits
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.naming import role
-from hlo_mlc.partition.plan import Cluster
 from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.report import Comparison, counted, op_counts
 from hlo_mlc.runtime.busyness import Moment, at_once

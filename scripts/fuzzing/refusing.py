@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from hlo_mlc.backends.cpu import CpuBackend
-from hlo_mlc.partition.plan import Chooser, Cluster, Verdict
+from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.partition.plan import Chooser, Verdict
 
 
 @contextlib.contextmanager

@@ -31,9 +31,10 @@ from hlo_mlc.partition.choose.cost import (
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_figures import figure
 from hlo_mlc.partition.choose.xla_time import Surroundings, xla_threads
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Plan, partition
+from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target.cpu import CpuTarget, named
 from hlo_mlc.tensor.canonical import stages

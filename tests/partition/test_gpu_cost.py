@@ -19,7 +19,8 @@ from hlo_mlc.partition.choose.gpu_cost import (
     choose_predicted,
     estimate,
 )
-from hlo_mlc.partition.plan import Cluster, Plan, partition
+from hlo_mlc.partition.cluster import Cluster
+from hlo_mlc.partition.plan import Plan, partition
 from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.target import cuda
 from hlo_mlc.target.cuda import CudaTarget

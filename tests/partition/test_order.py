@@ -17,7 +17,8 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.backends.cpu import CpuBackend
 from hlo_mlc.expr.dtypes import F32, TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.partition.plan import Chooser, _rebuild
+from hlo_mlc.partition.calls import with_calls
+from hlo_mlc.partition.plan import Chooser
 from hlo_mlc.support.errors import VerifyError
 from making.left import by_xla
 
@@ -72,7 +73,7 @@ def test_kernels_that_wait_for_each_other_are_an_error() -> None:
     graph = Graph((), (Node("stablehlo.negate", (second,), (first,)),
                        Node("stablehlo.negate", (first,), (second,))), (first,))
     with pytest.raises(VerifyError, match="waits for"):
-        _rebuild(graph, {})
+        with_calls(graph, {})
 
 
 X3 = np.arange(24 * 40 * 70, dtype=np.float32).reshape(24, 40, 70) % 31

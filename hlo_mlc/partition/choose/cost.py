@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Node
+from hlo_mlc.partition.calls import CONTROL_FLOW
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_faults import fault
@@ -27,10 +28,11 @@ from hlo_mlc.partition.choose.xla_time import (
     xla_threads,
     xla_us,
 )
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate, Prediction
 from hlo_mlc.partition.fuse.groups import Unit
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import CONTROL_FLOW, Cluster, Plan, Verdict
+from hlo_mlc.partition.plan import Plan, Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.rates import Rates

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.partition.choose.cost import border_bytes
+from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.kernel import Kernel
-from hlo_mlc.partition.plan import Cluster, Verdict
+from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.partition.work import Work, contraction_flops
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import points

@@ -12,8 +12,8 @@ from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.counting import counting
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import moves
+from hlo_mlc.partition.calls import CONTROL_FLOW
 from hlo_mlc.partition.choose.xla_dispatch import counted_operations
-from hlo_mlc.partition.plan import CONTROL_FLOW
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS
 

@@ -13,7 +13,7 @@ from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import lookup, moves
-from hlo_mlc.partition.plan import CONTROL_FLOW
+from hlo_mlc.partition.calls import CONTROL_FLOW
 
 START_OPERATIONS = 1_000
 # Roots and functions it counts in another column; of the functions of CHLO it has this one, the

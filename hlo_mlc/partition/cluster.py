@@ -1,0 +1,194 @@
+"""A kernel in its place in a graph: what it computes there, and what it connects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from hlo_mlc.expr.core import Buffer
+from hlo_mlc.graph.core import Node, Value, constant_node
+from hlo_mlc.graph.rewrite import operands_first
+from hlo_mlc.ops.shape import splat_value
+from hlo_mlc.partition.fuse.donation import in_place
+from hlo_mlc.partition.fuse.groups import Unit, finished
+from hlo_mlc.partition.fuse.nests import FusionLimits
+from hlo_mlc.partition.kernel import Kernel, make_kernel
+from hlo_mlc.partition.lower.layouts import Order, lay_out
+from hlo_mlc.partition.lower.packing import pack
+from hlo_mlc.partition.naming import kernel_name
+from hlo_mlc.partition.row_blocks import RowBlocks
+from hlo_mlc.tensor.canonical import stages, written
+from hlo_mlc.tensor.core import Step
+from hlo_mlc.tensor.liveness import step_writes, without_dead
+from hlo_mlc.tensor.merging import merge_copies
+
+TRIVIAL = frozenset(("sdy.sharding_constraint", "stablehlo.constant", "stablehlo.reshape",
+                     "stablehlo.iota"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cluster:
+    """A kernel in its place: the nodes that it computes and the values that it connects.
+
+    `aliases` are the positions of results and of the operands whose memory they take over.
+    `border_bytes` are those of values that pass between it and other nodes of its graph,
+    `copied_bytes` those of results that XLA has to copy into memory that is read for them;
+    `is_whole` says that there is nothing else in the program, `in_loop` that it is a part of the
+    body of a loop that stays with XLA.  `constants` are those that only it uses: constants of the
+    graph in another layout.  `locations` are the lines of the user's program that compute what the
+    kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
+    compute so many rows of it each, in its stead.  `orders` are those of the values that it has in
+    memory otherwise than row by row, `transposed` are such that XLA transposes for it.
+    """
+
+    kernel: Kernel
+    nodes: tuple[Node, ...]
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    aliases: tuple[tuple[int, int], ...]
+    border_bytes: int
+    copied_bytes: int
+    is_whole: bool
+    in_loop: bool = False
+    constants: tuple[Node, ...] = ()
+    locations: Mapping[str, str] = field(default_factory=dict)
+    blocks: RowBlocks | None = None
+    orders: Mapping[Value, Order] = field(default_factory=dict)
+    transposed: tuple[Value, ...] = ()
+
+    def call(self, operands: tuple[Value, ...], results: tuple[Value, ...],
+             attributes: Mapping[str, object]) -> Node:
+        """A call of its kernel, or of one that computes a part of it."""
+        layouts = {name: tuple(self.orders.get(v, ())[::-1] for v in values)
+                   for name, values in (("operand_layouts", operands), ("result_layouts", results))
+                   } if self.orders else {}
+        return Node("hlo_mlc.kernel", operands, results, {**attributes, **layouts},
+                    location=self.kernel.name)  # what XLA, and so JAX's profiler, calls it by
+
+    @property
+    def kernels(self) -> list[tuple[Kernel, int, float]]:
+        """What is called, how often, and which share of the whole one call computes."""
+        if self.blocks is None:
+            return [(self.kernel, 1, 1.0)]
+        return self.blocks.kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is known of the graph that clusters are cut out of.
+
+    `values` are those in buffers, `read_by` the units of fusion that read a buffer, `makers` the
+    operations that values come from, `own` those of constants that only kernels read.  `heirs` are
+    the parameters whose memory is for a result.  `orders` are those of values that are in memory
+    otherwise than row by row, as far as they are known, `free` the buffers that may be.
+    """
+
+    results: frozenset[Value]
+    values: Mapping[Buffer, Value]
+    read_by: Mapping[Buffer, set[int]]
+    makers: Mapping[Value, Node]
+    own: Sequence[Node]
+    heirs: Mapping[Value, Value]
+    orders: Mapping[Value, Order]
+    free: Set[Buffer]
+    limits: FusionLimits
+    is_whole: bool
+    in_loop: bool
+
+
+def cluster_of(run: list[Unit], around: Surroundings) -> Cluster:
+    """The kernel that computes some units, in its place."""
+    results, read_by, makers, orders = around.results, around.read_by, around.makers, around.orders
+    values = around.values
+    members = {u.number for u in run}
+    needed = frozenset(b for u in run for b in u.writes
+                       if values.get(b) in results or not read_by.get(b, members) <= members)
+    steps = without_dead([s for unit in run for s in finished(unit, read_by, needed)], needed)
+    written = {b for s in steps for b in step_writes(s)}
+    operands = tuple(dict.fromkeys(b for s in steps for stage in stages(s) for b in stage.inputs
+                                   if b not in written))
+    outputs = tuple(b for b in dict.fromkeys(b for s in steps for b in _ordered_writes(s))
+                    if b in needed)
+    at = {values[o]: o for o in operands}
+    wanted = [(r, o) for r in outputs
+              if (o := at.get(around.heirs.get(values[r]))) is not None and read_by[o] <= members]
+    spent = [o for o in operands if read_by[o] <= members and values[o] not in results
+             and values[o] in makers and _makes_memory(makers[values[o]])]
+    wanted += [(r, o) for r in outputs for o in spent
+               if values[r].type == values[o].type]
+    laid = lay_out(steps, {b: orders[values[b]] for b in (*operands, *outputs)
+                           if values[b] in orders}, outputs, around.free)
+    wanted = [(laid.made.get(r, r), laid.made.get(o, o)) for r, o in wanted
+              if laid.orders.get(r) == laid.orders.get(o)]
+    operands, outputs = (tuple(laid.made.get(b, b) for b in group) for group in (operands, outputs))
+    values = {**values, **{new: values[b] for b, new in laid.made.items()}}
+    steps, aliases = in_place(laid.steps, wanted)
+    steps = without_dead(merge_copies(steps, outputs, (b for pair in aliases for b in pair)),
+                         outputs)
+    tables = {b: makers[values[b]].literal for b in operands
+              if values[b] in makers and is_table(makers[values[b]])}
+    steps, panels = pack(steps, tables) if around.limits.packs_constants else (steps, {})
+    constants = {new: constant_node(layout.of(tables[b])) for new, (b, layout) in panels.items()}
+    read = {b for s in steps for stage in stages(s) for b in stage.inputs}
+    operands = (*(b for b in operands if b in read), *constants)
+    kernel = make_kernel(steps, operands, outputs, aliases)
+    border = [b for b in operands
+              if b not in constants and values[b] in makers and counts(makers[values[b]])]
+    border += [b for b in outputs if values[b] not in results]
+    sources = tuple(constants[b].results[0] if b in constants else values[b] for b in operands)
+    targets = tuple(values[b] for b in outputs)
+    moved = dict(aliases)
+    copied = [b for b in outputs if around.heirs.get(values[b]) in at and b not in moved]
+    nodes = _between(sources, targets, makers)
+    locations = _locations(kernel, steps, values, makers)
+    kernel = replace(kernel, name=kernel_name(kernel.program, locations,
+                                              [node.location for node in nodes]))
+    return Cluster(
+        kernel, nodes, sources, targets,
+        tuple((outputs.index(r), operands.index(o)) for r, o in aliases),
+        sum(b.bytes for b in border), sum(b.bytes for b in copied), around.is_whole, around.in_loop,
+        (*constants.values(), *(n for n in around.own if n.results[0] in sources)), locations,
+        orders={values[b]: order for b, order in laid.orders.items()
+                if laid.made[b] in (*operands, *outputs)},
+        transposed=tuple(values[b] for b in (*operands, *outputs) if b not in constants
+                         and values[b] in orders and b not in laid.made.values()))
+
+
+def _makes_memory(node: Node) -> bool:
+    """Whether the results of an operation are in memory of their own, as far as is known."""
+    return counts(node) and node.op not in ("stablehlo.optimization_barrier",
+                                             "stablehlo.bitcast_convert")
+
+
+def _locations(kernel: Kernel, steps: Sequence[Step], values: Mapping[Buffer, Value],
+               makers: Mapping[Value, Node]) -> dict[str, str]:
+    """Where the values in a kernel's results and temporaries come from."""
+    own = {*kernel.inputs, *kernel.outputs}
+    names = {**dict(zip(kernel.outputs, kernel.program.results, strict=True)),
+             **dict(zip((b for b in written(steps) if b not in own), kernel.program.temporaries,
+                        strict=True))}
+    return {name.name: makers[values[b]].location for b, name in names.items()
+            if values.get(b) in makers}
+
+
+def _between(sources: tuple[Value, ...], targets: tuple[Value, ...],
+             makers: Mapping[Value, Node]) -> tuple[Node, ...]:
+    """The operations that lead from some values to others, each after those that it needs."""
+    given = set(sources)
+    ordered = operands_first([makers[v] for v in targets if v in makers],
+                             lambda v: None if v in given else makers.get(v))
+    return tuple(n for n in ordered if counts(n)) or ordered
+
+
+def _ordered_writes(step: Step) -> list[Buffer]:
+    return sorted(step_writes(step), key=lambda b: int(b.name[1:]))
+
+
+def is_table(node: Node) -> bool:
+    """A constant that is not one repeated value: kernels read it as an operand."""
+    return node.op == "stablehlo.constant" and splat_value(node.literal) is None
+
+
+def counts(node: Node) -> bool:
+    """Whether an operation is one that coverage is a share of."""
+    return node.op not in TRIVIAL and node.op != "hlo_mlc.kernel"
