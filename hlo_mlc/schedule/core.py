@@ -12,11 +12,13 @@ from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.rewrite import loop_names, loops_named
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.schedule import (
+    branching,
     caching,
     cascade,
     coalescing,
     fission,
     fusion,
+    jamming,
     kinds,
     loops,
     pipelining,
@@ -36,6 +38,7 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
                      loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, loops.rename,
+                     branching.branch, branching.version, jamming.jam,
                      kinds.unroll, kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
                      kinds.tensorize, kinds.atomic, reduction.rfactor, privatizing.privatize,
                      cascade.cascade, fusion.fuse_loops, fusion.fuse_first, fusion.fuse_last,
@@ -49,8 +52,8 @@ PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
     for function in (splitting.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
-                     reduction.rfactor, fusion.fuse_first, fission.distribute, fission.sink,
-                     storage.hoist, coalescing.coalesce)
+                     jamming.jam, reduction.rfactor, fusion.fuse_first, fission.distribute,
+                     fission.sink, storage.hoist, coalescing.coalesce)
 }
 
 
@@ -136,7 +139,8 @@ class Schedule:
 
     def split(self, loop: str, factor: int, tail: str = "peel") -> Schedule:
         """`loop` -> `loop.o` over blocks of `factor` iterations `loop.i`; the rest is `loop.t`,
-        "early" as well, or in the last block: "shorten", "lengthen", "guard", "repeat", "shift"."""
+        "early" as well, or in the last block: "shorten", "lengthen", "guard", "mask", "repeat",
+        "shift"."""
         return self.apply(Step("split", (loop, factor, *((tail,) if tail != "peel" else ()))))
 
     def specialize(self, loop: str, at: str) -> Schedule:
@@ -165,6 +169,20 @@ class Schedule:
     def unswitch(self, loop: str) -> Schedule:
         """A branch in `loop` that goes one way in all iterations -> around it."""
         return self.apply(Step("unswitch", (loop,)))
+
+    def branch(self, loop: str) -> Schedule:
+        """What decides whether something is done in `loop` is asked before it, around it at most.
+        """
+        return self.apply(Step("branch", (loop,)))
+
+    def version(self, loop: str) -> Schedule:
+        """`loop` -> one for where all holds that it asks, and one, of loops `.e`, for elsewhere."""
+        return self.apply(Step("version", (loop,)))
+
+    def jam(self, loops: tuple[str, ...], inner: str = "") -> Schedule:
+        """Iterations of nested `loops` one after the other, those together that ask for the same;
+        loops in them, up to `inner`, as one."""
+        return self.apply(Step("jam", (loops, *((inner,) if inner else ()))))
 
     def add_unit_loop(self, loop: str) -> Schedule:
         """All that is done -> in a loop called `loop`, once."""

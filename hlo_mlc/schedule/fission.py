@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr import build
 from hlo_mlc.expr.core import Var
 from hlo_mlc.loops.core import For, LoopProgram
-from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
+from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
 from hlo_mlc.loops.equations import settle
 from hlo_mlc.loops.rewrite import Body, substitute
 from hlo_mlc.schedule.loops import (
     check_permutable,
+    commutes,
     only_loop,
     refuse,
     require_loops,
@@ -33,7 +34,8 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
                                        y[i] = a[i]
 
     The same is done to loops perfectly nested in the first one.  Refused where one of the three
-    needs what a later one left in an earlier iteration.  With a suffix for the names of the loops
+    needs what a later one left in an earlier iteration; updates by one declared reduction that
+    commutes may be in any order.  With a suffix for the names of the loops
     `behind` (i.e), what stands before the inner loop stays with it.  Without an `inner` loop, each
     statement gets a loop of its own.
 
@@ -138,11 +140,13 @@ def _sunk(outer: For, memory: Memory | None) -> Body:
 def check_same_iteration(primitive: str, band: Sequence[For], first: Body, second: Body,
                          memory: Memory) -> None:
     """Refuse unless what `first` and `second` both touch, they touch in the same iteration of all
-    the loops."""
+    the loops, or both update it by one declared reduction that commutes."""
     before, after = accesses(first), accesses(second)
     varying = variables((band[0], *first, *second))
     unstable = {a.buffer for a in (*before, *after) if a.writes}
     for a, b in pairs(memory, before, after):
+        if same_reduction(a, b) and commutes(a.stmt):
+            continue
         settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
             else set()
         free = settled is not None and next((s for s in band if s.var not in settled), None)

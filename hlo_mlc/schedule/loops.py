@@ -250,7 +250,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         nonlocal moved
         if not isinstance(stmt, For) or stmt.var.name not in names:
             return None
-        found = _band(stmt, set(names))
+        found = band_of(stmt, set(names))
         if found is None:
             return None
         band, guard = found
@@ -260,7 +260,7 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
         if memory is not None:
             check_permutable(band, order, memory)
-        body = when(guard, _unguarded(band[-1].body)[1])
+        body = when(guard, unguarded(band[-1].body)[1])
         for position in reversed(range(len(order))):
             current = order[position]
             inside = {s.var for s in order[position + 1:]}
@@ -278,22 +278,22 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
     return with_body(program, result)
 
 
-def _band(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
+def band_of(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
     """The perfect nest from `outermost` to the last of `names`, and all conditions between its
     loops and in the last one; None where it is not perfect."""
     band, missing = [outermost], names - {outermost.var.name}
-    guard, body = _unguarded(outermost.body)
+    guard, body = unguarded(outermost.body)
     while missing:
         if len(body) != 1 or not isinstance(body[0], For):
             return None
         band.append(body[0])
         missing = missing - {body[0].var.name}
-        inside, body = _unguarded(body[0].body)
+        inside, body = unguarded(body[0].body)
         guard = build.all_of(guard, inside)
     return band, guard
 
 
-def _unguarded(body: Body) -> tuple[Expr, Body]:
+def unguarded(body: Body) -> tuple[Expr, Body]:
     """The condition under which a body does anything, as far as no store decides about it, and
     what it does then."""
     guard = build.TRUE

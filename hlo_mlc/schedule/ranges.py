@@ -66,7 +66,7 @@ def set_apart(program: LoopProgram, name: str, low: int, high: int) -> LoopProgr
             otherwise = _known(stmt, high, extent)
         elif high == extent:
             otherwise = _known(stmt, 0, low)
-        return (For(stmt.var, stmt.extent, stmt.kind, (If(inside, then, _renamed(otherwise)),)),)
+        return (For(stmt.var, stmt.extent, stmt.kind, (If(inside, then, renamed(otherwise)),)),)
 
     return rewrite_loops(program, "set_apart", name, copies)
 
@@ -79,12 +79,12 @@ def _known(stmt: For, low: int, high: int) -> Body:
     return substitute(placed, {near: index.subtract(stmt.var, start)})
 
 
-def _renamed(statements: Body) -> Body:
+def renamed(statements: Body) -> Body:
     """The same with names of their own for loops."""
     def visit(stmt: Stmt) -> Body | None:
         if not isinstance(stmt, For):
             return None
         return (loop(f"{stmt.var.name}.e", stmt.extent, stmt.kind,
-                     lambda i: _renamed(substitute(stmt.body, {stmt.var: i}))),)
+                     lambda i: renamed(substitute(stmt.body, {stmt.var: i}))),)
 
     return transform(statements, visit)

@@ -3,13 +3,14 @@ specialize."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.core import Apply, Expr, Var, loads
+from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.loops.core import (
     Accumulate,
+    Allocate,
     Call,
     For,
     If,
@@ -40,7 +41,7 @@ from hlo_mlc.schedule.loops import (
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.guards import conjuncts
 
-TAILS = ("peel", "early", "shorten", "lengthen", "guard", "repeat", "shift")
+TAILS = ("peel", "early", "shorten", "lengthen", "guard", "mask", "repeat", "shift")
 """What `split` does with what is left over."""
 
 
@@ -84,6 +85,16 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
                                          if (i.i + i.o * 4) < 10:
                                            y[i.i + i.o * 4] = x[i.i + i.o * 4]
 
+    With "mask" private buffers begin with something in these, too: what stands around the loops of
+    a fold stays free of branches.
+
+        for i in 0..10:                  for i.o in 0..3:
+          alloc s: f32 register:           for i.i in 0..4:
+            s[] = 0                          alloc s: f32 register:
+            s[] <- add x[i]        ->          s[] = 0
+            y[i] = s[]                         s[] <- add x[…] where (i.i + i.o * 4) < 10
+                                               y[…] = s[] where (i.i + i.o * 4) < 10
+
     With "repeat" it begins early as well, in the same loop, and is refused where "early" is.
 
         for i in 0..10:              for i.o in 0..3:
@@ -100,7 +111,7 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
 
     A parallel loop stays parallel on the outside, and does nothing twice.  Halide: split with a
     specialised tail, with the same and ShiftInwards, with GuardWithIf around the whole block,
-    GuardWithIf, ShiftInwards and PredicateStores; TVM: split and loop partition.
+    GuardWithIf, Predicate, ShiftInwards and PredicateStores; TVM: split and loop partition.
     """
     if factor < 1:
         raise ScheduleError(f"split: the factor of {name!r} must be at least 1, got {factor}")
@@ -123,6 +134,8 @@ def split(program: LoopProgram, name: str, factor: int, tail: str = "peel", *,
             return _lengthened(stmt, factor)
         if tail == "guard":
             return _left_out(stmt, factor)
+        if tail == "mask":
+            return _masked(stmt, factor)
         extent = require_constant("split", stmt)
         size = min(factor, extent)
         count = -(-extent // size)
@@ -197,14 +210,52 @@ def _lengthened(stmt: For, factor: int) -> Body:
 
 def _left_out(stmt: For, factor: int) -> Body:
     """Blocks of one size, in which what is behind the last iteration is left out."""
-    def one(o: Var, i: Var) -> Body:
-        position = index.add(_start(o, factor), i)
-        return when(index.compare("lt", position, stmt.extent),
-                     substitute(stmt.body, {stmt.var: position}))
+    return _in_whole_blocks(stmt, factor, lambda position: when(
+        index.compare("lt", position, stmt.extent),
+        substitute(stmt.body, {stmt.var: position})))
 
+
+def _in_whole_blocks(stmt: For, factor: int, body: Callable[[Expr], Body]) -> Body:
+    """Blocks of one size; `body` is that of a position, which may be behind the last one."""
     name = stmt.var.name
-    return (loop(f"{name}.o", _blocks(stmt, factor), stmt.kind, lambda o: (
-        loop(f"{name}.i", factor, LoopKind.SERIAL, lambda i: one(o, i)),)),)
+    whole = loop(f"{name}.o", _blocks(stmt, factor), stmt.kind, lambda o: (
+        loop(f"{name}.i", factor, LoopKind.SERIAL, lambda i: body(
+            index.add(_start(o, factor), i))),))
+    longer = next((s for s in walk(whole.body) if isinstance(s, For) and s.var.extent is not None
+                   and index.bounds(s.extent)[1] > s.var.extent), None)
+    if longer is not None:
+        raise refuse("split", longer, f"would be longer behind the last iteration of {name}")
+    return (whole,)
+
+
+def _masked(stmt: For, factor: int) -> Body:
+    """Blocks of one size; behind the last iteration nothing happens to what others see, and private
+    buffers get what they begin with."""
+    private = {s.buffer for s in walk(stmt.body) if isinstance(s, Allocate)}
+
+    def body(position: Expr) -> Body:
+        exists = index.compare("lt", position, stmt.extent)
+
+        def visit(inner: Stmt) -> Body | None:
+            if isinstance(inner, While | Call):
+                raise refuse("split", inner, "cannot be left out of some iterations")
+            if isinstance(inner, If | For):
+                (asked,) = expressions(inner)
+                return when(exists, (inner,)) if loads(asked) else None
+            if not isinstance(inner, Store | Accumulate) or _begins(inner, private, position):
+                return None
+            return tuple(filter(None, (guarded(inner, exists),)))
+
+        return transform(substitute(stmt.body, {stmt.var: position}), visit)
+
+    return _in_whole_blocks(stmt, factor, body)
+
+
+def _begins(stmt: Store | Accumulate, private: set[Buffer], position: Expr) -> bool:
+    """Whether a statement gives a private buffer something that is there at any position."""
+    return isinstance(stmt, Store) and stmt.buffer in private \
+        and all(i.free.isdisjoint(position.free) for i in stmt.indices) \
+        and all(read.free.isdisjoint(position.free) for e in expressions(stmt) for read in loads(e))
 
 
 def _block(stmt: For, start: Expr, size: Expr | int, suffix: str = "i") -> Body:

@@ -225,7 +225,7 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
                     before.buffer, before.indices) == (buffer, update.indices):
                 start = result.pop().value
             sums = transform((stmt,), lambda s, own=own: (Accumulate(
-                (own,), (), s.combiner, s.terms),) if isinstance(s, Accumulate) else None)
+                (own,), (), s.combiner, s.terms, s.guard),) if isinstance(s, Accumulate) else None)
             result.append(Allocate(own, (
                 Store(own, (), Load(buffer, update.indices) if start is None else start), *sums,
                 Store(buffer, update.indices, Load(own, ())))))
@@ -244,12 +244,12 @@ def _only_update(stmt: For) -> Accumulate:
     while isinstance(inner, For) and inner.kind is LoopKind.SERIAL and len(inner.body) == 1:
         axes.add(inner.var)
         inner = inner.body[0]
-    if not isinstance(inner, Accumulate) or inner.guard is not None or len(inner.buffers) > 1 \
+    if not isinstance(inner, Accumulate) or len(inner.buffers) > 1 \
             or inner.buffers[0].scope not in ("register", "stack"):
         raise refuse("promote", stmt, "must do nothing but update a private buffer")
     places = frozenset().union(*(i.free for i in inner.indices))
     if not axes.isdisjoint(places) or any(map(loads, inner.indices)) or any(
-            read.source == inner.buffers[0] for e in inner.terms for read in loads(e)):
+            read.source == inner.buffers[0] for e in expressions(inner) for read in loads(e)):
         raise refuse("promote", stmt, "must update one element of it, and not read it")
     return inner
 

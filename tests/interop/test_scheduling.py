@@ -95,7 +95,7 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
         "transform_layout": (buffer, (number,), ("0",)),
         "set_apart": (first, number // 2, number), "cut": (first, number),
         "rename": (first, second, f"{second}.again"), "coalesce": (buffer,),
-        "persist": (first, number)}
+        "persist": (first, number), "jam": ((first,), *((second,) if number > 4 else ()))}
     return Step(name, arguments.get(name, (first,)))
 
 

@@ -294,16 +294,51 @@ def test_split_with_guards(copy, tiny, assert_same) -> None:
         assert_same(copy, whole.program, [np.arange(10, dtype=np.float32)])
 
 
-@pytest.mark.parametrize("tail", ["shorten", "guard", "lengthen", "repeat", "shift"])
+def test_split_with_masks(copy, column_sums, assert_same) -> None:
+    shows(column_sums.split("i", 4, "mask").program, """
+        for i.o in 0..2:
+          for i.i in 0..4:
+            alloc add.acc: f32 register:
+              add.acc[] = 0.0:f32
+              for k in 0..8:
+                add.acc[] <- add x[k, i.i + i.o * 4] where (i.i + i.o * 4) < 6
+              y[i.i + i.o * 4] = add.acc[] where (i.i + i.o * 4) < 6
+        """)
+    sums = [np.arange(48, dtype=np.float32).reshape(8, 6)]
+    for factor in (1, 3, 4, 5, 6, 16):
+        whole = Schedule(copy).split("i", factor, "mask").parallel("i.o").vectorize("i.i")
+        assert_same(copy, whole.program, [np.arange(10, dtype=np.float32)])
+        tiled = column_sums.split("i", factor, "mask").expand("i.i", "register").distribute(
+            "i.i", "k").reorder("k", "i.i").vectorize("i.i")
+        assert_same(column_sums.program, tiled.program, sums)
+
+
+def test_split_with_whole_blocks_refuses_loops_that_would_be_longer(transposed) -> None:
+    longer = Schedule(transposed).reorder("j", "i").split("j", 3, "lengthen")
+    for tail in ("guard", "mask"):
+        refuses(lambda tail=tail: longer.split("j.o", 4, tail), "would be longer behind the last")
+
+
+def test_split_with_masks_begins_with_what_is_there(tiny, assert_same) -> None:
+    """Not with an element of a row that does not exist."""
+    x, y = tiny.operand("x", 3, 5), tiny.result("y", 5)
+    stage = tiny.fold(y, "i", "k", 3, lambda i, k: load(x, (k, i)))
+    program = tiny.program(replace(stage, initial=(load(x, (index.constant(0), stage.axes[0])),)))
+    masked = Schedule(program).split("i", 2, "mask")
+    assert "add.acc[] = x[0, i.i + i.o * 2] where (i.i + i.o * 2) < 5" in str(masked)
+    assert_same(program, masked.program, [np.arange(15, dtype=np.float32).reshape(3, 5)])
+
+
+@pytest.mark.parametrize("tail", ["shorten", "guard", "mask", "lengthen", "repeat", "shift"])
 def test_split_refuses_tails(copy, tail) -> None:
     refuses(lambda: Schedule(copy).split("i", 0, tail), "at least 1")
     shortened = Schedule(copy).split("i", 4, "shorten")
-    if tail in ("shorten", "guard"):
+    if tail in ("shorten", "guard", "mask"):
         assert str(shortened.split("i.i", 2, tail)).count("for") == 3
     else:
         refuses(lambda: shortened.split("i.i", 2, tail), "needs a constant extent")
-    refuses(lambda: Schedule(copy).split("i", 4, "mask"),
-            "peel, early, shorten, lengthen, guard, repeat, shift", "got 'mask'")
+    refuses(lambda: Schedule(copy).split("i", 4, "clip"),
+            "peel, early, shorten, lengthen, guard, mask, repeat, shift", "got 'clip'")
 
 
 def test_specialize(copy, assert_same) -> None:
@@ -469,6 +504,191 @@ def test_unswitch_of_what_loads_and_stores_ask(tiny, assert_same) -> None:
     assert "where" in str(some) and "where" not in str(some.unswitch("i"))
     assert_same(program, some.unswitch("i").program,
                 [np.arange(24, dtype=np.float32).reshape(4, 6)])
+
+
+@pytest.fixture
+def windows(tiny) -> Schedule:
+    """y[i] = sum over k, w of x[k, i + w - 1] * f[k, w], with zeros around x: two tiles of four."""
+    x, f, y = tiny.operand("x", 2, 7), tiny.operand("f", 2, 3), tiny.result("y", 7)
+
+    def term(i: Expr, k: Expr, w: Expr) -> Expr:
+        at = minus(index.add(i, w), 1)
+        inside = all_of(index.compare("ge", at, index.constant(0)),
+                        index.compare("lt", at, index.constant(7)))
+        return apply("mul", load(x, (k, at), inside, const(0.0, F32)), load(f, (k, w)))
+
+    schedule = Schedule(tiny.program(tiny.fold(y, "i", "kw", (2, 3), term)))
+    return (schedule.split("i", 4, "mask").expand("i.i", "register").distribute("i.i", "k", "s")
+            .distribute("i.i", "k").reorder("k", "i.i").reorder("i.i", "w", "k"))
+
+
+@pytest.fixture
+def signals() -> list[np.ndarray]:
+    return [np.arange(14, dtype=np.float32).reshape(2, 7), np.arange(6, dtype=np.float32).reshape(
+        2, 3)]
+
+
+def test_branch(windows, signals, assert_same) -> None:
+    around = windows.branch("i.i")
+    shows(around.program, """
+        for i.o in 0..2:
+          alloc add.acc: 4xf32 register:
+            for i.i in 0..4:
+              add.acc[i.i] = 0.0:f32
+            for i.i in 0..4:
+              if (i.i + i.o * 4) < 7:
+                for w in 0..3:
+                  if ((i.i + i.o * 4 + w + -1) >= 0) & ((i.i + i.o * 4 + w + -1) < 7):
+                    for k in 0..2:
+                      add.acc[i.i] <- add x[k, i.i + i.o * 4 + w + -1] * f[k, w]
+            for i.i.s in 0..4:
+              y[i.i.s + i.o * 4] = add.acc[i.i.s] where (i.i.s + i.o * 4) < 7
+        """)
+    stored = around.branch("i.i.s")
+    assert "if (i.i.s + i.o * 4) < 7:" in str(stored) and "where" not in str(stored)
+    for schedule in (around, stored, windows.branch("i.o"), windows.vectorize("k").branch("i.i"),
+                     windows.reorder("k", "i.i", "w").branch("k")):
+        assert_same(windows.program, schedule.program, signals)
+    # Lanes of a vector do not agree.
+    lanes = windows.reorder("k", "w", "i.i").vectorize("i.i").branch("k")
+    assert "if" not in str(lanes).split("for k")[1].split("<-")[0]
+    assert_same(windows.program, lanes.program, signals)
+
+
+def test_branch_around_several_statements(column_sums, assert_same) -> None:
+    """What all of them need is asked once."""
+    masked = column_sums.split("i", 4, "mask").split("k", 3)
+    shows(masked.expand("i.i", "register").distribute("i.i", "k.o").reorder(
+        "k.o", "i.i").reorder("k.o", "k.i", "i.i").branch("i.i").program, """
+        for i.o in 0..2:
+          alloc add.acc: 4xf32 register:
+            for i.i in 0..4:
+              add.acc[i.i] = 0.0:f32
+            for k.o in 0..2:
+              for k.i in 0..3:
+                for i.i in 0..4:
+                  if (i.i + i.o * 4) < 6:
+                    add.acc[i.i] <- add x[k.i + k.o * 3, i.i + i.o * 4]
+            for i.i in 0..4:
+              if (i.i + i.o * 4) < 6:
+                for k.t in 0..2:
+                  add.acc[i.i] <- add x[k.t + 6, i.i + i.o * 4]
+                y[i.i + i.o * 4] = add.acc[i.i]
+        """)
+
+
+def test_branch_where_there_is_nothing_to_ask(copy) -> None:
+    assert str(Schedule(copy).branch("i")) == str(Schedule(copy))
+    refuses(lambda: Schedule(copy).branch("z"), "no loop is called 'z'")
+
+
+def test_branch_leaves_padding_that_counts(tiny) -> None:
+    x, y = tiny.operand("x", 6), tiny.result("y")
+    program = tiny.program(tiny.fold(y, "", "k", 8, lambda k: load(
+        x, (k,), index.compare("lt", k, index.constant(6)), ONE)))
+    assert str(Schedule(program).branch("k")) == str(Schedule(program))
+
+
+def test_version(windows, signals, assert_same) -> None:
+    once = windows.reorder("k", "i.i", "w").branch("k").version("i.i")
+    shows(once.program, """
+        for i.o in 0..2:
+          alloc add.acc: 4xf32 register:
+            for i.i in 0..4:
+              add.acc[i.i] = 0.0:f32
+            for k in 0..2:
+              if (((i.o * 4 + -4) < 0) & ((i.o * 4 + -1) >= 0)) & ((i.o * 4 + -3) < 0):
+                for i.i in 0..4:
+                  if (i.i + i.o * 4) < 7:
+                    for w in 0..3:
+                      if ((i.i + i.o * 4 + w + -1) >= 0) & ((i.i + i.o * 4 + w + -1) < 7):
+                        add.acc[i.i] <- add x[k, i.i + i.o * 4 + w + -1] * f[k, w]
+              else:
+                for i.i.e in 0..4:
+                  if (i.i.e + i.o * 4) < 7:
+                    for w.e in 0..3:
+                      if ((i.i.e + i.o * 4 + w.e + -1) >= 0) & ((i.i.e + i.o * 4 + w.e + -1) < 7):
+                        add.acc[i.i.e] <- add x[k, i.i.e + i.o * 4 + w.e + -1] * f[k, w.e]
+            for i.i.s in 0..4:
+              y[i.i.s + i.o * 4] = add.acc[i.i.s] where (i.i.s + i.o * 4) < 7
+        """)
+    guarded = windows.version("w")
+    assert_same(windows.program, once.program, signals)
+    assert_same(windows.program, guarded.program, signals)
+
+
+def test_version_where_nothing_is_asked(copy, transposed) -> None:
+    for program in (copy, transposed):
+        assert str(Schedule(program).version("i")) == str(Schedule(program))
+    refuses(lambda: Schedule(copy).version("z"), "no loop is called 'z'")
+
+
+def test_jam(windows, signals, assert_same) -> None:
+    grouped = windows.branch("i.i").jam(("i.i", "w"))
+    shows(grouped.program, """
+        for i.o in 0..2:
+          alloc add.acc: 4xf32 register:
+            for i.i in 0..4:
+              add.acc[i.i] = 0.0:f32
+            if (i.o * 4 + -1) >= 0:
+              for k in 0..2:
+                add.acc[0] <- add x[k, i.o * 4 + -1] * f[k, 0]
+            for k in 0..2:
+              add.acc[0] <- add x[k, i.o * 4] * f[k, 1]
+              add.acc[0] <- add x[k, i.o * 4 + 1] * f[k, 2]
+              add.acc[1] <- add x[k, i.o * 4] * f[k, 0]
+              add.acc[1] <- add x[k, i.o * 4 + 1] * f[k, 1]
+              add.acc[1] <- add x[k, i.o * 4 + 2] * f[k, 2]
+              add.acc[2] <- add x[k, i.o * 4 + 1] * f[k, 0]
+              add.acc[2] <- add x[k, i.o * 4 + 2] * f[k, 1]
+            if (i.o * 4 + 3) < 7:
+              for k in 0..2:
+                add.acc[2] <- add x[k, i.o * 4 + 3] * f[k, 2]
+                add.acc[3] <- add x[k, i.o * 4 + 2] * f[k, 0]
+                add.acc[3] <- add x[k, i.o * 4 + 3] * f[k, 1]
+            if ((i.o * 4 + 3) < 7) & ((i.o * 4 + 4) < 7):
+              for k in 0..2:
+                add.acc[3] <- add x[k, i.o * 4 + 4] * f[k, 2]
+            for i.i.s in 0..4:
+              y[i.i.s + i.o * 4] = add.acc[i.i.s] where (i.i.s + i.o * 4) < 7
+        """)
+    order = windows.reorder("k", "i.i", "w").branch("k").version("i.i")
+    for schedule in (grouped, order.jam(("i.i", "w")),
+                     order.jam(("i.i.e",), "w.e").jam(("i.i", "w")),
+                     order.reorder("w.e", "i.i.e").jam(("i.i.e",)), windows.jam(("i.i",)),
+                     windows.jam(("w",)), windows.branch("i.i").jam(("i.i", "w"), "w"),
+                     windows.reorder("w", "i.i", "k").jam(("w", "i.i"), "k")):
+        assert_same(windows.program, schedule.program, signals)
+
+
+def test_jam_runs_loops_as_one(transposed, product, matrices, assert_same) -> None:
+    shows(Schedule(transposed).split("i", 2).jam(("i.i",)).program, """
+        for i.o in 0..2:
+          for j in 0..8:
+            y[i.o * 2, j] = x[j, i.o * 2]
+            y[i.o * 2 + 1, j] = x[j, i.o * 2 + 1]
+        """)
+    shows(Schedule(transposed).split("i", 2).split("j", 3).jam(("i.i",), "j.o").program, """
+        for i.o in 0..2:
+          for j.o in 0..2:
+            for j.i in 0..3:
+              y[i.o * 2, j.i + j.o * 3] = x[j.i + j.o * 3, i.o * 2]
+            for j.i in 0..3:
+              y[i.o * 2 + 1, j.i + j.o * 3] = x[j.i + j.o * 3, i.o * 2 + 1]
+          for j.t in 0..2:
+            y[i.o * 2, j.t + 6] = x[j.t + 6, i.o * 2]
+            y[i.o * 2 + 1, j.t + 6] = x[j.t + 6, i.o * 2 + 1]
+        """)
+
+
+def test_jam_refuses(running, transposed, column_sums) -> None:
+    refuses(lambda: Schedule(running).jam(("i",)), "would change the order in which")
+    refuses(lambda: column_sums.jam(("i",)), "holds add.acc", "expand first")
+    refuses(lambda: Schedule(transposed).jam(()), "names of different loops")
+    refuses(lambda: Schedule(transposed).jam(("i", "i")), "names of different loops")
+    refuses(lambda: Schedule(transposed).jam(("i", "z")), "no loop is called 'z'")
+    refuses(lambda: Schedule(transposed).vectorize("i").jam(("i",)), "must be serial or unroll")
+    refuses(lambda: column_sums.jam(("i", "k")), "not perfectly nested")
 
 
 def test_unroll(copy) -> None:

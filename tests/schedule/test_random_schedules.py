@@ -78,6 +78,13 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
         case "specialize":
             at = f"{loop[:-2]}.o" if loop.endswith(".i") and number > 2 else other
             return Step(primitive, (loop, at))
+        case "jam":
+            nested = [path for path in (tuple(s.var.name for s in p if isinstance(s, For))
+                                        for p in paths(program.body)) if path]
+            path = nested[int(rng.integers(len(nested)))]
+            begin = int(rng.integers(len(path)))
+            chosen = path[begin:begin + 1 + number % 2]
+            return Step(primitive, (chosen, *((other,) if number > 4 else ())))
         case "rename":
             return Step(primitive, (loop, other, f"{loop}.own"))
         case "reorder":
@@ -127,7 +134,8 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     if primitive == "unswitch":
         schedule = attempt("split shift", schedule, rng, 6)
-    prefix = {"contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
+    prefix = {"branch": "split mask", "version": "split mask", "jam": "split mask",
+              "contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
               "sink": "expand",
               "coalesce": "cache_write", "distribute each": "fuse_loops",
               "cache_read": "split", "cache_read loops": "split", "pad": "expand",
@@ -160,7 +168,8 @@ def test_each_primitive_keeps_the_meaning(primitive, random_program, random_prod
         before = likely(primitive, Schedule(program), rng)
         after = attempt(primitive, before, rng, 12 if primitive in (
             "fuse_loops", "cache_read along", *OF_PRODUCTS) else 3)
-        has_effect = primitive != "cascade" or str(after) != str(before)
+        has_effect = primitive not in ("cascade", "branch", "version") \
+            or str(after) != str(before)
         if len(after.trace) > len(before.trace) and has_effect:
             accepted += 1
             assert_same(program, after.program, inputs)

@@ -1,0 +1,160 @@
+"""The schedule primitive that writes loops out and runs what is in them side by side: jam."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hlo_mlc.expr import index
+from hlo_mlc.expr.build import FALSE, all_of, substitute
+from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.expr.facts import Facts, exactly
+from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
+from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
+from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.rewrite import Body, when, with_bodies, with_body
+from hlo_mlc.loops.rewrite import substitute as substitute_in
+from hlo_mlc.schedule.loops import (
+    band_of,
+    commutes,
+    refuse,
+    require_constant,
+    require_kind,
+    require_loops,
+    unguarded,
+)
+from hlo_mlc.support.errors import ScheduleError
+from hlo_mlc.tensor.guards import conjuncts
+
+
+def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checked: bool = True
+        ) -> LoopProgram:
+    """Write the iterations of nested loops out, those together that ask for the same, and run the
+    loops in them as one.
+
+        for i in 0..3:                           if t >= 1:
+          for w in 0..2:                           for k in 0..8:
+            if (i + w + t) >= 1:                     s[0] <- add x[k, t - 1] * f[k, 0]
+              for k in 0..8:               ->    for k in 0..8:
+                s[i] <- add x[k, i + w + t - 1]    s[0] <- add x[k, t] * f[k, 1]
+                  * f[k, w]                        s[1] <- add x[k, t] * f[k, 0]
+                                                   s[1] <- add x[k, t + 1] * f[k, 1]
+                                                   …
+
+    Groups are in the order in which iterations first ask for something: where windows overlap, the
+    results that share an element then meet it one after the other.  What branches around the loops
+    say already is not asked again (`version`).  With an `inner` loop, those inside of it are not
+    run as one.  Nests that are not these loops, and no others, stay as they are.  Refused where
+    iterations touch the same element, unless by one declared reduction that commutes.
+    Elsewhere unroll-and-jam, and loop skewing for the order.
+    """
+    if not names or len({*names}) < len(names):
+        raise ScheduleError(f"jam: expected the names of different loops, got {', '.join(names)}")
+    for name in (*names, inner) if inner else names:
+        require_loops(program, "jam", name)
+    memory = Memory.of(program) if checked else None
+    found = False
+
+    def inside(statements: Body, known: Facts) -> Body:
+        nonlocal found
+        result: list[Stmt] = []
+        for stmt in statements:
+            nest = band_of(stmt, {*names}) \
+                if isinstance(stmt, For) and stmt.var.name in names else None
+            if nest is not None and len(nest[0]) == len(names):
+                found = True
+                band, guard = nest
+                result += _jammed(band, guard, known, inner, memory)
+                continue
+            if isinstance(stmt, If):
+                branches = (*known, *_facts(conjuncts(stmt.condition))), known
+                result.append(with_bodies(stmt, tuple(
+                    [inside(body, facts) for body, facts in zip(bodies(stmt), branches,
+                                                                strict=True)])))
+                continue
+            result.append(with_bodies(stmt, tuple([inside(body, known) for body in bodies(stmt)])))
+        new = tuple(result)
+        return statements if new == statements else new
+
+    body = inside(program.body, ())
+    if not found:
+        raise refuse("jam", require_loops(program, "jam", names[0])[0],
+                     f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
+    return with_body(program, body)
+
+
+def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None
+            ) -> Body:
+    """What nested loops do in all iterations; they do nothing unless the guard holds."""
+    body = unguarded(band[-1].body)[1]
+    for stmt in band:
+        require_kind("jam", stmt, LoopKind.SERIAL, LoopKind.UNROLL)
+    counts = [require_constant("jam", stmt) for stmt in band]
+    if memory is not None:
+        _check_independent(band, body, memory)
+    held = next((s for s in walk(body) if isinstance(s, Allocate)), None)
+    if held is not None:
+        raise refuse("jam", band[0], f"holds {held.buffer.name}, of which there is one for each "
+                     "iteration; expand first")
+    groups: dict[tuple[Expr, ...], list[Body]] = {}
+    for numbers in itertools.product(*map(range, counts)):
+        here: dict[Var, Expr] = {
+            s.var: index.constant(n) for s, n in zip(band, numbers, strict=True)}
+        asked = conjuncts(substitute(guard, here))
+        if FALSE not in asked:
+            groups.setdefault(asked, []).append(substitute_in(body, here))
+    # Those of which nothing is left to ask are one, in their order.
+    left = ((all_of(*(c for c in asked if not _follows(c, known))), copies)
+            for asked, copies in groups.items())
+    apart = any(stmt.var.name == inner for stmt in band)
+    result: Body = ()
+    for own, alike in itertools.groupby(left, lambda group: group[0]):
+        together = [copy for _, copies in alike for copy in copies]
+        result += when(own, tuple(itertools.chain(*together)) if apart
+                       else _together(together, inner))
+    return result
+
+
+def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:
+    """Refuse iterations that may not be done in any order."""
+    touched = accesses(body)
+    written = [a for a in touched if a.writes]
+    varying, unstable = variables((band[0],)), {a.buffer for a in written}
+    for a, b in pairs(memory, written, touched):
+        if same_reduction(a, b) and commutes(a.stmt):
+            continue
+        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
+            else set()
+        free = settled is not None and next((s for s in band if s.var not in settled), None)
+        if free:
+            raise refuse("jam", free, f"would change the order in which {a} and {b} touch "
+                         f"{a.buffer.name}")
+
+
+def _together(copies: Sequence[Body], inner: str) -> Body:
+    """Copies of statements that differ in constants alone, side by side: loops as one."""
+    first = copies[0]
+    if len(copies) == 1 or any(len(copy) != len(first) for copy in copies):
+        return tuple(itertools.chain(*copies))
+    result: Body = ()
+    for alike in zip(*copies, strict=True):
+        one = alike[0]
+        if not isinstance(one, For) or not all(
+                isinstance(s, For) and s.var is one.var and s.extent is one.extent for s in alike):
+            result += alike
+            continue
+        inside = [s.body for s in alike]
+        result += (For(one.var, one.extent, one.kind, tuple(itertools.chain(*inside))
+                       if one.var.name == inner else _together(inside, inner)),)
+    return result
+
+
+def _facts(conditions: Sequence[Expr]) -> Facts:
+    return tuple(fact for c in conditions if not loads(c) for fact in exactly(c) or ())
+
+
+def _follows(condition: Expr, known: Facts) -> bool:
+    """Whether a condition says less than one of these facts about the same things."""
+    wanted = exactly(condition)
+    return wanted is not None and all(any(
+        index.bounds(index.subtract(one, fact))[1] <= 0 for fact in known) for one in wanted)
