@@ -119,7 +119,8 @@ SCHEDULES = ("borders", "columns", "contraction", "cuda.columns", "cuda.contract
              "cuda.elementwise", "cuda.plain", "cuda.scatter", "cuda.tiles", "cuda.transpose",
              "cuda.window", "dot", "elementwise", "lane_tiles", "plain", "pointwise_loop",
              "product", "reduction", "short", "short_axes", "side_by_side", "side_by_side_steps",
-             "stepwise", "tiled", "transpose", "unrolled", "update")
+             "stepwise", "tiled", "transpose", "unrolled", "update", "window", "window_loops",
+             "window_roles")
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
 
 

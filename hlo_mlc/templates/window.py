@@ -22,21 +22,19 @@ import math
 from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import TRUE, apply, load, substitute
+from hlo_mlc.expr.build import TRUE, all_of, apply, load, substitute
 from hlo_mlc.expr.core import Buffer, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.schedule.cascade import in_runs
 from hlo_mlc.target.cpu import CACHE_LINE_BYTES, WIDEST_STEP, CpuTarget
 from hlo_mlc.templates.base import SERIAL_WORK, TASK_WORK, Parameters, Scheduled, lanes, work
 from hlo_mlc.templates.columns import FEW_BLOCKS
 from hlo_mlc.templates.elementwise import ElementwiseTemplate
-from hlo_mlc.templates.product import RUN, is_direct
+from hlo_mlc.templates.product import is_direct
 from hlo_mlc.templates.register_tile import MOST_ROWS, register_tile
 from hlo_mlc.templates.side_by_side import SideBySideTemplate
 from hlo_mlc.templates.window_loops import SLIDES_INSIDE, WindowLoops
 from hlo_mlc.templates.window_roles import (
+    begins_early,
     even,
-    first_lane,
     in_groups,
     lane_of,
     product_roles,
@@ -54,6 +52,7 @@ from hlo_mlc.tensor.classify import (
 )
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.rewrite import map_expressions
 
 # Neighbouring results of one tile, and vectors of each: enough sums to hide the latency of a
 # multiply-add (4 cycles, 2 per cycle), and three quarters of the registers.
@@ -152,7 +151,8 @@ class WindowTemplate:
             return _scheduled(stage, target, parameters)
         first, second, partial = fold_in_chunks(stage, chunks)
         one, other = (_scheduled(s, target, parameters) for s in (first, second))
-        return Scheduled((*one.body, *other.body), (*partial, *one.scratch, *other.scratch))
+        return Scheduled.of(*one.schedules, *other.schedules,
+                            scratch=(*partial, *one.scratch, *other.scratch))
 
 
 def _are_rows(stage: Stage, lane: Var) -> bool:
@@ -180,16 +180,15 @@ def _scheduled(stage: Stage, target: CpuTarget, parameters: Parameters) -> Sched
 
     Of a matrix product, the right factor is brought into the order of the loops first.
     """
-    width, scratch, before, panel = lanes((stage,), target), (), (), None
+    width = lanes((stage,), target)
     product = product_roles(stage, width)
-    if parameters["pack"] and product is not None:
-        panel = Var(f"{product.columns[-1].name}_number", INDEX)
-        move, stage, packed = _packed(stage, product, parameters["vectors"], width, panel)
-        template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
-        before = template.apply(nest, target, template.default(nest, target)).body
-        scratch = (packed,)
-    builder = WindowLoops.of(stage, target, parameters, work(Nest((stage,), 0)), panel)
-    return Scheduled((*before, *in_runs(builder.build(), RUN)), scratch)
+    if not parameters["pack"] or product is None:
+        return Scheduled.of(WindowLoops.of(stage, target, parameters).schedule())
+    move, stage, packed, early = _packed(stage, product, parameters["vectors"] * width, width)
+    template, nest = ElementwiseTemplate(), Nest((move,), len(move.axes))
+    first = template.apply(nest, target, template.default(nest, target))
+    then = WindowLoops.of(stage, target, parameters, early).schedule()
+    return Scheduled.of(*first.schedules, then, scratch=(*first.scratch, packed))
 
 
 def _product_parameters(stage: Stage, width: int, target: CpuTarget) -> Parameters:
@@ -217,22 +216,37 @@ def _divisor(extent: int, least: int) -> int:
     return next((n for n in range(max(1, least), extent) if extent % n == 0), extent)
 
 
-def _packed(stage: Stage, roles: Contraction, vectors: int, lanes: int, number: Var
-            ) -> tuple[Stage, Stage, Buffer]:
-    """What copies the right factor into panels of so many vectors; the stage that reads them, in
-    which `number` is that of the panel."""
+def _packed(stage: Stage, roles: Contraction, width: int, lanes: int
+            ) -> tuple[Stage, Stage, Buffer, str]:
+    """What copies the right factor into panels of `width` lanes; the stage that reads them; and the
+    axis that it has for panels if the last one begins early, with lanes of the one before it:
+
+        for f<60: y[f]   ->   for p<2: for c<32: y[min(p * 32, 28) + c], if that is one of p's own
+    """
     lane, rhs = roles.columns[-1], roles.rhs
-    width = min(vectors * lanes, lane.extent)
+    width = min(width, lane.extent)
     panel = Var(f"{lane.name}_panel", lane.dtype, -(-lane.extent // width))
     column = Var(f"{lane.name}_column", lane.dtype, width)
     others = tuple(v for v in (*stage.axes, *stage.reduce_axes) if v in rhs.free and v is not lane)
     packed = Buffer(f"{stage.name}_filters", rhs.dtype,
                     (panel.extent, *(v.extent for v in others), width))
-    source = index.add(first_lane(panel, lane.extent, width, lanes), column)
+    start = index.multiply(panel, index.constant(width))
+    early = begins_early(lane.extent, width, lanes)
+    source = index.add(column, index.minimum(start, index.constant(lane.extent - width))
+                       if early else start)
     exists = index.compare("lt", source, index.constant(lane.extent))
     move = Stage(f"{stage.name}_pack", (panel, *others, column), (Assign(
         packed, (panel, *others, column), substitute(rhs, {lane: source}),
         None if exists is TRUE else exists),))
-    place = (number, *others,
-             index.subtract(lane, first_lane(number, lane.extent, width, lanes)))
-    return move, replace(stage, terms=(apply("mul", roles.lhs, load(packed, place)),)), packed
+    if not early:
+        factor = load(packed, (index.floordiv(lane, width), *others, index.floormod(lane, width)))
+        return move, replace(stage, terms=(apply("mul", roles.lhs, factor),)), packed, ""
+    factor = load(packed, (panel, *others, column))
+    own = index.compare("ge", source, start)
+    apart = map_expressions(replace(stage, terms=(apply("mul", roles.lhs, factor),)),
+                            lambda e: substitute(e, {lane: source}))
+    return move, replace(
+        apart, axes=tuple(v for old in stage.axes for v in (
+            (panel, column) if old is lane else (old,))),
+        assigns=tuple(replace(a, guard=own if a.guard is None else all_of(a.guard, own))
+                      for a in apart.assigns)), packed, panel.name

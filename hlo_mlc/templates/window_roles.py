@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import substitute
-from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, walk
+from hlo_mlc.expr.core import Apply, Const, Load, Var, loads, walk
 from hlo_mlc.templates.base import may_repeat
 from hlo_mlc.tensor.classify import Contraction, contraction, sliding, stride
 from hlo_mlc.tensor.core import Stage
@@ -55,43 +55,11 @@ class Order:
     def tasks(self) -> int:
         return math.prod(times for _, times, _ in self.axes)
 
-    def at(self, number: Expr) -> tuple[Expr, dict[Var, Expr]]:
-        """The panel of a task, and where its results begin."""
-        panel, base = index.constant(0), {}
-        for axis, times, count in reversed(self.axes):
-            n = index.floormod(number, times)
-            number = index.floordiv(number, times)
-            if axis is None:
-                panel = n
-            else:
-                base[axis] = index.multiply(n, index.constant(count))
-        return panel, base
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """`width` lanes from `start`.
-
-    `number`: of a panel that is as wide as all others even if it is the last one: then it begins
-    earlier, with lanes that the one before it stores.  So all panels share their code.
-    """
-
-    start: Expr
-    width: int
-    number: Expr | None = None
-
 
 def begins_early(extent: int, width: int, lanes: int) -> bool:
     """Whether the last panel of lanes takes as many vectors as the others, and so is as wide."""
     whole, rest = divmod(extent, width)
     return bool(whole) and rest > width - lanes
-
-
-def first_lane(panel: Expr, extent: int, width: int, lanes: int) -> Expr:
-    """Where the lanes of a panel begin."""
-    start = index.multiply(panel, index.constant(width))
-    return index.minimum(start, index.constant(extent - width)) \
-        if begins_early(extent, width, lanes) else start
 
 
 def windows_along(stage: Stage, axis: Var) -> tuple[Var, ...]:

@@ -29,6 +29,7 @@ from hlo_mlc.templates.stepwise import StepwiseTemplate
 from hlo_mlc.templates.tiled import DerivedTemplate, TiledTemplate
 from hlo_mlc.templates.transpose import TransposeTemplate
 from hlo_mlc.templates.unrolled import UnrolledTemplate
+from hlo_mlc.templates.window import WindowTemplate
 from hlo_mlc.tensor.canonical import canonical, written
 from hlo_mlc.tensor.core import Nest, TensorProgram
 from making.verified import unproven
@@ -303,6 +304,45 @@ def test_pairs(take_apart, arrays, name) -> None:
                 if not template.refusal(nest, target):
                     _assert_legal(template, nest, target, rng)
                     taken += 1
+    assert taken >= 3
+
+
+# Of x: [1, h, w, c], images, and y: [3, 3, c].
+WINDOWS: dict[str, Callable[..., Any]] = {
+    "depthwise": lambda x, y: _depthwise(x, y[:, :, None]),
+    "computed": lambda x, y: jax.nn.gelu(_depthwise(x, y[:, :, None]) + y[0, 0]),
+    "gradients": lambda x, y: jax.vjp(_depthwise, x, y[:, :, None])[1](x + 1),
+    "filters": lambda x, y: _convolved(x, jnp.tile(y[..., None], 37)),
+    "filters' gradients": lambda x, y: jax.vjp(
+        _convolved, x, jnp.tile(y[..., None], 9))[1](jnp.tile(x[..., :1], 9)),
+    "extremes": lambda x, y: lax.reduce_window(
+        x, -jnp.inf, lax.max, (1, 3, 2, 1), (1, 2, 1, 1), "SAME"),
+    "one axis": lambda x, y: lax.reduce_window(
+        jnp.tile(x[0, 0, :, 0], 8), 0.0, lax.add, (4,), (1,), "SAME"),
+}
+
+
+def _depthwise(x: jax.Array, k: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(x, k, (1, 1), "SAME", feature_group_count=k.shape[-1],
+                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+def _convolved(x: jax.Array, k: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(x, k, (1, 1), "SAME",
+                                    dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windows(take_apart, arrays, name) -> None:
+    """Lanes that are channels, results of a row, or terms; the last ones, and rare edges."""
+    rng, taken = np.random.default_rng([*name.encode()]), 0
+    for shape in ((5, 7, 1), (9, 46, 3), (3, 20, 33), (8, 8, 16), (2, 4, 95)):
+        x, y = arrays("float32", (1, *shape), (3, 3, shape[-1]))
+        target = named(str(rng.choice(["x86-64-v2", "x86-64-v3", "x86-64-v4"])))
+        for nest in _nests(take_apart(WINDOWS[name], x, y).programs):
+            if not WindowTemplate().refusal(nest, target):
+                _assert_legal(WindowTemplate(), nest, target, rng)
+                taken += 1
     assert taken >= 3
 
 

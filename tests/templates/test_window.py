@@ -12,9 +12,8 @@ import pytest
 from jax import lax
 
 from hlo_mlc.expr.build import apply, load
-from hlo_mlc.loops.core import Allocate, walk
+from hlo_mlc.loops.core import Allocate, For, LoopKind, walk
 from hlo_mlc.loops.interpret import interpret
-from hlo_mlc.loops.rewrite import loop_names
 from hlo_mlc.loops.verify import verify
 from hlo_mlc.target.cpu import host, named
 from hlo_mlc.target.levels import runnable
@@ -183,8 +182,9 @@ def test_positions_of_windows_take_turns_where_edges_are_rare(take_apart, arrays
     """Two tiles of nine have nothing but edges; of six, four have none."""
     x, k = arrays("float32", (1, 3, columns, 16), (3, 3, 1, 16))
     program, = take_apart(depthwise, x, k).programs
-    names = loop_names(schedule_program(program, TARGET)[0].body)
-    assert any(name.endswith("_e") for name in names) == in_turn
+    serial = {s.var.name for s in walk(schedule_program(program, TARGET)[0].body)
+              if isinstance(s, For) and s.kind is LoopKind.SERIAL}
+    assert any(name.endswith(".e") for name in serial) == in_turn
 
 
 @pytest.mark.skipif(not host().is_x86, reason="names targets of x86")
@@ -241,7 +241,7 @@ def test_the_last_tile_of_a_row_is_whole(take_apart, machine_code, arrays, shape
     target = replace(TARGET, cores=1)
     loops, (decision,) = schedule_program(program, target)
     stage = coalesce(decision.nest.stages[0])
-    builder = WindowLoops.of(stage, target, decision.parameters, 1)
+    builder = WindowLoops.of(stage, target, decision.parameters)
     axis, count = builder.roles.tile[0]
     assert axis.extent % count and builder.order.repeated is axis
     verify(loops)
