@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from hlo_mlc.codegen.cpu import indices, scalar, types
+from hlo_mlc.codegen.cpu import indices, rare, scalar, types
 from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.function import NO_READS, Function, Lane, Value
 from hlo_mlc.codegen.cpu.program import Module, Storage
@@ -183,7 +183,7 @@ class Writer:
             taken = self.any_lane(condition, block)
             with function.scope(Block(function, function.label()), branch=True) as cold:
                 slow_label = cold.label
-                slow = self.value(node.args[1])
+                slow = self._rare(node.args[1])
                 lanes = max(condition.lanes, slow.lanes, fast.lanes)
                 site = scalar.Site(cold, self.module.target, BOOL, node.dtype, lanes)
                 chosen = scalar.spell("select", site, [
@@ -201,6 +201,44 @@ class Writer:
                                 f", %{cold.label} ]", lanes=lanes)
             reads = condition.reads | slow.reads | fast.reads
             return Value(text, fast.element, lanes, depth, reads)
+
+    def _rare(self, node: Expr) -> Value:
+        """What is rarely computed: by a call, where it is long."""
+        part = rare.cut(node, lambda e: self.known(e) is not None)
+        if part is None:
+            return self.value(node)
+        values = [self.value(e) for e in part.arguments]
+        function, module = self.function, self.module
+        key = part.body, tuple(v.lanes for v in values)
+        known = module.rare.get(key)
+        if known is None:
+            known = module.rare[key] = self._outlined(part, values)
+        name, lanes = known
+        _, depth, reads = _together(values, function.scopes[-1].floor)
+        element = types.register_type(node.dtype)
+        pieces: list[str] = []
+        for v in values:
+            before = ", " if pieces else f"call {types.vector(element, lanes)} {name}("
+            pieces += (f"{before}{v.type} ", v.text)
+        text = function.at(depth).define(*pieces, ")", lanes=lanes)
+        return Value(text, element, lanes, depth, reads)
+
+    def _outlined(self, part: rare.Rare, values: Sequence[Value]) -> tuple[str, int]:
+        """The name of a new function of values like these, and the lanes of its result."""
+        module, inner = self.module, Writer(self.module, self._read_load)
+        given = [Value(f"%{p.name}", v.element, v.lanes)
+                 for p, v in zip(part.parameters, values, strict=True)]
+        inner.function.bindings.update(zip(part.parameters, given, strict=True))
+        result = inner.value(part.body)
+        name = f"@rare{next(module.numbers)}"
+        lines = [f"define internal {result.type} {name}("
+                 f"{', '.join(f'{v.type} {v.text}' for v in given)}) "
+                 "noinline nounwind willreturn memory(none) {", "entry:",
+                 *inner.function.prologue.lines(), *inner.function.block.lines(),
+                 f"  ret {result.type} {result.text}", "}"]
+        module.functions.append("\n".join(lines))
+        self.function.others += len(lines)
+        return name, result.lanes
 
     def any_lane(self, condition: Value, block: Block) -> str:
         """Whether a condition holds in some lane that is executed."""

@@ -1,0 +1,54 @@
+"""Long code that is rarely run: a function of the kernel's, which is there once.
+
+The expansion of a function of scalars may have a side for arguments that hardly anybody has, ten
+times as long as the other. Where it is written, the values that it begins with are mostly at hand;
+what it does with them is the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hlo_mlc.expr.core import Apply, Const, Expr, Var, walk
+from hlo_mlc.expr.dtypes import INDEX
+
+# Operations from which on a call pays, which keeps what else is in registers out of them: where it
+# was always needed, 75 of them (lgamma of negative numbers) took 6 % longer, 145 (sines) none.
+LONG = 100
+
+
+class Rare(NamedTuple):
+    """What is computed of `parameters`, and what these stand for at one place."""
+
+    body: Expr
+    parameters: tuple[Var, ...]
+    arguments: tuple[Expr, ...]
+
+
+def cut(root: Expr, is_given: Callable[[Expr], bool]) -> Rare | None:
+    """An expression as a function of what is given, or is to be evaluated where it is needed: loads
+    and all that indices are made of; None where a call would not pay."""
+    def is_inside(node: Expr) -> bool:
+        return isinstance(node, Const) or (
+            isinstance(node, Apply) and not _has_indices(node) and not is_given(node))
+
+    if not isinstance(root, Apply) or _has_indices(root):
+        return None
+    inside = list(walk(root, into=is_inside))
+    if sum(isinstance(node, Apply) for node in inside) < LONG:
+        return None
+    parts: dict[Expr, Expr] = {}
+    given: dict[Expr, Var] = {}
+    for node in inside:
+        for child in node.children:
+            if child not in parts:
+                given[child] = Var(f"x{len(given)}", child.dtype)
+                parts[child] = given[child]
+        parts[node] = node if not isinstance(node, Apply) else Apply(
+            node.op, tuple(parts[child] for child in node.args), node.dtype)
+    return Rare(parts[root], tuple(given.values()), tuple(given)) if given else None
+
+
+def _has_indices(node: Apply) -> bool:
+    return node.dtype is INDEX or any(a.dtype is INDEX for a in node.args)
