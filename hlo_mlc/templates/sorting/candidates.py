@@ -100,10 +100,11 @@ class _Candidates:
 
         body = (Store(self.held, (), const(0, U32)), Store(self.ties, (), const(1, U32)),
                 *self._limit(), loop("block", blocks, LoopKind.SERIAL, block))
-        if rest:
-            body += self._collect(index.constant(blocks * BLOCK), rest)
+        if rest:  # for which there is room in any case, and nothing behind it
+            body += self._taken(index.constant(blocks * BLOCK), rest)
         is_few = apply("le", load(self.held, ()), const(FEW, U32))
-        body += (If(is_few, self._few_in_order(), self.digits.sorted(self._length())),
+        in_order = self.digits.sorted(self._length(), in_a_loop=True)  # once a row
+        body += (If(is_few, self._few_in_order(), in_order),
                  *s.hand_out(self.digits.ordered, self.at))
         return allocated((self.held, self.ties, self.last, self.best), body)
 
@@ -211,6 +212,11 @@ class _Candidates:
     def _collect(self, first: Expr, count: int) -> Body:
         """The candidates among some elements; when there is no room for more, only the first of
         them are kept."""
+        full = apply("gt", load(self.held, ()), const(self.digits.most - BLOCK, U32))
+        return (*self._taken(first, count), If(full, self._cut()))
+
+    def _taken(self, first: Expr, count: int) -> Body:
+        """The candidates among some elements."""
         s = self.sorting
 
         def take(i: Var) -> Body:
@@ -222,8 +228,7 @@ class _Candidates:
                     Store(self.held, (), apply("add", load(self.held, ()),
                                                apply("convert", wanted, dtype=U32))))
 
-        full = apply("gt", load(self.held, ()), const(self.digits.most - BLOCK, U32))
-        return (loop("taken", count, LoopKind.SERIAL, take), If(full, self._cut()))
+        return (loop("taken", count, LoopKind.SERIAL, take),)
 
     def _cut(self) -> Body:
         d, kept = self.digits, first_wanted(self.sorting.stage)
