@@ -92,8 +92,10 @@ class Module:
         self.functions: list[str] = root.functions if root else []
         # definition of a constant global -> its name
         self.tables: dict[str, str] = root.tables if root else {}
-        # function that is rarely called, and the lanes of its parameters -> its name and its lanes
-        self.rare: dict[tuple[Expr, tuple[int, ...]], tuple[str, int]] = root.rare if root else {}
+        # what is rarely computed, and the lanes of its parameters -> the function's name and lanes,
+        # if it is one yet
+        self.rare: dict[tuple[Expr, tuple[int, ...]], tuple[str, int] | None] = \
+            root.rare if root else {}
         self.checkers: set[int] = set()  # lanes that the root has functions to check
         self.numbers: Iterator[int] = root.numbers if root else itertools.count(1)
         self.called: dict[LoopProgram, Module] = {}

@@ -210,10 +210,10 @@ class Writer:
         values = [self.value(e) for e in part.arguments]
         function, module = self.function, self.module
         key = part.body, tuple(v.lanes for v in values)
-        known = module.rare.get(key)
-        if known is None:
-            known = module.rare[key] = self._outlined(part, values)
-        name, lanes = known
+        if key not in module.rare and part.operations < rare.LONG:
+            module.rare[key] = None
+            return self.value(node)
+        name, lanes = module.rare[key] = module.rare.get(key) or self._outlined(part, values)
         _, depth, reads = _together(values, function.scopes[-1].floor)
         element = types.register_type(node.dtype)
         pieces: list[str] = []
