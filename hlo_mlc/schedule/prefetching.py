@@ -83,7 +83,7 @@ def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: s
     comes its first one, in the next iteration of the one before.  Where all iterations of the first
     of `at` read the same, nothing is asked for.  Halide: a share of prefetch.
     """
-    asked: dict[For, Body] = {}
+    asked: dict[tuple[For, ...], Body] = {}  # by the loops `at`, too: others may hold the same one
     tiles: dict[Body, tuple[Buffer, Tile]] = {}
     for path in paths(program.body):
         if not isinstance(path[-1], For) or path[-1].var.name != every:
@@ -96,18 +96,27 @@ def prefetch_next(program: LoopProgram, name: str, at: tuple[str, ...], every: s
         if branch not in tiles:
             tiles[branch] = _tile(turns[-1], branch, name)
         buffer, tile = tiles[branch]
-        asked[path[-1]] = ()
+        asked[*turns, path[-1]] = ()
         if any(turns[0].var in b.free for b in tile.base):
             counted = [s for s in around[around.index(turns[0]):] if s not in turns]
-            asked[path[-1]] = (Prefetch(buffer, _line(buffer, tile, _next(turns), counted), 0),)
+            line = _line(buffer, tile, _next(turns), counted)
+            asked[*turns, path[-1]] = (Prefetch(buffer, line, 0),)
     if not asked:
         raise refuse("prefetch_next", require_loops(program, "prefetch_next", every)[0],
                      f"is not inside of {', '.join(at)}, in this order")
 
-    def ask(stmt: Stmt) -> Body | None:
-        return (with_bodies(stmt, ((*asked[stmt], *stmt.body),)),) if stmt in asked else None
+    def ask(statements: Body, turns: tuple[For, ...]) -> Body:
+        def visit(stmt: Stmt) -> Body | None:
+            if not isinstance(stmt, For):
+                return None
+            if stmt.var.name in at:
+                return (with_bodies(stmt, (ask(stmt.body, (*turns, stmt)),)),)
+            first = asked.get((*turns, stmt))
+            return (with_bodies(stmt, ((*first, *stmt.body),)),) if first else None
 
-    return with_body(program, transform(program.body, ask))
+        return transform(statements, visit)
+
+    return with_body(program, ask(program.body, ()))
 
 
 def _branch(path: tuple[Stmt, ...], turns: list[For]) -> Body:
