@@ -19,6 +19,7 @@ from hlo_mlc.loops.core import (
     Store,
     While,
     bodies,
+    walk,
 )
 from hlo_mlc.loops.facts import Facts, learned, of_condition
 from hlo_mlc.loops.rewrite import constant_extent, expressions, inlined
@@ -83,8 +84,7 @@ def is_full(loop: For) -> bool:
 def accesses(statements: tuple[Stmt, ...], only: Buffer | None = None) -> list[Access]:
     """The accesses to buffers that exist outside `statements`, or to just one of these, in
     program order; those of programs that are called among them."""
-    return [a for a in all_accesses(statements)
-            if a.home < 0 and (only is None or a.buffer == only)]
+    return [a for a in _Walk(True, None, only).over(statements).found if a.home < 0]
 
 
 def all_accesses(statements: tuple[Stmt, ...]) -> list[Access]:
@@ -103,15 +103,29 @@ class Inside:
     depth: int = 0
 
     @classmethod
-    def of(cls, statements: tuple[Stmt, ...]) -> Inside:
-        """What happens in statements, what is around them being left out."""
-        return cls.at(_Walk(True).over(statements).found, 0)
+    def of(cls, statements: tuple[Stmt, ...], only: Buffer | None = None) -> Inside:
+        """What happens in statements, to one buffer or to all, what is around them being left out.
+        """
+        if only is None:
+            return cls.at(_Walk(True).over(statements).found, 0)
+        return cls(accesses(statements, only), frozenset(_written(statements)))
 
     @classmethod
     def at(cls, found: list[Access], depth: int) -> Inside:
         """What happens at these places, which are all there are at that depth."""
         return cls([a for a in found if a.home < depth],
                    frozenset(a.buffer for a in found if a.writes), depth)
+
+
+def _written(statements: tuple[Stmt, ...]) -> Iterator[Buffer]:
+    """The buffers that statements write, and programs that they call."""
+    for stmt in walk(statements):
+        if isinstance(stmt, Store):
+            yield stmt.buffer
+        elif isinstance(stmt, Accumulate):
+            yield from stmt.buffers
+        elif isinstance(stmt, Call):
+            yield from _written(inlined(stmt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +144,8 @@ class Survey:
         """The survey of a program, reads that a body repeats left out; only with `called` what the
         programs do that it calls outside of loops whose iterations are side by side, where nobody
         asks for it."""
-        walk = _Walk(called, frozenset(o for _, o in program.aliases)).over(program.body)
-        return cls(walk.found, walk.spans)
+        made = _Walk(called, frozenset(o for _, o in program.aliases)).over(program.body)
+        return cls(made.found, made.spans)
 
     @property
     def own(self) -> Iterator[Access]:
@@ -146,10 +160,12 @@ class Survey:
 
 @dataclass(slots=True)
 class _Walk:
-    """`overwritten`: the operands that results may overwrite, where repeated reads are left out."""
+    """`overwritten`: the operands that results may overwrite, where repeated reads are left out;
+    `only` a buffer to which accesses are taken, if not to all."""
 
     called: bool
     overwritten: frozenset[Buffer] | None = None
+    only: Buffer | None = None
     found: list[Access] = field(default_factory=list)
     spans: dict[Stmt, tuple[int, int, int]] = field(default_factory=dict)
 
@@ -196,6 +212,8 @@ class _Walk:
         for e in expressions(stmt):
             outer = () if e is guard else guards
             for load in loads(e):
+                if self.only is not None and load.source != self.only:
+                    continue
                 seen = read if self._once(load.source) else own_reads
                 if (load, outer) not in seen:
                     seen.add((load, outer))
@@ -204,8 +222,9 @@ class _Walk:
                                              (*outer, *own), path, homes.get(load.source, -1),
                                              called))
         for buffer in written:
-            self.found.append(Access(stmt, buffer, stmt.indices, True, guards, path,
-                                     homes.get(buffer, -1), called))
+            if self.only is None or buffer == self.only:
+                self.found.append(Access(stmt, buffer, stmt.indices, True, guards, path,
+                                         homes.get(buffer, -1), called))
 
 
 def frame(path: Path) -> tuple[tuple[Expr, ...], ...]:

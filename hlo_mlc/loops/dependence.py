@@ -140,7 +140,7 @@ def carried(loop: For, memory: Memory, *, reductions_are_free: bool = False,
     """
     if index.bounds(loop.extent)[1] <= 1:
         return None  # one iteration at most
-    inside = Inside.of(loop.body) if inside is None else inside
+    inside = Inside.of(loop.body, only) if inside is None else inside
     question = _Question.about(loop, memory, inside, only)
     for first, second in question.open():
         for a, b in ((a, b) for a in first for b in second if a.writes or b.writes):

@@ -124,7 +124,8 @@ def refuse_tasks(primitive: str, statements: Body, buffer: Buffer) -> None:
 def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     """Whether no two of these statements touch the same element."""
     groups = [accesses((s,), buffer) for s in users]
-    varying, unstable = variables(tuple(users)), unstable_in(tuple(users))
+    computed = any(loads(i) for group in groups for a in group for i in a.indices)
+    varying, unstable = variables(tuple(users)), unstable_in(tuple(users)) if computed else set()
     return all(settle(a, b, varying, unstable) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
                for a in group for b in other)
