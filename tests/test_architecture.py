@@ -115,12 +115,12 @@ def test_facts_about_ops_stand_with_the_ops(path: Path) -> None:
 
 
 # Templates that are schedules: naive loops rewritten by primitives.  This list only grows.
-SCHEDULES = ("borders", "columns", "contraction", "cuda.columns", "cuda.contraction",
-             "cuda.elementwise", "cuda.plain", "cuda.scatter", "cuda.tiles", "cuda.transpose",
-             "cuda.window", "dot", "elementwise", "lane_tiles", "plain", "pointwise_loop",
-             "product", "reduction", "short", "short_axes", "side_by_side", "side_by_side_steps",
-             "stepwise", "tiled", "transpose", "unrolled", "update", "window", "window_loops",
-             "window_roles")
+SCHEDULES = ("borders", "columns", "contraction", "cuda.base", "cuda.columns", "cuda.contraction",
+             "cuda.elementwise", "cuda.plain", "cuda.row_loops", "cuda.rows", "cuda.scatter",
+             "cuda.tiles", "cuda.transpose", "cuda.window", "dot", "elementwise", "lane_tiles",
+             "plain", "pointwise_loop", "product", "reduction", "short", "short_axes",
+             "side_by_side", "side_by_side_steps", "stepwise", "tiled", "transpose", "unrolled",
+             "update", "window", "window_loops", "window_roles")
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
 
 

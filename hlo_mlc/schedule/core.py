@@ -27,6 +27,7 @@ from hlo_mlc.schedule import (
     ranges,
     reduction,
     splitting,
+    statements,
     storage,
 )
 from hlo_mlc.support.errors import ScheduleError
@@ -37,23 +38,25 @@ Argument = int | str | tuple[str, ...] | tuple[int, ...]
 PRIMITIVES: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: function
     for function in (splitting.split, splitting.specialize, ranges.cut, ranges.set_apart,
-                     loops.fuse, loops.reorder, loops.unswitch, loops.add_unit_loop, loops.rename,
-                     branching.branch, branching.version, jamming.jam,
+                     loops.fuse, loops.reorder, loops.unswitch, loops.rename,
+                     statements.add_unit_loop, statements.add_loops, statements.begin_inside,
+                     statements.inline, statements.replicate, branching.branch,
+                     branching.version, jamming.jam,
                      kinds.unroll, kinds.write_out, kinds.vectorize, kinds.parallel, kinds.bind,
                      kinds.tensorize, kinds.atomic, reduction.rfactor, privatizing.privatize,
-                     cascade.cascade, fusion.fuse_loops, fusion.fuse_first, fusion.fuse_last,
-                     fission.distribute, fission.sink, storage.contract, storage.expand,
-                     storage.promote, storage.hoist, caching.cache_read, caching.cache_write,
-                     coalescing.coalesce, caching.pad, caching.transform_layout, caching.stream,
-                     prefetching.prefetch, prefetching.prefetch_next, pipelining.persist,
-                     pipelining.double_buffer)
+                     privatizing.fold_apart, cascade.cascade, fusion.fuse_loops,
+                     fusion.fuse_first, fusion.fuse_last, fission.distribute, fission.sink,
+                     storage.contract, storage.expand, storage.promote, storage.hoist,
+                     caching.cache_read, caching.cache_write, coalescing.coalesce, caching.pad,
+                     caching.transform_layout, caching.stream, prefetching.prefetch,
+                     prefetching.prefetch_next, pipelining.persist, pipelining.double_buffer)
 }
 # Those that can be told not to ask whether iterations depend on each other.
 UNCHECKED: dict[str, Callable[..., LoopProgram]] = {
     function.__name__: functools.partial(function, checked=False)
     for function in (splitting.split, loops.reorder, kinds.vectorize, kinds.parallel, kinds.bind,
-                     jamming.jam, reduction.rfactor, fusion.fuse_first, fission.distribute,
-                     fission.sink, storage.hoist, coalescing.coalesce)
+                     jamming.jam, reduction.rfactor, privatizing.fold_apart, fusion.fuse_first,
+                     fission.distribute, fission.sink, storage.hoist, coalescing.coalesce)
 }
 
 
@@ -188,8 +191,24 @@ class Schedule:
         """All that is done -> in a loop called `loop`, once."""
         return self.apply(Step("add_unit_loop", (loop,)))
 
+    def add_loops(self, loops: tuple[str, ...], extents: tuple[int, ...], at: str) -> Schedule:
+        """What is done in `at` outside of loops -> in the first iteration of new nested loops."""
+        return self.apply(Step("add_loops", (loops, extents, at)))
+
+    def begin_inside(self, loop: str) -> Schedule:
+        """What folds begin with, right before `loop` -> stored in its first iteration."""
+        return self.apply(Step("begin_inside", (loop,)))
+
+    def inline(self, buffer: str) -> Schedule:
+        """A private value -> what it is, wherever it is used."""
+        return self.apply(Step("inline", (buffer,)))
+
+    def replicate(self, buffer: str, loops: tuple[str, ...]) -> Schedule:
+        """A private value, computed in the first iteration of loops -> one for each iteration."""
+        return self.apply(Step("replicate", (buffer, loops)))
+
     def rename(self, loop: str, inner: str, to: str) -> Schedule:
-        """A loop that holds the loop `inner` -> one called `to`."""
+        """A loop that holds the loop `inner`, or all of a name -> one called `to`."""
         return self.apply(Step("rename", (loop, inner, to)))
 
     def unroll(self, loop: str) -> Schedule:
@@ -229,6 +248,11 @@ class Schedule:
         """`loop` outside of a fold, of which each iteration has a part; loops `loop.2` and so on
         combine these."""
         return self.apply(Step("privatize", (loop,)))
+
+    def fold_apart(self, loop: str, lanes: str = "") -> Schedule:
+        """`loop` outside of a fold, of which each iteration has a part, and each of `lanes` in it;
+        another loop of that name combines these."""
+        return self.apply(Step("fold_apart", (loop, *((lanes,) if lanes else ()))))
 
     def cascade(self, length: int = cascade.RUN) -> Schedule:
         """Long sums of floats -> sums of sums of `length` terms: loops `loop.r` over runs."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Load
-from hlo_mlc.loops.accesses import is_own_part
+from hlo_mlc.loops.accesses import Access, all_accesses, is_own_part
 from hlo_mlc.loops.core import (
     MAX_LANES,
     Accumulate,
@@ -19,6 +19,7 @@ from hlo_mlc.loops.core import (
     Stmt,
     Store,
     While,
+    folding,
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
@@ -145,8 +146,9 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
           for j in 0..8: y[b, j] = a[7 - j]         for j in 0..8 thread: y[b, j] = a[7 - j]
 
     Such loops, one behind the other, are bound at once, by all of their names: they wait for each
-    other.  Where each thread has a part of a buffer for itself, that stays its own.  Refused unless
-    it is proved that no iteration writes what another one reads or writes.
+    other.  Where each thread has a part of a buffer for itself, that stays its own.  Threads that
+    do nothing but update one element combine their terms by halves first.  Refused unless it is
+    proved that no iteration writes what another one reads or writes, but for that.
     Halide: gpu_blocks, gpu_threads; TVM: bind.
     """
     names = (names,) if isinstance(names, str) else names
@@ -154,14 +156,23 @@ def bind(program: LoopProgram, names: str | tuple[str, ...], to: str, *, checked
     if kind is None:
         raise ScheduleError(f'bind: expected "block" or "thread" for {", ".join(names)}, got '
                             f"{to!r}")
+    if not checked:
+        for name in names:
+            require_loops(program, "bind", name)
+        return _with_shared(with_body(program, _bound(program.body, frozenset(names), kind)))
     for name in names:
-        if checked:
-            _check_bound(program, name, kind)
-        program = _mark(program, "bind", name, kind, checked)
+        _check_bound(program, name, kind)
+        program = _mark(program, "bind", name, kind)
     program = _with_shared(program)
-    if checked:
-        _check_all_by_threads(program)
+    _check_all_by_threads(program)
     return program
+
+
+def _bound(statements: Body, names: frozenset[str], kind: LoopKind) -> Body:
+    """Statements with the loops of some names done side by side."""
+    return transform(statements, lambda s: (
+        For(s.var, s.extent, kind, _bound(s.body, names, kind)),)
+        if type(s) is For and s.var.name in names else None)
 
 
 def tensorize(program: LoopProgram, name: str) -> LoopProgram:
@@ -240,19 +251,22 @@ def _check_bound(program: LoopProgram, name: str, kind: LoopKind) -> None:
 def _with_shared(program: LoopProgram) -> LoopProgram:
     """Private buffers that exist around loops over threads are shared by these, unless each thread
     has its own part."""
-    around = {s.buffer: s for *above, s in paths(program.body) if isinstance(s, Allocate)
-              and not any(map(_is_threads, above)) and any(map(_is_threads, walk(s.body)))}
+    around = {s.buffer for *above, threads in paths(program.body)
+              if _is_threads(threads) and not any(map(_is_threads, above)) for s in above
+              if isinstance(s, Allocate) and s.buffer.scope in ("stack", "register", "shared")}
+    if not around:
+        return program
+    shared = {a.buffer for a in all_accesses(program.body)
+              if a.buffer in around and not _is_in_parts(a)}
     return with_body(program, redirect(program.body, {
-        b: replace(b, scope="thread" if _is_in_parts(s) else "shared")
-        for b, s in around.items() if b.scope in ("stack", "register", "shared")}))
+        b: replace(b, scope="shared" if b in shared else "thread") for b in around}))
 
 
-def _is_in_parts(stmt: Allocate) -> bool:
-    """Whether the first indices of a buffer are the threads' own, wherever it is used."""
-    first = next(s for s in walk(stmt.body) if _is_threads(s))
-    return stmt.buffer.shape[:1] == (first.var.extent,) and all(
-        is_own_part(stmt.buffer, a.indices, [s.var for s, _ in a.path if _is_threads(s)])
-        for a in accesses(stmt.body, stmt.buffer))
+def _is_in_parts(access: Access) -> bool:
+    """Whether the first indices of a buffer are the threads' own where it is used."""
+    threads = [s.var for s, _ in access.path if _is_threads(s)]
+    return bool(threads) and access.buffer.shape[:1] == (threads[0].extent,) \
+        and is_own_part(access.buffer, access.indices, threads)
 
 
 def _check_all_by_threads(program: LoopProgram) -> None:
@@ -294,11 +308,13 @@ def _mark(program: LoopProgram, primitive: str, name: str, kind: LoopKind,
         require_kind(primitive, stmt, LoopKind.SERIAL)
         if kind is LoopKind.UNROLL:
             require_constant(primitive, stmt)
-        elif memory is not None:
-            conflict = carried(stmt, memory,
-                               reductions_are_free=kind is LoopKind.VECTORIZE)
+        marked = For(stmt.var, stmt.extent, kind, stmt.body)
+        if memory is not None and kind is not LoopKind.UNROLL:
+            update = folding(marked)
+            conflict = carried(stmt, memory, reductions_are_free=kind is LoopKind.VECTORIZE or (
+                update is not None and commutes(update)))
             if conflict is not None:
                 raise refuse(primitive, stmt, f"has dependent iterations: {conflict}")
-        return (For(stmt.var, stmt.extent, kind, stmt.body),)
+        return (marked,)
 
     return rewrite_loops(program, primitive, name, mark)

@@ -205,19 +205,6 @@ def _settled(stmt: For, condition: Expr, answer: Expr) -> Body:
         e, lambda node: answer if node is condition else None, memo))
 
 
-def add_unit_loop(program: LoopProgram, name: str) -> LoopProgram:
-    """Put all that a kernel does into a loop of one iteration.
-
-        y[] = x[]       ->     for i in 0..1:
-                                 y[] = x[]
-
-    So one task or one thread does it.  TVM: add_unit_loop.
-    """
-    if name in loop_names(program.body):
-        raise ScheduleError(f"add_unit_loop: a loop is called {name!r} already")
-    return with_body(program, (loop(name, 1, LoopKind.SERIAL, lambda _: program.body),))
-
-
 def only_loop(stmt: For) -> For | None:
     """The loop that is all there is in the body of `stmt`."""
     if len(stmt.body) == 1 and isinstance(stmt.body[0], For):
@@ -313,16 +300,20 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
           for j in 0..8:               for j in 0..8:
             y[i, j] = a[i]               y[i.e, j] = a[i.e]
 
-    Halide: rename.
+    Without an `inner` loop, all loops of that name have another one, be it that of others which
+    they are not inside of, and hold none of: these are rewritten together from then on.  Halide:
+    rename.
     """
-    require_loops(program, "rename", inner)
-    if loops_named(program.body, to):
-        raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got {to!r}")
+    if inner:
+        require_loops(program, "rename", inner)
+        if loops_named(program.body, to):
+            raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got "
+                                f"{to!r}")
     found = False
 
     def renamed(stmt: For) -> Body | None:
         nonlocal found
-        if not loops_named(stmt.body, inner):
+        if inner and not loops_named(stmt.body, inner):
             return None
         found = True
         own = Var(to, stmt.var.dtype, stmt.var.extent)
@@ -332,6 +323,9 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
     if not found:
         raise refuse("rename", require_loops(program, "rename", name)[0],
                      f"holds no loop called {inner}")
+    for outer in loops_named(result.body, to) if loops_named(program.body, to) else ():
+        if loops_named(outer.body, to):
+            raise refuse("rename", outer, "would hold another loop of that name")
     return result
 
 

@@ -95,7 +95,10 @@ def drawn(s: KernelSchedule, rng: np.random.Generator) -> Step:
         "transform_layout": (buffer, (number,), ("0",)),
         "set_apart": (first, number // 2, number), "cut": (first, number),
         "rename": (first, second, f"{second}.again"), "coalesce": (buffer,),
-        "persist": (first, number), "jam": ((first,), *((second,) if number > 4 else ()))}
+        "persist": (first, number), "jam": ((first,), *((second,) if number > 4 else ())),
+        "fold_apart": (first, str(rng.choice(["", second]))),
+        "add_loops": (("t",), (number,), first), "inline": (buffer,),
+        "replicate": (buffer, (first,))}
     return Step(name, arguments.get(name, (first,)))
 
 

@@ -23,6 +23,7 @@ from hlo_mlc.loops.core import (
     LoopProgram,
     Store,
     While,
+    folding,
     walk,
 )
 from hlo_mlc.loops.interpret import interpret
@@ -1059,6 +1060,211 @@ def test_privatize_refuses(total, grand_total, copy, tiny, column_sums) -> None:
     twice = LoopProgram("twice", (x,), (y,), (Allocate(first.body[0].buffer, (
         *first.body[0].body[:1], *first.body[0].body)),))
     refuses(lambda: Schedule(twice).privatize("k"), "is not all that add.acc is for")
+
+
+def test_fold_apart(grand_total, assert_same) -> None:
+    parts = Schedule(grand_total).split("j", 4).fold_apart("j.o", "j.i")
+    shows(parts.program, """
+        alloc add.acc: f32 register:
+          add.acc[] = 0.0:f32
+          alloc add.acc.j.o: 5x4xf32 stack:
+            for j.o in 0..5:
+              for j.i in 0..4:
+                add.acc.j.o[j.o, j.i] = -0.0:f32
+              for i in 0..4:
+                for j.i in 0..4:
+                  add.acc.j.o[j.o, j.i] <- add x[i, j.i + j.o * 4]
+              for j.i.2 in 0..2:
+                add.acc.j.o[j.o, j.i.2] <- add add.acc.j.o[j.o, j.i.2 + 2]
+              for j.i.1 in 0..1:
+                add.acc.j.o[j.o, j.i.1] <- add add.acc.j.o[j.o, j.i.1 + 1]
+            for j.o in 0..5:
+              add.acc[] <- add add.acc.j.o[j.o, 0]
+          y[] = add.acc[]
+        """)
+    x = np.random.default_rng(0).integers(-99, 99, (4, 20)).astype(np.float32)
+    assert_same(grand_total, parts.program, [x])
+    whole = Schedule(grand_total).add_unit_loop("b").fold_apart("j").fold_apart("i")
+    assert_same(grand_total, whole.program, [x])
+
+
+def test_fold_apart_goes_by_positions(assert_same) -> None:
+    x = Buffer("x", F32, (43,), "operand")
+    results = Buffer("best", F32, (), "result"), Buffer("where", I32, (), "result")
+    stage = argmax_stage(x, results)
+    known = replace(stage.combiner, identity=stage.initial)
+    program = LoopProgram("argmax", (x,), results, lower_stage(replace(stage, combiner=known)))
+    split = Schedule(program).split("k", 8, "guard")
+    schedule = split.fold_apart("k.i")
+    assert_same(program, schedule.program, [np.arange(43, dtype=np.float32) % 7])
+    again = schedule.loops("k.i")[1].body[0].combiner
+    assert merging(again, again.lhs, ()) is again
+    refuses(lambda: Schedule(argmax(43)).fold_apart("k"), "has no identity to begin with")
+    refuses(lambda: split.reorder("k.i", "k.o"), "would change the order")
+
+
+def test_fold_apart_refuses(total, grand_total, copy, tiny) -> None:
+    refuses(lambda: Schedule(copy).fold_apart("i"), "folds its terms into one element")
+    refuses(lambda: Schedule(total).fold_apart("k", "z"), "no loop is called 'z'")
+    refuses(lambda: Schedule(total).fold_apart("k", "k"), "is in no loop called k")
+    refuses(lambda: Schedule(grand_total).vectorize("j").fold_apart("j"), "must be serial or unrol")
+    shortened = Schedule(total).split("k", 4, "shorten")
+    refuses(lambda: shortened.fold_apart("k.i"), "needs a constant extent")
+    y, x = tiny.result("y"), tiny.operand("x", 9)
+    scope, = tiny.program(tiny.fold(y, "", "k", 9, lambda k: load(x, (k,)))).body
+    start, fold, _ = scope.body
+    loop = For(fold.var, fold.extent, fold.kind, (*fold.body, Store(y, (), load(
+        scope.buffer, ()))))
+    seen = LoopProgram("seen", (x,), (y,), (Allocate(scope.buffer, (start, loop)),))
+    refuses(lambda: Schedule(seen).fold_apart("k"), "is not all that add.acc is for", "y[] =")
+    loop = For(fold.var, fold.extent, fold.kind, (*fold.body, *fold.body))
+    twice = LoopProgram("twice", (x,), (y,), (Allocate(scope.buffer, (start, loop)),))
+    refuses(lambda: Schedule(twice).fold_apart("k"), "updates one buffer in several statements")
+
+
+def test_fold_apart_keeps_the_order_of_stores(tiny, assert_same) -> None:
+    """What else is done in a nest may not go where loops cannot."""
+    x, y, z = tiny.operand("x", 6, 6), tiny.result("y"), tiny.result("z", 6, 6)
+    i, j, acc = variable("i", 6), variable("j", 6), Var("acc", F32)
+    before = load(z, (minus(i, 1), apply("add", j, index.constant(1))),
+                  all_of(apply("ge", minus(i, 1), index.constant(0)),
+                         apply("lt", j, index.constant(5))), ONE)
+    for value, legal in ((load(x, (i, j)), True), (before, False)):
+        stage = Stage("s", (), (Assign(y, (), acc),), (i, j), named_combiner("add", F32),
+                      (load(x, (i, j)),), (const(0.0, F32),), (acc,),
+                      (Assign(z, (i, j), apply("add", value, ONE)),))
+        program = LoopProgram("along", (x,), (y, z), lower_stage(stage))
+        schedule = Schedule(program)
+        if legal:
+            apart = schedule.fold_apart("j").program
+            assert_same(program, apart, [np.arange(36, dtype=np.float32).reshape(6, 6)])
+        else:
+            refuses(lambda s=schedule: s.fold_apart("j"), "fold_apart: ", "touch z")
+
+
+@pytest.fixture
+def normed(tiny) -> LoopProgram:
+    """m[i] = sqrt(sum over k of x[i, k]), y[i, j] = x[i, j] / m[i], z[i] = m[i]."""
+    x, y = tiny.operand("x", 4, 8), tiny.result("y", 4, 8)
+    m, z = tiny.scratch("m", 4), tiny.result("z", 4)
+    i, acc, j = variable("i", 4), Var("acc", F32), variable("j", 8)
+    fold = replace(tiny.fold(m, "i", "k", 8, lambda i, k: load(x, (i, k))), axes=(),
+                   assigns=(Assign(m, (i,), apply("sqrt", acc)),))
+    stages = (fold, Stage("y", (j,), (Assign(y, (i, j), apply(
+        "div", load(x, (i, j)), load(m, (i,)))),)), Stage("z", (), (Assign(z, (i,), load(
+            m, (i,))),)))
+    return LoopProgram("normed", (x,), (y, z), lower_nest((i,), stages), ((m, 0),))
+
+
+SQUARES = [np.arange(32, dtype=np.float32).reshape(4, 8) ** 2]
+
+
+def test_inline(normed, assert_same) -> None:
+    inlined = Schedule(normed).contract("m").inline("m")
+    shows(inlined.program, """
+        for i in 0..4:
+          alloc add.acc: f32 register:
+            add.acc[] = 0.0:f32
+            for k in 0..8:
+              add.acc[] <- add x[i, k]
+            for j in 0..8:
+              y[i, j] = x[i, j] / sqrt(add.acc[])
+            z[i] = sqrt(add.acc[])
+        """)
+    assert_same(normed, inlined.program, SQUARES)
+    refuses(lambda: Schedule(normed).inline("m"), "no private buffer is called 'm'", "add.acc")
+    refuses(lambda: Schedule(normed).inline("add.acc"), "not stored once, before all that reads")
+    outside = Schedule(normed).contract("m").expand("i", "stack")
+    refuses(lambda: outside.inline("m"), "is no single value that is stored for certain")
+
+
+def test_inline_refuses_what_changes(tiny) -> None:
+    x, y, m = tiny.operand("x", 3), tiny.result("y", 3), Buffer("m", F32, (), "register")
+    zero, one = index.constant(0), index.constant(1)
+    body = (Store(y, (zero,), load(x, (zero,))), Allocate(m, (
+        Store(m, (), load(y, (zero,))), Store(y, (zero,), ONE), Store(y, (one,), load(m, ())))))
+    refuses(lambda: Schedule(LoopProgram("p", (x,), (y,), body)).inline("m"),
+            "is computed from what is written behind it", "y[0] = 1.0")
+
+
+def test_add_loops_and_replicate(normed, assert_same) -> None:
+    once = Schedule(normed).contract("m").split("j", 2).rename("j.o", "", "l").fold_apart(
+        "k").begin_inside("k").expand("i", "stack").add_loops(("l",), (4,), "i")
+    own = once.replicate("m", ("l",))
+    shows(own.program, """
+        alloc m: 4x4xf32 stack:
+          alloc add.acc: 4xf32 stack:
+            alloc add.acc.k: 4x8xf32 stack:
+              for i in 0..4:
+                for k in 0..8:
+                  add.acc.k[i, k] = -0.0:f32
+                  add.acc[i] = 0.0:f32 where k == 0
+                  add.acc.k[i, k] <- add x[i, k]
+                for k in 0..8:
+                  add.acc[i] <- add add.acc.k[i, k]
+                for l in 0..4:
+                  m[i, l] = sqrt(add.acc[i])
+                for l in 0..4:
+                  for j.i in 0..2:
+                    y[i, j.i + l * 2] = x[i, j.i + l * 2] / m[i, l]
+                for l in 0..4:
+                  z[i] = m[i, l] where l == 0
+        """)
+    for schedule in (once, own, own.distribute("i")):
+        assert_same(normed, schedule.program, SQUARES)
+
+
+def test_add_loops_refuses(normed, total) -> None:
+    refuses(lambda: Schedule(normed).add_loops(("l",), (4, 5), "i"), "names and positive extents")
+    refuses(lambda: Schedule(normed).add_loops(("l", "l"), (4, 5), "i"), "names and positive ext")
+    refuses(lambda: Schedule(normed).add_loops((), (), "i"), "names and positive extents")
+    refuses(lambda: Schedule(normed).add_loops(("l",), (0,), "i"), "names and positive extents")
+    refuses(lambda: Schedule(normed).add_loops(("i",), (4,), "j"), "is in a loop called i")
+    refuses(lambda: Schedule(normed).add_loops(("l",), (4,), "n"), "no loop is called 'n'")
+    split = Schedule(total).split("k", 43)
+    refuses(lambda: split.add_loops(("l",), (4,), "k.o"), "does nothing outside of the loops in it")
+
+
+def test_replicate_refuses(normed, total) -> None:
+    private = Schedule(normed).contract("m")
+    refuses(lambda: private.replicate("m", ("j",)), "is not in loops called j")
+    refuses(lambda: private.expand("i", "stack").replicate("m", ("i",)),
+            "is not what the first iteration of these loops does")
+    refuses(lambda: private.replicate("y", ("i",)), "no private buffer is called 'y'")
+    refuses(lambda: private.replicate("add.acc", ("i",)), "is not stored once")
+    apart = private.begin_inside("k").expand("i", "stack").add_loops(("l",), (4,), "i")
+    refuses(lambda: apart.replicate("m", ("l",)), "reads m in no such loops")
+    wide = apart.rename("j", "", "l")
+    refuses(lambda: wide.replicate("m", ("l",)), "reads m in no such loops")
+
+
+def test_begin_inside_refuses(normed, total) -> None:
+    refuses(lambda: Schedule(normed).begin_inside("j"), "has nothing before it that folds begin")
+    refuses(lambda: Schedule(normed).begin_inside("z"), "no loop is called 'z'")
+    refuses(lambda: Schedule(normed).vectorize("k").begin_inside("k"), "must be serial or unroll")
+
+
+def test_rename_of_all(normed, assert_same) -> None:
+    renamed = Schedule(normed).rename("j", "", "k")
+    assert renamed.loop_names == ("i", "k") and len(renamed.loops("k")) == 2
+    assert_same(normed, renamed.program, SQUARES)
+    refuses(lambda: renamed.rename("k", "", "i"), "would hold another loop of that name")
+    refuses(lambda: renamed.rename("i", "", "k"), "would hold another loop of that name")
+
+
+def test_bind_of_threads_that_fold(normed, assert_same) -> None:
+    """They update one element, and do nothing else."""
+    rows = Schedule(normed).contract("m").inline("m").split("i", 2).split("j", 2).split("k", 2)
+    for name in ("k.o", "j.o"):
+        rows = rows.fold_apart(name) if name == "k.o" else rows
+        rows = rows.rename(name, "", "l")
+    apart = rows.begin_inside("l").expand("i.i", "stack").add_loops(("l",), (4,), "i.i")
+    bound = apart.distribute("i.i").bind("i.o", "block").bind(("i.i", "l"), "thread")
+    assert_same(normed, bound.program, SQUARES)
+    assert sum(folding(s) is not None for s in walk(bound.program.body)
+               if isinstance(s, For)) == 1
+    assert {s.buffer.name: s.buffer.scope for s in walk(bound.program.body)
+            if isinstance(s, Allocate)} == {"add.acc": "shared", "add.acc.k.o": "thread"}
 
 
 def test_cascade(tiny) -> None:

@@ -17,7 +17,7 @@ from hlo_mlc.support.errors import ScheduleError
 FOR_GPUS = ("persist", "double_buffer", "tensorize")
 ANY = [*(name for name in PRIMITIVES if name not in FOR_GPUS),
        *(f"split {tail}" for tail in TAILS if tail != "peel"), "cache_read loops",
-       "cache_read along", "distribute each"]
+       "cache_read along", "distribute each", "rename all"]
 # Loops are bound to a GPU after all other rewrites.
 UNBOUND = [name for name in ANY if name != "bind"]
 
@@ -87,6 +87,17 @@ def candidate(primitive: str, program: LoopProgram, rng: np.random.Generator) ->
             return Step(primitive, (chosen, *((other,) if number > 4 else ())))
         case "rename":
             return Step(primitive, (loop, other, f"{loop}.own"))
+        case "rename all":
+            return Step("rename", (loop, "", other if number > 2 else f"{loop}.own"))
+        case "fold_apart":
+            return Step(primitive, (loop, *((other,) if number > 3 else ())))
+        case "add_loops":
+            return Step(primitive, (("t", other)[:1 + number // 4], (number, 2)[:1 + number // 4],
+                                    loop))
+        case "inline":
+            return Step(primitive, (str(rng.choice(private or [""])),))
+        case "replicate":
+            return Step(primitive, (str(rng.choice(private or [""])), ("t",)))
         case "reorder":
             return Step(primitive, ((loop, other) if number < 4 else tuple(
                 names[number - 4:number - 1]),))
@@ -134,9 +145,11 @@ def likely(primitive: str, schedule: Schedule, rng: np.random.Generator) -> Sche
     """The schedule after a few attempts at steps that make `primitive` applicable more often."""
     if primitive == "unswitch":
         schedule = attempt("split shift", schedule, rng, 6)
+    if primitive in ("inline", "replicate"):
+        schedule = attempt("contract", attempt("fuse_loops", schedule, rng, 12), rng, 6)
     prefix = {"branch": "split mask", "version": "split mask", "jam": "split mask",
               "contract": "fuse_loops", "distribute": "expand", "cache_write": "split",
-              "sink": "expand",
+              "sink": "expand", "fold_apart": "split", "replicate": "add_loops",
               "coalesce": "cache_write", "distribute each": "fuse_loops",
               "cache_read": "split", "cache_read loops": "split", "pad": "expand",
               "transform_layout": "expand", "cache_read along": "split guard",

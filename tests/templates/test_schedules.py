@@ -383,6 +383,16 @@ FOR_GPUS: dict[str, tuple[str, Callable[..., Any]]] = {
     "products of halves": ("contraction", lambda x, y: x.astype(jnp.bfloat16).T
                            @ y.astype(jnp.bfloat16)),
     "long products": ("contraction", lambda x, y: jnp.tile(x, (1, 99)) @ jnp.tile(y, (1, 99)).T),
+    "sums of rows": ("rows", lambda x, y: (x * y).sum(1)),
+    "places in rows": ("rows", lambda x, y: jnp.argmax(x, 1)),
+    "sum of all": ("rows", lambda x, y: jnp.tile(x, (9, 9)).sum()),
+    "softmax": ("rows", lambda x, y: jax.nn.softmax(x)),
+    "norm": ("rows", lambda x, y: (x - x.mean(1, keepdims=True)) / jnp.sqrt(
+        x.var(1, keepdims=True) + 1e-5)),
+    "norm of batches": ("rows", lambda x, y: jnp.stack([x, y]) / jnp.sqrt(
+        (jnp.stack([x, y]) ** 2).sum((0, 2), keepdims=True))),
+    "norm and its root": ("rows", lambda x, y: (x / jnp.sqrt((x * x).sum(1, keepdims=True)),
+                                               jnp.sqrt((x * x).sum(1)))),
     "counts": ("scatter", lambda x, y: jnp.zeros(9).at[jnp.abs(x).astype(jnp.int32) % 9].add(y)),
     "windows": ("window", lambda x, y: lax.reduce_window(
         x, 0.0, lax.add, (3, 3), (1, 1), "SAME")),

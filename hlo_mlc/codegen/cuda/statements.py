@@ -177,9 +177,14 @@ class BlockWriter(Writer):
         width = var.extent
         combiner = update.combiner
         if width > WARP or width & (width - 1) or combiner.identity is None \
-                or update.guard is not None:
-            raise CodegenError(f"Expected up to {WARP} threads, a power of two, and a combiner "
-                               f"with an identity, in `{headline(update)}`")
+                or (update.guard is not None and var in update.guard.free):
+            raise CodegenError(f"Expected up to {WARP} threads, a power of two, all under one "
+                               f"condition, and a combiner with an identity, in "
+                               f"`{headline(update)}`")
+        if update.guard is not None:
+            guard, = self.values().write(update.guard)
+            conditions = [*conditions, guard if not conditions else operand(
+                guard, Binding.ATOM)]
         names = []
         for neutral in combiner.identity:
             names.append(self.lines.temporary())

@@ -7,16 +7,15 @@ loops are serial (`outer`), and barriers stand between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply
 from hlo_mlc.expr.core import Expr, Load, Var
-from hlo_mlc.loops.core import For, LoopKind, Stmt
+from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
-from hlo_mlc.loops.rewrite import loop
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
 from hlo_mlc.templates.base import Named, Parameters, Scheduled, open_schedule
@@ -82,14 +81,6 @@ def vector_width(stage: Stage, along: Var) -> int:
     return math.gcd(VECTOR_BYTES // lane_bytes(stage, along), along.extent)
 
 
-def thread_loop(var: Var, body: tuple[Stmt, ...], extent: Expr | int | None = None) -> For:
-    """A loop over threads, of which the first `extent` take part."""
-    if extent is None:
-        extent = var.extent
-    size = index.constant(extent) if isinstance(extent, int) else extent
-    return For(var, size, LoopKind.THREAD, body)
-
-
 def by_threads(schedule: Schedule, name: str, threads: int, outer: LoopKind, unroll: int = 1
                ) -> tuple[Schedule, tuple[str, ...]]:
     """The iterations of a loop, neighbouring ones for neighbouring threads, `unroll` for each, and
@@ -120,13 +111,6 @@ def by_one_thread(nest: Nest, stage: Stage, outer: LoopKind) -> Scheduled:
     if outer is LoopKind.SERIAL:
         return Scheduled.of(bound(schedule, (thread,)))
     return Scheduled.of(bound(schedule.add_unit_loop(block), (block, thread)))
-
-
-def lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    """`body` for each lane of a vector; without a loop for vectors of one."""
-    if width == 1:
-        return body(index.constant(0))
-    return (loop(name, width, LoopKind.VECTORIZE, body),)
 
 
 def below(position: Expr, extent: int) -> Expr:

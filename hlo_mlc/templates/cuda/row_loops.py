@@ -1,4 +1,15 @@
-"""The loops of a row-wise chain: which threads have what of a row, and how they combine it."""
+"""The schedule of a row-wise chain: which threads have what of a row, and how they combine it.
+
+    naive loops  ->  inline, contract  ->  split "guard"  ->  fold_apart, reorder  ->  begin_inside
+                 ->  expand, add_loops, replicate, distribute  ->  vectorize, unroll  ->  bind
+
+    for b block:                             some rows
+      for r thread, w thread, l thread:      warps of a row, and their lanes
+        fold every so manyth vector of the row in registers
+      for r thread, w thread, l thread:  lanes of a warp combined
+      for r thread, w thread:            warps combined
+      for r thread, w thread, l thread:  elements of the row, or by one thread what it has one of
+"""
 
 from __future__ import annotations
 
@@ -8,27 +19,19 @@ from dataclasses import replace
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.build import variable
-from hlo_mlc.expr.combiner import Combiner
-from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
-from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import Accumulate, For, LoopKind, Stmt, Store
-from hlo_mlc.loops.rewrite import allocated, loop, when
+from hlo_mlc.expr.core import Buffer, Expr, Var, loads
+from hlo_mlc.loops.core import Allocate, LoopKind, Store, walk
+from hlo_mlc.loops.lower import lower_nest
+from hlo_mlc.loops.rewrite import constant_extent
+from hlo_mlc.schedule.core import Schedule
+from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP
-from hlo_mlc.templates.base import Parameters
-from hlo_mlc.templates.cuda.base import (
-    at,
-    below,
-    equals,
-    flat,
-    lanes,
-    product,
-    thread_loop,
-    vector_width,
-)
+from hlo_mlc.templates.base import Parameters, open_schedule
+from hlo_mlc.templates.cuda.base import at, flat, product, vector_width
 from hlo_mlc.tensor.classify import cost, is_map, offset
 from hlo_mlc.tensor.coalesce import coalesce
-from hlo_mlc.tensor.combine import merging
-from hlo_mlc.tensor.core import Assign, Nest, Stage
+from hlo_mlc.tensor.core import Nest, Stage
+from hlo_mlc.tensor.rewrite import map_expressions
 
 MOST_THREADS = 1024  # of a block, on every architecture
 REGISTER_BYTES = 4
@@ -80,112 +83,115 @@ def _touched(stage: Stage, buffer: Buffer) -> tuple[tuple[Expr, ...], ...]:
     return (*read, *written)
 
 
-class RowLoops:
-    """Builds the loops of one row-wise chain."""
+def row_schedule(nest: Nest, parameters: Parameters, outer: LoopKind) -> Schedule:
+    """All stages of a chain, for groups of rows."""
+    return _Rows(nest, parameters).schedule(outer)
 
-    def __init__(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> None:
+
+class _Rows:
+    """How the rows of a chain are shared out."""
+
+    def __init__(self, nest: Nest, parameters: Parameters) -> None:
         shared = shared_axes(nest)
-        self.outer = outer
-        self.axes = nest.stages[0].axes[:shared]
-        self.stages = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
-        self.private = set(nest.private)
-        self.name = nest.stages[0].name
+        self.nest, self.axes, self.name = nest, nest.stages[0].axes[:shared], nest.stages[0].name
         self.width, self.most_kept = row_width(nest), most_kept(nest)
         self.team, self.kept = parameters["team"], parameters["kept"] * KIB
         self.count = max(1, min(parameters["rows"], MOST_THREADS // self.team))
         self.total = product(self.axes)
-        self.row = variable(f"{self.name}_r", self.count)
-        self.warp = variable(f"{self.name}_w", max(1, self.team // WARP))
-        self.lane = variable(f"{self.name}_l", min(self.team, WARP))
-        self.group = Var(f"{self.name}_b", INDEX, -(-self.total // self.count))
-        self.here = at(flat((self.group, 1), (self.row, self.count)), self.axes)
-        self.owned: dict[Buffer, Buffer] = {}  # private buffers of which threads keep their part
-        self.shared: dict[Buffer, Buffer] = {}  # those of which a block keeps its rows
-        self.known: dict[Buffer, Expr] = {}  # private buffers that hold one value a row
-        self.allocated: list[Buffer] = []
+        inner = [coalesce(replace(s, axes=s.axes[shared:])) for s in nest.stages]
+        self.stages = [_in_a_row(s, f"{self.name}_k" if self._written_out(s) else f"{self.name}_s")
+                       for s in inner]
+        # The loops along rows, whose vectors are written out or not; those that threads do.
+        self.along = tuple(dict.fromkeys(v.name for s in self.stages for v in _inner(s, 0)))
+        self.threads = {f"{self.name}_w": self.team // WARP} if self.team > WARP else {}
+        self.threads |= {f"{self.name}_l": min(self.team, WARP)}
 
-    def loops(self) -> tuple[Stmt, ...]:
-        """All stages for a group of rows, and the loop over groups."""
-        self._keep()
-        body = tuple(stmt for stage in self.stages for stmt in self._stage(stage))
-        body = allocated(self.allocated, body)
-        return (For(self.group, index.constant(self.group.extent), self.outer, body),)
+    def schedule(self, outer: LoopKind) -> Schedule:
+        """The rewrites of naive loops."""
+        rows = [v.name for v in self.axes] or [f"{self.name}_r"]
+        schedule = open_schedule(self.nest, lower_nest(self.axes, self.stages), checked=False)
+        if not self.axes:
+            schedule = schedule.add_unit_loop(*rows)
+        schedule, heavy = self._values(schedule)
+        schedule, own = self._rows_kept(schedule)
+        schedule, name = schedule.fuse(*rows), ".".join(rows)
+        schedule = schedule.split(name, self.count, "shorten")
+        group, row = f"{self.name}_b", f"{self.name}_r"
+        schedule = schedule.rename(f"{name}.o", "", group).rename(f"{name}.i", "", row)
+        for along in self.along:
+            schedule = self._by_threads(schedule, along)
+        schedule = self._begun(schedule)
+        for buffer, chunks in own.items():
+            schedule = self._by_places(schedule, buffer, chunks)
+        schedule = schedule.expand(row, "stack")
+        if any(isinstance(s, Store) for s in schedule.loops(row)[0].body):
+            schedule = schedule.add_loops(
+                tuple(self.threads), tuple(self.threads.values()), row)
+        for buffer in reversed(heavy):
+            schedule = _tried(schedule, lambda s, name=buffer.name: s.replicate(
+                name, tuple(self.threads)))
+        schedule = schedule.distribute(row)
+        for along in self.along:
+            schedule = self._in_vectors(schedule, along)
+        if outer is LoopKind.BLOCK:
+            schedule = schedule.bind(group, "block")
+        *warps, lane = self.threads
+        combining = [name for warp in warps for name in (warp, f"{warp}.e", f"{self.name}_z")]
+        return schedule.bind((row, *combining, lane), "thread")
 
-    # Threads
+    # What is kept of rows
 
-    def _threads(self, body: tuple[Stmt, ...], warps: int | None = None,
-                 lanes: int | None = None) -> For:
-        """What the threads of all rows do; the first ones of each row where numbers are given."""
-        nest = thread_loop(self.lane, body, lanes)
-        nest = thread_loop(self.warp, (nest,), warps)
-        return self._of_rows(nest)
+    def _values(self, schedule: Schedule) -> tuple[Schedule, list[Buffer]]:
+        """Private values of which a row has one: computed where they are used, or, those that are
+        returned, once by each thread."""
+        heavy = []
+        for stage in self.stages:
+            for assign in stage.assigns if not is_map(stage) or not stage.axes else ():
+                if assign.buffer not in self.nest.private or assign.guard is not None \
+                        or not self._is_single(assign.buffer):
+                    continue
+                name = assign.buffer.name
+                stores = [s for s in walk(schedule.program.body)
+                          if isinstance(s, Store) and s.buffer == assign.buffer]
+                contracted = _tried(schedule, lambda s, name=name: s.contract(name))
+                if contracted is schedule or len(stores) > 1:
+                    continue
+                if cost(stores[0].value) >= HEAVY:
+                    schedule = contracted
+                    heavy.append(assign.buffer)
+                else:
+                    schedule = _tried(contracted, lambda s, name=name: s.inline(name))
+        return schedule, heavy
 
-    def _of_rows(self, nest: For) -> For:
-        left = index.subtract(index.constant(self.total),
-                              index.multiply(self.group, index.constant(self.count)))
-        return thread_loop(self.row, (nest,), index.minimum(index.constant(self.count), left))
-
-    @property
-    def _member(self) -> Expr:
-        """The number of a thread among those of its row."""
-        return flat((self.warp, 1), (self.lane, self.lane.extent))
-
-    @property
-    def _own(self) -> tuple[Expr, ...]:
-        return self.row, self.warp, self.lane
-
-    def _allocate(self, name: str, like: Expr | Buffer, shape: tuple[int, ...],
-                  scope: str) -> Buffer:
-        if scope == "thread":
-            shape = (*(v.extent for v in self._own), *shape)
-        buffer = Buffer(name, like.dtype, shape, scope)
-        self.allocated.append(buffer)
-        return buffer
-
-    # Rows
-
-    def _chunks(self, stage: Stage) -> int:
-        """How many vectors of a stage's row a thread takes."""
-        return -(-row_length(stage, 0) // (self.team * self.width))
-
-    def _written_out(self, stage: Stage) -> bool:
-        elements = self._chunks(stage) * self.width
-        return elements <= self.most_kept and elements * cost(*stage.expressions) <= WRITTEN_OUT
-
-    def _along(self, stage: Stage, body: Callable[[Expr, Expr, Expr], tuple[Stmt, ...]]
-               ) -> tuple[Stmt, ...]:
-        """body(position in the row, chunk, lane of the vector) for each element of a thread."""
-        length = row_length(stage, 0)
-
-        def chunk(c: Expr) -> tuple[Stmt, ...]:
-            first = index.multiply(flat((c, 1), (self._member, self.team)),
-                                   index.constant(self.width))
-            return when(below(first, length), lanes(
-                f"{stage.name}_v", self.width, lambda v: body(index.add(first, v), c, v)))
-
-        chunks = self._chunks(stage)
-        if chunks == 1:
-            return chunk(index.constant(0))
-        kind = LoopKind.UNROLL if self._written_out(stage) else LoopKind.SERIAL
-        return (loop(f"{stage.name}_c", chunks, kind, chunk),)
-
-    def _keep(self) -> None:
-        """Decide which private buffers are registers: those that each thread reads where it has
-        written, in loops that are written out; and of which others rows are in shared memory."""
-        for buffer in sorted(self.private, key=lambda b: b.name):
+    def _rows_kept(self, schedule: Schedule) -> tuple[Schedule, dict[Buffer, int]]:
+        """Private buffers of rows: in registers where each thread reads them where it has written,
+        in loops that are written out, with the vectors that it has of them; or in shared memory."""
+        own: dict[Buffer, int] = {}
+        for buffer in sorted(self.nest.private, key=lambda b: b.name):
+            if self._is_single(buffer):
+                continue
             users = [s for s in self.stages if buffer in (*s.inputs, *s.outputs)]
             lengths = {row_length(s, 0) for s in users}
             if len(lengths) == 1 and lengths != {1} and all(map(self._written_out, users)) \
                     and all(self._at_own_place(s, buffer) for s in users):
-                shape = (self._chunks(users[0]), self.width)
-                self.owned[buffer] = self._allocate(f"{buffer.name}_own", buffer, shape, "thread")
-            elif not self._is_single(buffer) and self._by_rows(buffer):
-                shape = (self.count, buffer.size // self.total)
-                bytes_needed = self.count * shape[1] * buffer.dtype.bytes
-                if bytes_needed <= self.kept:
-                    self.kept -= bytes_needed
-                    self.shared[buffer] = self._allocate(f"{buffer.name}_row", buffer, shape,
-                                                         "shared")
+                own[buffer] = self._chunks(users[0])
+            elif self._by_rows(buffer):
+                bytes_needed = self.count * (buffer.size // self.total) * buffer.dtype.bytes
+                if bytes_needed > self.kept:
+                    continue
+                self.kept -= bytes_needed
+            else:
+                continue
+            contracted = _tried(schedule, lambda s, name=buffer.name: s.contract(name))
+            if contracted is schedule:  # nobody sees that rows keep apart
+                own.pop(buffer, None)
+                continue
+            schedule = contracted
+            shape = _shape(schedule, buffer)
+            if len(shape) > 1:
+                schedule = schedule.transform_layout(
+                    buffer.name, shape, (" ".join(map(str, range(len(shape)))),))
+        return schedule, own
 
     def _by_rows(self, buffer: Buffer) -> bool:
         """Whether the stages touch of the buffer what belongs to their own row only."""
@@ -210,152 +216,113 @@ class RowLoops:
         if not is_map(stage) and any(a.buffer == buffer for a in stage.assigns):
             return False
         position = flat(*((v, v.extent) for v in _inner(stage, 0)))
-        rows = {v: index.constant(0) for v in self.axes}
-        return all(build.substitute(offset(buffer, indices), rows) is position
+        return all(self._in_row(buffer, indices) is position
                    for indices in _touched(stage, buffer))
-
-    # Stages
-
-    def _stage(self, stage: Stage) -> tuple[Stmt, ...]:
-        if is_map(stage):
-            return self._map(stage)
-        return self._fold(stage)
-
-    def _map(self, stage: Stage) -> tuple[Stmt, ...]:
-        if row_length(stage, 0) == 1:
-            return self._of_row(stage.assigns, {v: index.constant(0) for v in stage.axes})
-        return (self._threads(self._along(
-            stage, lambda position, c, v: self._stores(
-                stage.assigns, {**self.here, **at(position, stage.axes)}, c, v))),)
-
-    def _of_row(self, assigns: tuple[Assign, ...], mapping: dict[Var, Expr]) -> tuple[Stmt, ...]:
-        """Values of which a row has one: private ones are computed where they are used, or once
-        by each thread."""
-        stored, kept = [], []
-        for assign in assigns:
-            value = self._rewritten(assign.value, {**self.here, **mapping})
-            if assign.buffer in self.private and assign.guard is None \
-                    and self._is_single(assign.buffer):
-                if cost(value) >= HEAVY:
-                    kept.append(self._kept(f"{assign.buffer.name}_own", value))
-                    value = Load(kept[-1].buffer, self._own)
-                self.known[assign.buffer] = value
-            else:
-                stored.append(assign)
-        zero = index.constant(0)
-        result = (self._threads(tuple(kept)),) if kept else ()
-        if stored:
-            result += (self._threads(self._stores(
-                tuple(stored), {**self.here, **mapping}, zero, zero), warps=1, lanes=1),)
-        return result
-
-    def _kept(self, name: str, value: Expr) -> Store:
-        """What puts one value of a row into a register of each of its threads."""
-        return Store(self._allocate(name, value, (), "thread"), self._own, value)
 
     def _is_single(self, buffer: Buffer) -> bool:
         """Whether a row has one element of this buffer."""
         return buffer.size == self.total
 
-    def _stores(self, assigns: tuple[Assign, ...], mapping: dict[Var, Expr], c: Expr,
-                v: Expr) -> tuple[Stmt, ...]:
-        result = []
-        for assign in assigns:
-            value = self._rewritten(assign.value, mapping, c, v)
-            guard = None if assign.guard is None else self._rewritten(assign.guard, mapping, c, v)
-            own = self.owned.get(assign.buffer)
-            if own is not None:
-                result.append(Store(own, (*self._own, c, v), value, guard))
-            elif assign.buffer in self.shared:
-                place = self._rewritten(self._in_row(assign.buffer, assign.indices), mapping, c, v)
-                result.append(Store(self.shared[assign.buffer], (self.row, place), value, guard))
-            else:
-                indices = tuple(self._rewritten(i, mapping, c, v) for i in assign.indices)
-                result.append(Store(assign.buffer, indices, value, guard))
-        return tuple(result)
+    # Threads
 
-    def _rewritten(self, e: Expr, mapping: dict[Var, Expr], c: Expr | None = None,
-                   v: Expr | None = None) -> Expr:
-        """An expression of a stage, at one element of the row."""
+    def _chunks(self, stage: Stage) -> int:
+        """How many vectors of a stage's row a thread takes."""
+        return -(-row_length(stage, 0) // (self.team * self.width))
 
-        def rule(node: Expr) -> Expr | None:
-            if not isinstance(node, Load):
-                return None
-            if node.source in self.owned:
-                return Load(self.owned[node.source], (*self._own, c, v))
-            if node.source in self.shared:
-                place = self.row, self._in_row(node.source, node.indices)
-                return Load(self.shared[node.source], place, node.guard, node.default)
-            value = self.known.get(node.source)
-            if value is None or node.guard is None:
-                return value
-            return build.apply("select", node.guard, value, node.default)
+    def _written_out(self, stage: Stage) -> bool:
+        elements = self._chunks(stage) * self.width
+        return elements <= self.most_kept and elements * cost(*stage.expressions) <= WRITTEN_OUT
 
-        return build.substitute(build.transform(e, rule), mapping)
+    def _vector(self, along: str) -> str:
+        """The loop over vectors."""
+        return f"{along}.o" if self.width > 1 else along
 
-    def _fold(self, stage: Stage) -> tuple[Stmt, ...]:
-        """Each thread folds its elements; then threads of a warp combine, and then warps."""
-        merged = merging(stage.combiner, stage.terms, stage.reduce_axes)
-        parts, totals, of_warps = [], [], []
-        for number, accumulator in enumerate(stage.accumulators):
-            name = f"{stage.name}_{number}"
-            parts.append(self._allocate(f"{name}_part", accumulator, (self.width,), "thread"))
-            totals.append(self._allocate(f"{name}_all", accumulator, (self.count,), "shared"))
-            if self.team > WARP:
-                of_warps.append(self._allocate(f"{name}_warp", accumulator,
-                                               (self.count, self.warp.extent), "shared"))
-        result = [self._threads((*self._begin(stage, parts, of_warps, totals),
-                                 *self._along(stage, lambda position, c, v: self._terms(
-                                     stage, parts, position, c, v)),
-                                 *self._join_lanes(parts, merged)))]
-        zero = index.constant(0)
-        ours = tuple(Load(p, (*self._own, zero)) for p in parts)
+    def _chunk(self, along: str) -> str:
+        """The loop over the vectors of a thread."""
+        return f"{along}_c"
+
+    def _by_threads(self, schedule: Schedule, along: str) -> Schedule:
+        """The iterations along rows, vector by vector by neighbouring threads; these fold what they
+        have, then the lanes of a warp combine it, and then warps."""
+        vector = self._vector(along)
+        lanes = f"{along}.i" if self.width > 1 else ""
+        if lanes:
+            schedule = schedule.split(along, self.width)
+        schedule, team = schedule.split(vector, self.team, "guard"), f"{vector}.i"
+        schedule = schedule.rename(f"{vector}.o", "", self._chunk(along))
         if self.team > WARP:
-            result += [
-                self._threads((Accumulate(tuple(of_warps), (self.row, self.warp), merged, ours),)),
-                self._across_warps(of_warps, totals, merged)]
+            schedule, own = schedule.split(team, WARP), (f"{team}.o", f"{team}.i")
         else:
-            result.append(self._threads((Accumulate(tuple(totals), (self.row,), merged, ours),)))
-        values = {a: Load(t, (self.row,)) for a, t in zip(stage.accumulators, totals, strict=True)}
-        return (*result, *self._of_row(stage.assigns, values))
+            own = (team,)
+        for name, common in zip(own, self.threads, strict=True):
+            schedule = schedule.rename(name, "", common)
+        threads = tuple(self.threads)
+        stages = [s for s in self.stages if along in (v.name for v in _inner(s, 0))]
+        if not all(map(is_map, stages)):
+            for name in threads:
+                schedule = schedule.fold_apart(name, lanes if name == threads[-1] else "")
+        if any(map(is_map, stages)):
+            schedule = schedule.reorder(*threads, self._chunk(along))
+        return schedule
 
-    def _begin(self, stage: Stage, parts: list[Buffer], of_warps: list[Buffer],
-               totals: list[Buffer]) -> tuple[Stmt, ...]:
-        """Everything that is folded into holds the identity, the results the initial values."""
-        neutral = stage.combiner.identity
-        first = equals(self.lane, 0)
-        result = list(lanes(f"{stage.name}_i", self.width, lambda v: tuple(
-            Store(p, (*self._own, v), e) for p, e in zip(parts, neutral, strict=True))))
-        result += [Store(b, (self.row, self.warp), e, first)
-                   for b, e in zip(of_warps, neutral, strict=False)]
-        if self.warp.extent > 1:
-            first = build.all_of(first, equals(self.warp, 0))
-        return (*result, *(Store(t, (self.row,), self._rewritten(e, self.here), first)
-                           for t, e in zip(totals, stage.initial, strict=True)))
+    def _begun(self, schedule: Schedule) -> Schedule:
+        """What folds begin with stored by a thread each, before its own fold."""
+        *warps, lane = self.threads
+        for warp in warps:
+            schedule = schedule.expand(warp, "stack").distribute(warp, lane, "e")
+        for name in self.threads:
+            schedule = schedule.begin_inside(name)
+        for warp in warps:  # the first threads of each row combine them
+            rest = f"{self.name}_z"
+            schedule = schedule.add_loops(
+                (rest,), (self.team // self.threads[warp],), warp).reorder(rest, warp)
+        return schedule
 
-    def _terms(self, stage: Stage, parts: list[Buffer], position: Expr, c: Expr,
-               v: Expr) -> tuple[Stmt, ...]:
-        mapping = {**self.here, **at(position, stage.reduce_axes)}
-        terms = tuple(self._rewritten(t, mapping, c, v) for t in stage.terms)
-        return (*self._stores(stage.along, mapping, c, v),
-                Accumulate(tuple(parts), (*self._own, v), stage.combiner, terms))
+    def _by_places(self, schedule: Schedule, buffer: Buffer, chunks: int) -> Schedule:
+        """A row's elements by the threads that have them."""
+        parts = (chunks, *self.threads.values(), self.width)
+        missing = math.prod(parts) - math.prod(_shape(schedule, buffer))
+        if missing:
+            schedule = schedule.pad(buffer.name, missing)
+        threads = [str(n + 1) for n in range(len(self.threads))]
+        return schedule.transform_layout(
+            buffer.name, parts, (*threads, "0", str(len(parts) - 1)))
 
-    def _join_lanes(self, parts: list[Buffer], merged: Combiner) -> tuple[Stmt, ...]:
-        """The elements of a thread's vector, by halves."""
-        result, half = [], self.width // 2
+    def _in_vectors(self, schedule: Schedule, along: str) -> Schedule:
+        """The elements of a vector as lanes, the vectors of a thread written out where it has few.
+        """
+        lanes, chunk = f"{along}.i", self._chunk(along)
+        half = self.width // 2
         while half:
-            for v in range(half):
-                terms = tuple(Load(p, (*self._own, index.constant(v + half))) for p in parts)
-                result.append(Accumulate(tuple(parts), (*self._own, index.constant(v)), merged,
-                                         terms))
+            if schedule.loops(f"{lanes}.{half}"):
+                schedule = schedule.write_out(f"{lanes}.{half}")
             half //= 2
-        return tuple(result)
+        if self.width > 1:
+            schedule = schedule.vectorize(lanes)
+        if all(constant_extent(s) == 1 for s in schedule.loops(chunk)):
+            return schedule.write_out(chunk)
+        return schedule.unroll(chunk) if along == f"{self.name}_k" else schedule
 
-    def _across_warps(self, of_warps: list[Buffer], totals: list[Buffer],
-                      merged: Combiner) -> For:
-        warps = self.warp.extent
-        p = variable(f"{self.name}_p", warps)
-        rest = variable(f"{self.name}_z", self.team // warps)
-        fold = Accumulate(tuple(totals), (self.row,), merged,
-                          tuple(Load(b, (self.row, p)) for b in of_warps))
-        return self._of_rows(thread_loop(rest, (thread_loop(p, (fold,)),), 1))
+
+def _in_a_row(stage: Stage, name: str) -> Stage:
+    """A stage over one axis of that name along its row, or over none where there is one element."""
+    inner, length = _inner(stage, 0), row_length(stage, 0)
+    single = is_map(stage) and length == 1
+    axis = () if single else (variable(name, length),)
+    place = at(index.constant(0) if single else axis[0], inner)
+    stage = map_expressions(stage, lambda e: build.substitute(e, place))
+    return replace(stage, axes=axis) if is_map(stage) else replace(stage, reduce_axes=axis)
+
+
+def _tried(schedule: Schedule, rewrite: Callable[[Schedule], Schedule]) -> Schedule:
+    """A schedule with one more rewrite, unless that is refused."""
+    try:
+        return rewrite(schedule)
+    except ScheduleError:
+        return schedule
+
+
+def _shape(schedule: Schedule, buffer: Buffer) -> tuple[int, ...]:
+    """That of a private buffer by now."""
+    return next(s.buffer.shape for s in walk(schedule.program.body)
+                if isinstance(s, Allocate) and s.buffer.name == buffer.name)

@@ -22,9 +22,9 @@ from hlo_mlc.templates.cuda.base import (
 )
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
-    RowLoops,
     most_kept,
     row_length,
+    row_schedule,
     row_width,
     shared_axes,
 )
@@ -92,12 +92,12 @@ class RowsTemplate:
         """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
-            return Scheduled(RowLoops(nest, parameters, outer).loops(), ())
+            return Scheduled.of(row_schedule(nest, parameters, outer))
         first, second, partial = fold_in_chunks(told_apart(stage), chunks)
         begin, end = (Nest((s,), len(s.axes)) for s in (first, second))
         few = {"team": min(WARP, power_of_two(chunks)), "rows": 1, "kept": 0}
-        return Scheduled((*RowLoops(begin, parameters, outer).loops(),
-                          *RowLoops(end, few, outer).loops()), partial)
+        return Scheduled.of(row_schedule(begin, parameters, outer), row_schedule(end, few, outer),
+                            scratch=partial)
 
 
 def kept_bytes(target: CudaTarget) -> int:

@@ -34,10 +34,8 @@ from hlo_mlc.templates.cuda.base import (
     below,
     equals,
     flat,
-    lanes,
     power_of_two,
     product,
-    thread_loop,
     why_not_in_parts,
 )
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
@@ -201,7 +199,7 @@ class _Lines:
         return (If(self.exists, stores(self.stage.initial), stores(self.neutral)),)
 
     def _threads(self, body: tuple[Stmt, ...]) -> For:
-        return thread_loop(self.member, (thread_loop(self.column, body),))
+        return _thread_loop(self.member, (_thread_loop(self.column, body),))
 
     @property
     def _me(self) -> tuple[Expr, Expr]:
@@ -248,7 +246,7 @@ class _Lines:
 
         if self.width > 1:
             return checked(below(first, self.extent),
-                           lambda one: lanes(f"{self.name}_v", self.width, one))
+                           lambda one: _lanes(f"{self.name}_v", self.width, one))
         return (loop(f"{self.name}_u", self.own, LoopKind.UNROLL, lambda u: checked(
             below(index.add(first, number(u)), self.extent), lambda one: one(u))),)
 
@@ -312,3 +310,15 @@ class _Lines:
 
         return (*start, loop(f"{self.name}_j", self.own, LoopKind.UNROLL, joined),
                 *self._each(o, finish))
+
+
+def _thread_loop(var: Var, body: tuple[Stmt, ...]) -> For:
+    """A loop over threads."""
+    return For(var, index.constant(var.extent), LoopKind.THREAD, body)
+
+
+def _lanes(name: str, width: int, body: Callable[[Expr], tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    """`body` for each lane of a vector; without a loop for vectors of one."""
+    if width == 1:
+        return body(index.constant(0))
+    return (loop(name, width, LoopKind.VECTORIZE, body),)
