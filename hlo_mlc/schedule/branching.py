@@ -16,7 +16,7 @@ from hlo_mlc.loops.rewrite import (
     when,
     with_bodies,
 )
-from hlo_mlc.schedule.loops import rewrite_loops
+from hlo_mlc.schedule.loops import lane_variables, rewrite_loops
 from hlo_mlc.schedule.ranges import renamed
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true
 
@@ -37,9 +37,13 @@ def branch(program: LoopProgram, name: str) -> LoopProgram:
     in the padding of a convolution.  What lanes of a vector disagree about stays as it is, and so
     do loops that need nothing.  Elsewhere loop unswitching, and the reverse of if-conversion.
     """
+    lanes = lane_variables(program)
+
     def visit(stmt: For) -> Body:
         needs: dict[Stmt, Conditions] = {}
         _find_needs((stmt,), needs)
+        needs = {s: {c: None for c in asked if lanes.isdisjoint(c.free)}
+                 for s, asked in needs.items()}
         return _behind_branches((stmt,), frozenset(), needs)
 
     return rewrite_loops(program, "branch", name, visit)
@@ -123,16 +127,19 @@ def version(program: LoopProgram, name: str) -> LoopProgram:
 
     In the copy loads, stores and updates have no guards; branches are left for `jam`, which says
     what is done together by them, and does not ask again.  Loops in the other copy have names of
-    their own (i.e).  Where nothing is asked, or it cannot be told, the loop stays as it is.
+    their own (i.e).  Where nothing is asked, or it cannot be told, or lanes of a vector around the
+    loop disagree about it, the loop stays as it is.
     LLVM: loop versioning; Halide: specialize.
     """
+    lanes = lane_variables(program)
+
     def visit(stmt: For) -> Body:
         asked = _asked((stmt,))
         loops = [s.var for s in walk((stmt,)) if isinstance(s, For)]
         if not asked or any(map(loads, asked)) or any(v.extent is None for v in loops):
             return (stmt,)
         inside = everywhere(asked, frozenset(loops))
-        if inside is None or inside is FALSE:
+        if inside is None or inside is FALSE or not lanes.isdisjoint(inside.free):
             return (stmt,)
         facts = asked.keys()
         free = transform((stmt,), lambda s: _settled(s, facts) if isinstance(

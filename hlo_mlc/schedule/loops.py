@@ -162,13 +162,14 @@ def unswitch(program: LoopProgram, name: str) -> LoopProgram:
                                               y[i] = 0
 
     That is the condition of a branch, of a store, of a load, or of a choice of values.  Loops that
-    ask no such thing stay as they are.  LLVM: loop unswitching.
+    ask no such thing stay as they are, also where lanes of a vector around them disagree about it.
+    LLVM: loop unswitching.
     """
-    found = False
+    found, lanes = False, lane_variables(program)
 
     def ask(stmt: For) -> Body | None:
         nonlocal found
-        varying = variables((stmt,))
+        varying = variables((stmt,)) | lanes
         condition = next((c for c in _conditions(stmt.body) if c.free.isdisjoint(varying)
                           and not loads(c)), None)
         if condition is None:
@@ -182,6 +183,12 @@ def unswitch(program: LoopProgram, name: str) -> LoopProgram:
         raise refuse("unswitch", require_loops(program, "unswitch", name)[0],
                      "asks nothing that is the same in all its iterations")
     return result
+
+
+def lane_variables(program: LoopProgram) -> frozenset[Var]:
+    """What counts lanes of vectors, which take the same side of a branch."""
+    return frozenset(s.var for s in walk(program.body)
+                     if isinstance(s, For) and s.kind is LoopKind.VECTORIZE)
 
 
 def _conditions(statements: Body) -> Iterator[Expr]:

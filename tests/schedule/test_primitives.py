@@ -480,6 +480,9 @@ def test_unswitch(transposed, padded, assert_same) -> None:
     x = np.arange(32, dtype=np.float32).reshape(8, 4)
     assert_same(transposed, inside.unswitch("j").program, [x])
     refuses(lambda: inside.unswitch("i.i"), "asks nothing that is the same in all its iterations")
+    lanes = Schedule(transposed).split("i", 3, "shift").vectorize("i.i")
+    assert "where" in str(lanes)
+    refuses(lambda: lanes.unswitch("j"), "asks nothing that is the same in all its iterations")
     refuses(lambda: inside.unswitch("k"), "no loop is called 'k'")
 
 
@@ -554,6 +557,9 @@ def test_branch(windows, signals, assert_same) -> None:
     lanes = windows.reorder("k", "w", "i.i").vectorize("i.i").branch("k")
     assert "if" not in str(lanes).split("for k")[1].split("<-")[0]
     assert_same(windows.program, lanes.program, signals)
+    outside = windows.vectorize("i.i")
+    for schedule in (outside.branch("w"), outside.version("w")):
+        assert str(schedule) == str(outside)
 
 
 def test_branch_around_several_statements(column_sums, assert_same) -> None:
