@@ -149,8 +149,10 @@ decomposition, and a call of `ApproxTopK` as the sort that XLA makes of it on CP
 picks a few places out of sorted rows (medians, the last few) is found without sorting them.  Ops on
 symbolic dimensions are compiled for the sizes that a program is called with, by kernels that serve
 any number of rows where each row is computed by itself; those whose operands say a shape are what
-they are with an attribute, where the operands are constants.  Bitcasts between types of different
-widths are shifts.
+they are with an attribute, where the operands are constants.  In modules for `compile_stablehlo`
+these operands may also say at run time where something is, between arrays of known shapes, which
+XLA does not take.  `stablehlo.batch_norm_*`, CHLO's `broadcast_*` and old ops such as
+`stablehlo.dot` are written out there.  Bitcasts between types of different widths are shifts.
 
 ## What is left to XLA, and why
 """

@@ -7,6 +7,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.frontend.foreign import write_as_jax_does
 from hlo_mlc.frontend.types import is_resource, read_literal, read_type, write_literal
 from hlo_mlc.support.errors import FrontendError
 
@@ -28,6 +29,7 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
             if isinstance(source, bytes) and _is_portable_artifact(source):
                 return stablehlo.deserialize_portable_artifact(context, source)
             module = ir.Module.parse(source)
+            write_as_jax_does(module)
             _write_constants_alike(module)
             return module
         except (ir.MLIRError, ValueError) as error:

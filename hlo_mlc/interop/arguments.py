@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,35 @@ class ArgumentType:
     def __str__(self) -> str:
         sizes = ", ".join("?" if size is None else str(size) for size in self.shape)
         return f"{self.dtype.name}[{sizes}]"
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSize:
+    """A size that whoever wrote a program left free: that of a dimension of an argument. Those of
+    one name are equal."""
+
+    argument: int
+    axis: int
+    name: str
+    least: int
+    most: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} >= {self.least}" if self.most is None \
+            else f"{self.least} <= {self.name} <= {self.most}"
+
+
+def not_in_range(sizes: Iterable[FreeSize], arrays: Sequence[Any]) -> str:
+    """What arrays have against sizes that are free; "" where they have nothing."""
+    known: dict[str, int] = {}
+    for free in sizes:
+        size = arrays[free.argument].shape[free.axis]
+        place = f"dimension {free.axis} of argument {free.argument}, {size},"
+        if size < free.least or (free.most is not None and size > free.most):
+            return f"{place} is to be {free}"
+        if known.setdefault(free.name, size) != size:
+            return f"{place} is to be {free.name}, which is {known[free.name]} elsewhere"
+    return ""
 
 
 def argument_types(module: ir.Module, entry: str, name: str) -> tuple[ArgumentType, ...]:

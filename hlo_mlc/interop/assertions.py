@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.frontend.sizes import numbers_from_shapes
+from hlo_mlc.graph.core import Node
 from hlo_mlc.interop.extraction import MAIN
-from hlo_mlc.ops.registry import DEFINITIONS, supports
 
 _CALL, _NAME = "stablehlo.custom_call", "shape_assertion"
 
@@ -22,20 +21,12 @@ _CALL, _NAME = "stablehlo.custom_call", "shape_assertion"
 def failed_assertion(module: ir.Module, shapes: Sequence[Sequence[int]]) -> str:
     """What a program says against arguments of these shapes; "" where it says nothing."""
     graph = import_function(module, MAIN)
-    sizes = dict(zip(graph.parameters, shapes, strict=True))
-    known: dict[Value, np.ndarray] = {}
-    for node in graph.nodes:
+    known = numbers_from_shapes(graph, shapes)
+    for node in filter(_is_assertion, graph.nodes):
         operands = [known.get(value) for value in node.operands]
-        if node.op == "stablehlo.get_dimension_size" and node.operands[0] in sizes:
-            size = sizes[node.operands[0]][node.attributes["dimension"]]
-            known[node.results[0]] = np.asarray(size, np.int32)
-        elif any(operand is None for operand in operands):
+        if any(operand is None for operand in operands):
             continue
-        elif not _is_assertion(node):
-            if not supports(node):
-                found = DEFINITIONS[node.op].reference(node, operands)
-                known.update(zip(node.results, map(np.asarray, found), strict=True))
-        elif not operands[0]:
+        if not operands[0]:
             integers = (int(operand) for operand in operands[1:])
             return " ".join(str(node.attributes["error_message"]).format(*integers).split())
     return ""

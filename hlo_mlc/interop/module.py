@@ -19,8 +19,15 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from hlo_mlc.explain import Explanation, explain
 from hlo_mlc.frontend.parse import BYTECODE_MAGIC, parse_module
+from hlo_mlc.frontend.sizes import write_rounded_sizes
 from hlo_mlc.interop import compat
-from hlo_mlc.interop.arguments import ArgumentType, argument_types, result_types
+from hlo_mlc.interop.arguments import (
+    ArgumentType,
+    FreeSize,
+    argument_types,
+    not_in_range,
+    result_types,
+)
 from hlo_mlc.interop.assertions import failed_assertion, without_assertions
 from hlo_mlc.interop.by_shapes import ByShapes, Compiled
 from hlo_mlc.interop.compiling import compile_extracted
@@ -65,18 +72,25 @@ def compile_stablehlo(
     it cannot run as a function on arrays of one device, UsageError and UnknownTargetError for
     options.
     """
-    options = resolve_options(choose, target)
-    parsed = parse_module(_read(module))
+    return with_free_sizes(_read(module), (), entry, resolve_options(choose, target))
+
+
+def with_free_sizes(module: str | bytes, sizes: Sequence[FreeSize], entry: str, options: Options
+                    ) -> StablehloFunction:
+    """The same of what was read, where those of its sizes that are not known have limits."""
+    parsed = parse_module(module)
     _require_one_device(parsed)
-    return StablehloFunction(_extract_main(parsed, entry), entry, options)
+    return StablehloFunction(_extract_main(parsed, entry), entry, options, sizes)
 
 
 class StablehloFunction:
     """A compiled StableHLO function: takes NumPy or JAX arrays, or others that DLPack lends without
     a copy, and returns a tuple of JAX arrays."""
 
-    def __init__(self, module: ir.Module, name: str, options: Options) -> None:
+    def __init__(self, module: ir.Module, name: str, options: Options,
+                 sizes: Sequence[FreeSize] = ()) -> None:
         self._module = module
+        self._sizes = tuple(sizes)
         self._name = name
         self._options = options
         self._arguments = argument_types(module, MAIN, name)
@@ -250,6 +264,8 @@ class StablehloFunction:
                 raise UsageError(
                     f"Argument {index} of @{self._name}: expected {expected}, got {got}{hint}"
                 )
+        if said := not_in_range(self._sizes, arrays):
+            raise UsageError(f"@{self._name}: {said}")
 
     def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
@@ -282,6 +298,7 @@ class StablehloFunction:
         if said := failed_assertion(module, shapes):
             raise UsageError(f"@{self._name} is not for these arguments: {said}")
         without_assertions(module)
+        write_rounded_sizes(module, MAIN, shapes)
         function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
             types = [

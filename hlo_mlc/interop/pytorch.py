@@ -7,17 +7,24 @@ import re
 from types import ModuleType
 from typing import Any
 
-from hlo_mlc.interop.module import StablehloFunction, compile_stablehlo
+from hlo_mlc.interop.arguments import FreeSize
+from hlo_mlc.interop.extraction import MAIN
+from hlo_mlc.interop.function import resolve_options
+from hlo_mlc.interop.module import StablehloFunction, with_free_sizes
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
 
 _OPERATOR = re.compile(r"""torch\.((?:aten|prims)\.\w+)""")
 _PLACE = re.compile(r'"([^"]+)":(\d+)')
 
 
-def from_torch(module: Any, *example_args: Any, choose: str | None = None,
-               target: str | None = None) -> StablehloFunction:
+def from_torch(module: Any, *example_args: Any, dynamic_shapes: Any = None,
+               choose: str | None = None, target: str | None = None) -> StablehloFunction:
     """A PyTorch module, compiled for CPUs and the shapes of `example_args`, tensors such as the
     module is called with.
+
+    `dynamic_shapes` are those of torch.export: a size that is a `torch.export.Dim` there is free.
+    What is compiled is compiled for the sizes of a call then, as a program of symbolic sizes is by
+    `compile_stablehlo`: from the second number of rows on by kernels that serve every other.
 
     It takes PyTorch, NumPy or JAX arrays, and returns a tuple of JAX arrays, which
     `torch.from_dlpack` takes; neither way is anything copied. The parameters are constants of what
@@ -30,11 +37,27 @@ def from_torch(module: Any, *example_args: Any, choose: str | None = None,
     torch = _module("torch")
     name = type(module).__name__
     try:
-        exported = torch.export.export(module, example_args)
+        exported = torch.export.export(module, example_args, dynamic_shapes=dynamic_shapes)
     except Exception as error:  # it runs the user's code, which may raise anything
         raise UsageError(f"torch.export cannot export {name} for these arguments: "
                          f"{type(error).__name__}: {error}") from error
-    return compile_stablehlo(_lowered(exported, name), choose=choose, target=target)
+    return with_free_sizes(_lowered(exported, name), _free_sizes(exported), MAIN,
+                           resolve_options(choose, target))
+
+
+def _free_sizes(exported: Any) -> list[FreeSize]:
+    """The sizes of tensors that are symbols, with the limits that torch.export has found."""
+    tensors = {node.name: node.meta["val"] for node in exported.graph.nodes
+               if node.op == "placeholder"}
+    found = []
+    for number, name in enumerate(exported.graph_signature.user_inputs):
+        for axis, size in enumerate(getattr(tensors.get(name), "shape", ())):
+            symbol = None if isinstance(size, int) else size.node.expr
+            if symbol in exported.range_constraints:
+                limits = exported.range_constraints[symbol]
+                most = int(limits.upper) if limits.upper.is_Integer else None
+                found.append(FreeSize(number, axis, str(symbol), int(limits.lower), most))
+    return found
 
 
 def _lowered(exported: Any, name: str) -> str:
@@ -54,7 +77,7 @@ def _lowered(exported: Any, name: str) -> str:
     _module("torch_mlir.dialects.torch").register_dialect(context)
     handler = context.attach_diagnostic_handler(tell)
     try:
-        return str(fx.export_and_import(exported, output_type="stablehlo", func_name="main",
+        return str(fx.export_and_import(exported, output_type="stablehlo", func_name=MAIN,
                                         fx_importer=importer(context=context)))
     except Exception as error:  # of several types, none of them documented
         text = "\n".join((*told, str(error)))

@@ -42,7 +42,7 @@ ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
 
-_DYNAMIC = "shapes that are known only at run time stay with XLA"
+_DYNAMIC = "shapes that are known only at run time are for no kernel, nor for XLA on CPUs"
 _COMPLEX = "complex arithmetic of this kind stays with XLA"
 _COMPLEX_PRODUCT = "complex matrix products of this size stay with XLA's library"
 _PACKED = "this is not known of integers of less than a byte"

@@ -95,3 +95,41 @@ def test_what_cannot_be_exported() -> None:
 
     with pytest.raises(UsageError, match=r"torch\.export cannot export Deciding"):
         hlo_mlc.from_torch(Deciding(), torch.randn(4))
+
+
+class Recurrent(nn.Module):
+    """What computes with its sizes: steps along time, the last of them, an average over all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(6, 16), nn.Linear(16, 4)
+
+    def forward(self, x: Any) -> tuple[Any, Any]:
+        batch, steps, _ = x.shape
+        hidden = torch.tanh(self.mix(x.reshape(batch * steps, -1))).view(batch, steps, 16)
+        weights = torch.arange(steps, device=x.device) / steps
+        return self.out(hidden[:, -1]), (hidden[:, 1:] * weights[1:, None]).mean(1)
+
+
+@pytest.mark.parametrize(("make", "example", "free", "others"), [
+    (Vision, (3, 3, 16, 16), (0,), [(1, 3, 16, 16), (7, 3, 16, 16)]),
+    (Recurrent, (3, 5, 6), (0, 1), [(4, 9, 6), (1, 3, 6), (9, 5, 6)]),
+])
+def test_sizes_that_are_free(make: Any, example: Any, free: Any, others: Any) -> None:
+    torch.manual_seed(0)
+    module = make().eval()
+    dims = {axis: torch.export.Dim(f"d{axis}", min=3 * axis, max=50) for axis in free}
+    ours = hlo_mlc.from_torch(module, torch.randn(example), dynamic_shapes={"x": dims},
+                              choose="ours")
+    for shape in (example, *others):
+        x = torch.randn(shape)
+        with torch.no_grad():
+            expected = module(x)
+        for a, b in zip(ours(x), expected, strict=True):
+            np.testing.assert_allclose(torch.from_dlpack(a).numpy(), b.numpy(), rtol=1e-4,
+                                       atol=1e-5)
+        assert ours.report(x.numpy()).coverage > 0.9
+    with pytest.raises(UsageError, match="Argument 0"):
+        ours(torch.randn(*example[:-1], example[-1] + 1))
+    with pytest.raises(UsageError, match=r"dimension 0 of argument 0, 51, is to be .* <= 50"):
+        ours(torch.randn(51, *example[1:]))
