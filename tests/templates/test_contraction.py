@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from hlo_mlc.loops.core import For, LoopKind, Prefetch, Stmt, walk
-from hlo_mlc.loops.rewrite import paths
+from hlo_mlc.loops.rewrite import constant_extent, paths
 from hlo_mlc.loops.text import program_text
 from hlo_mlc.target.cpu import named
 from hlo_mlc.templates.contraction import AHEAD
@@ -229,6 +229,20 @@ def test_rows_are_computed_beforehand_unless_that_costs_nothing(take_apart, arra
     target = replace(named("x86-64-v4"), cpu=cpu)
     _, (decision,) = schedule_program(parts.programs[0], target)
     assert decision.parameters["pack_rows"] == computed
+
+
+def test_rows_joined_along_the_depth_are_written_out(check, take_apart, arrays):
+    """Nobody asks for each element which of the arrays side by side has it."""
+    *parts, w = arrays("float32", *[(6000,)] * 16, (16, 3))
+
+    def function(parts, w):
+        return jnp.maximum(jnp.stack(parts, -1) @ w, 0)
+
+    check(function, parts, w)
+    joined = [stmt for program in take_apart(function, parts, w).programs
+              for stmt in walk(schedule_program(program, named("x86-64-v4"))[0].body)
+              if isinstance(stmt, For) and ".h." in stmt.var.name and constant_extent(stmt) == 16]
+    assert joined and all(stmt.kind is LoopKind.UNROLL for stmt in joined)
 
 
 @pytest.mark.parametrize("m", [1, 5, 17, 33])
