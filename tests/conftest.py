@@ -59,6 +59,7 @@ from hlo_mlc.templates.cuda import program as cuda_templates
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import Branch, Nest, Step, TensorProgram
 from making.code import generate
+from making.pairs import in_pairs
 
 for _name in [name for name in os.environ if name.startswith("HLO_MLC_")]:
     del os.environ[_name]
@@ -76,6 +77,8 @@ os.environ["XLA_FLAGS"] = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run all combinations of the parameters of "
+                     "a test, instead of as many as have every two values together")
     parser.addoption("--emulate", action="store_true", help="check every function's kernels for "
                      "GPUs too, on the emulator: takes some minutes, since g++ compiles them")
     parser.addoption("--as-c", action="store_true", help="check every function's kernels as C, "
@@ -97,10 +100,15 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["HLO_MLC_CHECK"] = "1"
 
 
+@pytest.hookimpl(trylast=True)  # after -k and the like
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    step = config.getoption("--every")
-    config.hook.pytest_deselected(items=[i for n, i in enumerate(items) if n % step])
-    items[:] = items[::step]
+    chosen = items
+    if not config.getoption("--all") and not any("[" in asked for asked in config.args):
+        chosen = in_pairs(items)
+    chosen = chosen[::config.getoption("--every")]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -40,33 +42,58 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in FILES}
 
 
-def own_imports(tree: ast.AST) -> list[tuple[ast.stmt, str]]:
-    """Every import of our own package in a syntax tree, as (statement, module)."""
-    found = []
+@dataclass(frozen=True, slots=True)
+class File:
+    """What the rules ask of a file: where it imports what of our own, anywhere and inside of
+    functions, and where it lists which ops."""
+
+    imports: list[tuple[int, str]]
+    hidden: list[tuple[int, str]]
+    listings: list[tuple[int, list[str]]]
+
+
+@cache
+def read(module: str) -> File:
+    """Read once for all rules."""
+    imports, hidden, listings = [], [], []
+    tree = ast.parse(MODULES[module].read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            if node.module.split(".")[0] == "hlo_mlc":
-                names = (f"{node.module}.{alias.name}" for alias in node.names)
-                found += [(node, name if name in MODULES else node.module) for name in names]
-        elif isinstance(node, ast.Import):
-            found += [(node, a.name) for a in node.names if a.name.split(".")[0] == "hlo_mlc"]
-    return found
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            imports += own_imports(node)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            hidden += [found for inner in ast.walk(node) for found in own_imports(inner)]
+        elif isinstance(node, ast.Set | ast.List | ast.Tuple):
+            listed = {e.value.rpartition(".")[2] for e in node.elts
+                      if isinstance(e, ast.Constant) and isinstance(e.value, str)} & OP_NAMES
+            listings.append((node.lineno, sorted(listed)))
+    return File(imports, hidden, listings)
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
-def test_imports_go_down_only(path: Path) -> None:
-    module = module_of(path)
-    own = floor_of(module)
-    if not own:  # the package's front door
-        return
-    assert own in FLOORS, f"{module} is on no floor; add its package to FLOORS where it belongs"
-    tree = ast.parse(path.read_text())
-    for statement, imported in own_imports(tree):
-        if imported == "hlo_mlc":
-            assert own == "cli", f"{module}:{statement.lineno} imports the package's front door"
+def own_imports(node: ast.AST) -> list[tuple[int, str]]:
+    """The imports of our own package in one statement, as (line, module)."""
+    if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+        if node.module.split(".")[0] == "hlo_mlc":
+            names = (f"{node.module}.{alias.name}" for alias in node.names)
+            return [(node.lineno, name if name in MODULES else node.module) for name in names]
+    elif isinstance(node, ast.Import):
+        return [(node.lineno, a.name) for a in node.names if a.name.split(".")[0] == "hlo_mlc"]
+    return []
+
+
+def test_imports_go_down_only() -> None:
+    faults = []
+    for module in MODULES:
+        own = floor_of(module)
+        if not own:  # the package's front door
             continue
-        assert FLOORS.index(floor_of(imported)) <= FLOORS.index(own), (
-            f"{module}:{statement.lineno} imports {imported}, which is above it")
+        assert own in FLOORS, f"{module} is on no floor; add its package to FLOORS where it belongs"
+        for line, imported in read(module).imports:
+            if imported == "hlo_mlc":
+                if own != "cli":
+                    faults.append(f"{module}:{line} imports the package's front door")
+            elif FLOORS.index(floor_of(imported)) > FLOORS.index(own):
+                faults.append(f"{module}:{line} imports {imported}, which is above it")
+    assert not faults, "\n".join(faults)
 
 
 def test_partition_is_three_floors() -> None:
@@ -74,22 +101,19 @@ def test_partition_is_three_floors() -> None:
         part = module.split(".")[2]
         return PARTITION.index(part) if part in PARTITION else -1
 
-    inside = {name: path for name, path in MODULES.items() if name.startswith("hlo_mlc.partition.")}
+    inside = [name for name in MODULES if name.startswith("hlo_mlc.partition.")]
     assert {name.split(".")[2] for name in inside} > set(PARTITION)
-    for module, path in inside.items():
-        for statement, imported in own_imports(ast.parse(path.read_text())):
+    for module in inside:
+        for line, imported in read(module).imports:
             if imported in inside:
                 assert floor(imported) <= floor(module), (
-                    f"{module}:{statement.lineno} imports {imported}, which is above it")
+                    f"{module}:{line} imports {imported}, which is above it")
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
-def test_no_import_inside_a_function(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    for function in ast.walk(tree):
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            hidden = own_imports(function)
-            assert not hidden, f"{module_of(path)}: {hidden[0][1]} is imported inside a function"
+def test_no_import_inside_a_function() -> None:
+    faults = [f"{module}:{line} imports {imported} inside a function"
+              for module in MODULES for line, imported in read(module).hidden]
+    assert not faults, "\n".join(faults)
 
 
 # Floors that say what ops are, and those that say how each is computed; and what lists some for a
@@ -100,18 +124,13 @@ OWN_LISTS = ("hlo_mlc.interop.synthetic_arguments", "hlo_mlc.templates.cuda.scat
 MOST_LISTED = 4
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
-def test_facts_about_ops_stand_with_the_ops(path: Path) -> None:
-    module = module_of(path)
-    if floor_of(module) in OP_TABLES or module in OWN_LISTS:
-        return
-    for listing in ast.walk(ast.parse(path.read_text())):
-        if isinstance(listing, ast.Set | ast.List | ast.Tuple):
-            listed = {e.value.rpartition(".")[2] for e in listing.elts
-                      if isinstance(e, ast.Constant) and isinstance(e.value, str)} & OP_NAMES
-            assert len(listed) <= MOST_LISTED, (
-                f"{module}:{listing.lineno} lists ops by name: {sorted(listed)}; what they have in "
-                "common is a column of expr/ops.py or ops/definition.py")
+def test_facts_about_ops_stand_with_the_ops() -> None:
+    faults = [f"{module}:{line} lists ops by name: {listed}; what they have in common is a column "
+              "of expr/ops.py or ops/definition.py"
+              for module in MODULES for line, listed in read(module).listings
+              if len(listed) > MOST_LISTED
+              and floor_of(module) not in OP_TABLES and module not in OWN_LISTS]
+    assert not faults, "\n".join(faults)
 
 
 # Templates that are schedules: naive loops rewritten by primitives.  This list only grows.
@@ -133,8 +152,7 @@ def test_schedules_construct_no_loops(name: str) -> None:
 
 
 def test_no_cycles_between_files() -> None:
-    edges = {name: {other for _, other in own_imports(ast.parse(path.read_text()))
-                    if other != name} for name, path in MODULES.items()}
+    edges = {name: {other for _, other in read(name).imports if other != name} for name in MODULES}
     state: dict[str, int] = {}
 
     def visit(name: str, trail: tuple[str, ...]) -> None:
@@ -150,10 +168,9 @@ def test_no_cycles_between_files() -> None:
         visit(name, ())
 
 
-@pytest.mark.parametrize("path", FILES, ids=[module_of(p) for p in FILES])
-def test_code_spellings_stay_in_codegen(path: Path) -> None:
-    if floor_of(module_of(path)) == "codegen":
-        return
-    text = path.read_text()
-    for spelling in ("getelementptr", "llvm.fma", "__global__", "threadIdx", "shufflevector"):
-        assert spelling not in text, f"{module_of(path)} spells {spelling!r}"
+def test_code_spellings_stay_in_codegen() -> None:
+    spellings = ("getelementptr", "llvm.fma", "__global__", "threadIdx", "shufflevector")
+    faults = [f"{module} spells {spelling!r}" for module, path in MODULES.items()
+              if floor_of(module) != "codegen"
+              for spelling in spellings if spelling in path.read_text()]
+    assert not faults, "\n".join(faults)
