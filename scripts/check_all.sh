@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# All tests with kernels that check every access, on arrays between guard pages (HLO_MLC_CHECK=1).
+# All tests, in all their cases, with kernels that check every access, on arrays between guard pages
+# (HLO_MLC_CHECK=1).
 #
 #     scripts/check_all.sh [OPTIONS OF PYTEST]
 #
@@ -18,7 +19,7 @@ step() {
   local name=$1
   shift
   echo "== $name"
-  python -m pytest --check "$@" 2>&1 | tee "$logs/$name.log" || failed=1
+  python -m pytest --check --all "$@" 2>&1 | tee "$logs/$name.log" || failed=1
 }
 
 rest=()

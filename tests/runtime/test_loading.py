@@ -120,7 +120,6 @@ def test_threads_load_run_and_let_go(objects: list[bytes]) -> None:
     finally:
         sys.setswitchinterval(usual)
         gc.set_threshold(*threshold)
-        gc.unfreeze()
     assert not wrong
 
 

@@ -265,7 +265,7 @@ BEGIN = [copied(b, a) for a, b in itertools.pairwise((OPERANDS[0], *TEMPORARIES)
 BEGIN += [nest(Assign(b, (), const(0, I32)), axes=()) for b in (FLAG, COUNT)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(STEPS, st.permutations(TEMPORARIES))
 def test_random_programs_compute_the_same(middle, order):
     """No program may tell; the rules that every program keeps are kept."""
