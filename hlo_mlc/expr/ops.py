@@ -52,7 +52,9 @@ class ScalarOp:
     normally distributed values), no matter how wide the machine's vectors are; else 0.
     `xla_unmasked`: whether XLA has vectors of f32 and of f64 for it, but none under a mask (it
     calls a function of its own, as the code that its option xla_dump_to shows).
-    `strict`: whether it is NaN if one of the args is.
+    `more_in_f64`: percent that it takes more in f64 than in f32, besides that a vector holds half
+    as many.  `in_f64`: whether all floats are computed in f64.  `strict`: whether it is NaN if one
+    of the args is.
     """
 
     name: str
@@ -66,6 +68,8 @@ class ScalarOp:
     xla_extra: int = 0
     xla_ns: tuple[float, float] = (0.0, 0.0)
     xla_unmasked: tuple[bool, bool] = (False, False)
+    more_in_f64: int = 70
+    in_f64: bool = False
     strict: bool = False
 
 
@@ -321,10 +325,12 @@ def _exact(*names_and_functions: tuple[str, int, Callable[..., Array]]) -> list[
 
 def _function(name: str, meaning: Callable[..., Array], *, arity: int = 1, cost: int = 12,
               xla_extra: int = 0, xla_ns: tuple[float, float] = (0.0, 0.0),
-              xla_unmasked: tuple[bool, bool] = (False, False), strict: bool = True) -> ScalarOp:
+              xla_unmasked: tuple[bool, bool] = (False, False), more_in_f64: int = 70,
+              in_f64: bool = False, strict: bool = True) -> ScalarOp:
     """An op that is composed of simple ones."""
     return ScalarOp(name, arity, _through_f32(meaning), accuracy=Accuracy.APPROXIMATE, cost=cost,
-                    xla_extra=xla_extra, xla_ns=xla_ns, xla_unmasked=xla_unmasked, strict=strict)
+                    xla_extra=xla_extra, xla_ns=xla_ns, xla_unmasked=xla_unmasked,
+                    more_in_f64=more_in_f64, in_f64=in_f64, strict=strict)
 
 
 _TABLE = [
@@ -371,14 +377,16 @@ _TABLE = [
     _function("asinh", np.arcsinh, xla_ns=(5, 9)),
     _function("acosh", np.arccosh, xla_ns=(3, 7)),
     _function("atanh", np.arctanh, xla_ns=(3.5, 7.5)),
-    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5)),
+    _function("erf", erf, cost=14, xla_extra=6, xla_ns=(0, 12.5), more_in_f64=270),
     _function("erfc", erfc, cost=45, xla_extra=40, xla_ns=(0, 4.6), xla_unmasked=(False, True)),
     _function("erf_inv", erf_inv, cost=25, xla_ns=(3, 19), xla_unmasked=(True, True)),
-    _function("lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True)),
-    _function("digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True)),
+    _function("lgamma", lgamma, cost=110, xla_ns=(12.5, 30), xla_unmasked=(True, True),
+              in_f64=True),
+    _function("digamma", digamma, cost=110, xla_ns=(18, 34), xla_unmasked=(True, True),
+              in_f64=True),
     _function("bessel_i1e", bessel_i1e, cost=50, xla_extra=60),
-    _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190)),
-    _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210)),
+    _function("zeta", zeta, arity=2, cost=400, xla_ns=(52, 190), in_f64=True),
+    _function("polygamma", polygamma, arity=2, cost=400, xla_ns=(60, 210), in_f64=True),
     # bits and logic
     ScalarOp("and", 2, _wrap(np.bitwise_and), commutative=True, infix="&"),
     ScalarOp("or", 2, _wrap(np.bitwise_or), commutative=True, infix="|"),

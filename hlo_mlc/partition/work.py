@@ -25,9 +25,6 @@ from hlo_mlc.tensor.core import Stage, derived
 
 _ROUNDING = 5  # operations of codegen/legalize/rounding.py
 _FACTOR_REUSE = 16  # of what is computed for a factor of a product: a register tile is so high
-# Functions of f64 are longer: percent of those of f32, of which a vector holds twice as many.  They
-# took 1.2 to 3.3 times as long (exp 1.7, log 1.5, sin 1.8, tanh 1.3, erf 3.3).
-_MORE_TERMS = 70
 # What divides and takes roots computes no other lanes meanwhile: 10 to 24 cycles for a vector of 64
 # bytes, where simple operations take one.  Source: uops.info, Ice Lake and Golden Cove.
 _DIVIDER = {"div": 8, "sqrt": 10, "rsqrt": 14}
@@ -129,8 +126,11 @@ def _cost(*roots: Expr) -> int:
             rounded = node.dtype.is_narrow_float and not is_exact
             divider = _DIVIDER.get(node.op, 0) if node.dtype.is_float else 0
             total += cost_of_node(node) + divider + _ROUNDING * rounded
+            more = OPS[node.op].more_in_f64
             if node.dtype is F64 and OPS[node.op].accuracy is Accuracy.APPROXIMATE:
-                total += cost_of_node(node) * _MORE_TERMS // 100
+                total += cost_of_node(node) * more // 100
+            elif node.dtype.is_float and OPS[node.op].in_f64:  # in two vectors
+                total += cost_of_node(node) * (100 + 2 * more) // 100
             if rotates(node):
                 total -= 2  # one instruction for three
     return total
