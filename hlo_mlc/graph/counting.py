@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,6 +69,30 @@ def counting(loop: Node, known: Known) -> Counting | None:
                if starts[k] is not None}
     carried = {v: p for v, p in carried.items() if _fits(p, trips + 1, v)}
     return Counting(trips, _derived(body, carried, literal, trips))
+
+
+def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
+    """How often the loops among these nodes, and in their regions, run each time that they are
+    reached: `unknown` times where nobody knows."""
+    literals: dict[Value, int] = {}
+    found: dict[Node, int] = {}
+
+    def literal(value: Value) -> int | None:
+        return literals.get(value, known(value))
+
+    def visit(nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if node.literal is not None and not node.literal.ndim \
+                    and node.literal.dtype.kind in "iu":
+                literals[node.results[0]] = int(node.literal)
+            if node.op == "stablehlo.while" and not node.opaque:
+                counted = counting(node, literal)
+                found[node] = unknown if counted is None else counted.trips
+            for region in node.regions:
+                visit(region.nodes)
+
+    visit(nodes)
+    return found
 
 
 def _bounded(condition: Graph) -> tuple[int, Value] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer
 from hlo_mlc.graph.core import Node, Value, constant_node
+from hlo_mlc.graph.counting import trips
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.ops.shape import splat_value
 from hlo_mlc.partition.fuse.donation import in_place
@@ -18,7 +19,7 @@ from hlo_mlc.partition.lower.packing import pack
 from hlo_mlc.partition.naming import kernel_name
 from hlo_mlc.partition.row_blocks import RowBlocks
 from hlo_mlc.tensor.canonical import stages, written
-from hlo_mlc.tensor.core import Step
+from hlo_mlc.tensor.core import UNKNOWN_TRIPS, Step
 from hlo_mlc.tensor.liveness import step_writes, without_dead
 from hlo_mlc.tensor.merging import merge_copies
 
@@ -38,7 +39,8 @@ class Cluster:
     graph in another layout.  `locations` are the lines of the user's program that compute what the
     kernel's buffers hold, by the names that they have in the kernel.  `blocks` are kernels that
     compute so many rows of it each, in its stead.  `orders` are those of the values that it has in
-    memory otherwise than row by row, `transposed` are such that XLA transposes for it.
+    memory otherwise than row by row, `transposed` are such that XLA transposes for it.  `trips` are
+    how often the loops among its nodes run.
     """
 
     kernel: Kernel
@@ -55,6 +57,7 @@ class Cluster:
     blocks: RowBlocks | None = None
     orders: Mapping[Value, Order] = field(default_factory=dict)
     transposed: tuple[Value, ...] = ()
+    trips: Mapping[Node, int] = field(default_factory=dict)
 
     def call(self, operands: tuple[Value, ...], results: tuple[Value, ...],
              attributes: Mapping[str, object]) -> Node:
@@ -151,7 +154,17 @@ def cluster_of(run: list[Unit], around: Surroundings) -> Cluster:
         orders={values[b]: order for b, order in laid.orders.items()
                 if laid.made[b] in (*operands, *outputs)},
         transposed=tuple(values[b] for b in (*operands, *outputs) if b not in constants
-                         and values[b] in orders and b not in laid.made.values()))
+                         and values[b] in orders and b not in laid.made.values()),
+        trips=_trips(nodes, makers))
+
+
+def _trips(nodes: Iterable[Node], makers: Mapping[Value, Node]) -> dict[Node, int]:
+    def known(value: Value) -> int | None:
+        literal = makers[value].literal if value in makers else None
+        return int(literal) if literal is not None and not literal.ndim \
+            and literal.dtype.kind in "iu" else None
+
+    return trips((node for node in nodes if node.regions), known, UNKNOWN_TRIPS)
 
 
 def _makes_memory(node: Node) -> bool:

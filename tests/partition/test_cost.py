@@ -647,3 +647,54 @@ def test_terms_that_are_nothing_take_us_no_time() -> None:
         x, kernel, (1, 1), [(1, 1)] * 2, (by, by), feature_group_count=16),
         (1, 16, 32, 32), (16, 1, 3, 3)) for by in (1, 3))
     assert apart.ours_us < 9 * close.ours_us  # nine times as many results, of one term each
+
+
+def test_what_xla_writes_out_in_a_loop_counts_in_each_trip() -> None:
+    def lengths(x: jax.Array) -> jax.Array:
+        return jnp.sqrt(jnp.sum(x * x, -1))
+
+    def of(trips: int) -> float:
+        plan = plan_of(lambda x: lax.fori_loop(
+            0, trips, lambda _, x: x * lengths(x)[:, None], x), (4096, 3))
+        ((_, verdict),) = [*plan.taken, *plan.rejected]
+        return verdict.xla_us
+
+    assert of(90) > 2.5 * of(30) > 6 * of(10)
+
+
+def test_a_branch_that_a_counter_chooses_runs_as_often_as_that_says() -> None:
+    def every(number: int) -> Estimate:
+        return times(lambda x: lax.fori_loop(0, 100, lambda n, x: lax.cond(
+            n % number == 0, lambda x: jnp.sin(x), lambda x: x * 0.5, x), x), (1 << 14,))
+
+    assert every(2).xla_us > 3 * every(10).xla_us
+    assert every(2).ours_us > 1.5 * every(10).ours_us
+
+
+@pytest.mark.parametrize(("read", "is_copied"), [
+    (lambda before, after, k: 1.0, False),
+    (lambda before, after, k: after[k - 1, 0], False),
+    (lambda before, after, k: before[k - 1, 0], True),
+])
+def test_arrays_that_are_read_beside_their_update_are_copied_there(
+    read: Callable, is_copied: bool
+) -> None:
+    def step(k: jax.Array, state: tuple) -> tuple:
+        array, total = state
+        after = array.at[k].set(2.0)
+        return after, total + read(array, after, k)
+
+    def xla_us(size: int) -> float:
+        plan = plan_of(lambda x: lax.fori_loop(1, 100, step, (x, jnp.float32(0))), (size, 8))
+        ((_, verdict),) = [*plan.taken, *plan.rejected]
+        return verdict.xla_us
+
+    grown = xla_us(1 << 14) - xla_us(1 << 10)
+    assert (grown > 300.0) == is_copied, grown
+
+
+def test_functions_that_are_computed_in_f64_take_longer() -> None:
+    of_f32 = times(lambda x: lax.lgamma(x), (MILLION,)).ours_us
+    assert of_f32 > 2 * times(lambda x: lax.erfc(x), (MILLION,)).ours_us
+    order_known = times(lambda x: lax.polygamma(jnp.float32(1.0), x), (MILLION,)).ours_us
+    assert order_known < times(lambda n, x: lax.polygamma(n, x), (MILLION,), (MILLION,)).ours_us / 3

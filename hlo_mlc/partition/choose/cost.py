@@ -8,14 +8,18 @@ are rough; the ratios between both sides decide.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Set
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import TensorType
+from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
 from hlo_mlc.partition.calls import CONTROL_FLOW
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
+from hlo_mlc.partition.choose.xla_copies import copied_bytes
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
 from hlo_mlc.partition.choose.xla_faults import fault
 from hlo_mlc.partition.choose.xla_figures import figure
@@ -23,6 +27,7 @@ from hlo_mlc.partition.choose.xla_time import (
     OurTime,
     Surroundings,
     convolutions_us,
+    copying_us,
     libraries_us,
     written_out_us,
     xla_threads,
@@ -75,6 +80,8 @@ SMALL_US = 2.0  # what takes less does not deserve a custom call of its own
 # Templates whose lanes are results, where others, and XLA, have the terms of a fold.
 _BESIDE = ("side_by_side", "tiled")
 
+_TRIPS_ASKED = 4096  # of a loop, whether a condition holds
+
 _WHOLE = Surroundings()
 
 
@@ -103,13 +110,15 @@ class _Part:
 
 
 def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
-           cached: Set[Buffer] = frozenset(), alone: bool = False) -> list[_Part]:
+           cached: Set[Buffer] = frozenset(), alone: bool = False,
+           loop: Loop | None = None) -> list[_Part]:
     """`cached`: what our code finds in the first cache from the trip before; `alone`: it runs on
-    one thread."""
-    if isinstance(step, Branch):  # one side runs, nobody knows which
-        around = replace(around, in_loop=True)
-        return [replace(part, ours_us=part.ours_us / 2, xla_us=part.xla_us / 2)
-                for s in step.inner for part in _parts(s, target, trips, around, cached, alone)]
+    one thread; `loop`: that whose body it is in."""
+    if isinstance(step, Branch):
+        around, chosen = replace(around, in_loop=True), _chosen(step.condition, loop)
+        return [replace(part, ours_us=share * part.ours_us, xla_us=share * part.xla_us)
+                for side, share in ((step.then, chosen), (step.otherwise, 1 - chosen))
+                for s in side for part in _parts(s, target, trips, around, cached, alone, loop)]
     if isinstance(step, Loop):
         inner, in_blocks = trips * step.likely_trips, pointwise(step, target)
         cached = frozenset() if in_blocks is None else in_blocks.kept
@@ -117,7 +126,7 @@ def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
                          in_function=_touched_bytes(step) < ONE_FUNCTION_BYTES)
         alone = alone or is_short(step, target)
         return [part for s in step.inner
-                for part in _parts(s, target, inner, around, cached, alone)]
+                for part in _parts(s, target, inner, around, cached, alone, step)]
     template = choose_template(step, target)[0].name
     phases = in_phases(step)
     if len(phases) > 1:  # XLA computes all terms, also those that are nothing
@@ -131,6 +140,25 @@ def _parts(step: Step, target: CpuTarget, trips: int, around: Surroundings,
         parts.append(_part(stage, template, target, trips, around, near, alone))
         near |= {*stage.inputs, *stage.outputs}
     return parts
+
+
+def _chosen(condition: Expr, loop: Loop | None) -> float:
+    """The share of a loop's trips in which a condition holds, if all that it depends on is their
+    number; nobody knows that of others."""
+    if loop is None or not loop.trip_count:
+        return 0.5
+    scalars = {a.buffer: a.value for step in loop.body if isinstance(step, Nest)
+               for stage in step.stages if not stage.axes and is_map(stage) for a in stage.assigns
+               if not a.indices and a.guard is None}
+    trips = np.arange(min(loop.trip_count, _TRIPS_ASKED))
+
+    def value(expression: Expr) -> np.ndarray:
+        return evaluate(expression, {loop.counter: trips}, lambda buffer, _: value(scalars[buffer]))
+
+    try:
+        return float(np.mean(np.broadcast_to(value(condition), trips.shape)))
+    except (KeyError, RecursionError):  # it depends on more
+        return 0.5
 
 
 def _touched_bytes(step: Step) -> int:
@@ -212,8 +240,13 @@ def choose_predicted(cluster: Cluster, target: CpuTarget) -> Verdict:
     """choose="auto": take what is predicted to be faster, its border included."""
     predicted = estimate(cluster.kernel, target, Surroundings(
         cluster.in_loop, calls_libraries(cluster.nodes)))
-    ours, xla = predicted.ours_us, predicted.xla_us + written_out_us(cluster.nodes)
-    xla = max(xla, convolutions_us(cluster.nodes), libraries_us(cluster.nodes))
+    ours = predicted.ours_us
+    xla = predicted.xla_us + _of_all(written_out_us, cluster.nodes, cluster.trips)
+    copies = _of_all if cluster.in_loop else _of_inner
+    xla += copies(lambda nodes: copying_us(copied_bytes(nodes), target),
+                  cluster.nodes, cluster.trips)
+    xla = max(xla, _of_all(convolutions_us, cluster.nodes, cluster.trips),
+              _of_all(libraries_us, cluster.nodes, cluster.trips))
     if cluster.is_whole and not any(isinstance(s, Loop) for s in cluster.kernel.program.steps):
         # XLA counts the body of a loop once, and does not expect more of it.
         starts = counted_operations(cluster.nodes) >= START_OPERATIONS
@@ -254,6 +287,19 @@ def _transposed_us(given: TensorType, target: CpuTarget) -> float:
     """What XLA needs to lay out an array otherwise."""
     return figure("across") * max(_APART_NS * given.size / target.cores / 1e3,
                                   target.rates.pass_us(2 * given.bytes))
+
+
+def _of_all(us: Callable[[Sequence[Node]], float], nodes: Sequence[Node],
+            trips: Mapping[Node, int]) -> float:
+    """What operations take, and those in the loops and branches among them as often as they run."""
+    return us(nodes) + _of_inner(us, nodes, trips)
+
+
+def _of_inner(us: Callable[[Sequence[Node]], float], nodes: Sequence[Node],
+              trips: Mapping[Node, int]) -> float:
+    return sum(trips.get(node, 1) / (1 if node in trips else len(node.regions))
+               * _of_all(us, region.nodes, trips)
+               for node in nodes if node.op in CONTROL_FLOW for region in node.regions)
 
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:

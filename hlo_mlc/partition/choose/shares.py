@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from hlo_mlc.graph.core import Graph, Node, Value
-from hlo_mlc.graph.counting import counting
+from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.graph.counting import trips
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import moves
 from hlo_mlc.partition.calls import CONTROL_FLOW
@@ -17,33 +17,22 @@ from hlo_mlc.partition.choose.xla_dispatch import counted_operations
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS
 
-_LOOP = "stablehlo.while"
-
 
 def runs(graph: Graph) -> Mapping[Node, int]:
     """How often each operation outside of kernels may run in one call of the program: those of
     loops as often as these, `UNKNOWN_TRIPS` times where nobody knows."""
     found: dict[Node, int] = {}
-    literals: dict[Value, int] = {}
+    trips_of = trips(graph.nodes, lambda value: None, UNKNOWN_TRIPS)
 
     def visit(region: Graph, times: int) -> None:
         for node in region.nodes:
             found[node] = times
-            if node.literal is not None and not node.literal.ndim \
-                    and node.literal.dtype.kind in "iu":
-                literals[node.results[0]] = int(node.literal)
             if node.op in CONTROL_FLOW and not node.opaque:
-                inner = times * (_trips(node, literals) if node.op == _LOOP else 1)
                 for inside in node.regions:
-                    visit(inside, inner)
+                    visit(inside, times * trips_of.get(node, 1))
 
     visit(graph, 1)
     return found
-
-
-def _trips(loop: Node, literals: Mapping[Value, int]) -> int:
-    known = counting(loop, literals.get)
-    return UNKNOWN_TRIPS if known is None else known.trips
 
 
 def least_arithmetic_us(node: Node, target: CpuTarget) -> float:

@@ -56,11 +56,15 @@ _SMALL_LOOP_BYTES = 1 << 20
 _SHARES = 4
 
 _FAR = 8  # elements between what neighbours read, so that it counts as one
-_SHORT_ROW = 32  # elements
+_SHORT_ROW, _UNROLLED = 64, 8  # elements of rows that have no vectors, and that are written out
 _MEDIUM, _LARGE = 1 << 23, 1 << 26  # multiply-adds: two and four times 2^7 square, cubed
 # Large products of no more rows or columns are like medium ones: 128 x 768 x 3072 took XLA 1.10 to
 # 1.15 times as long as us, 1024 cubed 1.01 to 1.05.
 _FEW_ROWS = 256
+# Of fewer it folds by itself, each waiting for the one before.  Source: ynn_support.cc in
+# xla/backends/cpu.
+_LIBRARY_ELEMENTS = 4096
+_FEW = 3  # vectors of a matrix that XLA multiplies by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +216,12 @@ def _loop_us(stage: Stage, ours: OurTime, memory: float, threads: int, rates: Ra
         return "window", max(results * each / 1e3, memory)
     memory *= max(1, len(stage.accumulators))  # a pass each
     if multiplies(stage):  # by a vector: on one thread there
-        return "reduction", max(ours.alone_us, memory * rates.xla_reduction)
+        factors = _factors_us(stage.terms[0].args, rates) if around.by_library else 0.0
+        return "reduction", max(ours.alone_us, memory * rates.xla_reduction) + factors
     us = max(work * _computing_ratio(stage, rates) * figure("fold"), memory * rates.xla_reduction)
+    if points(stage) < _LIBRARY_ELEMENTS and stage.terms[0].dtype.is_float \
+            and not walks_columns(stage):
+        us = max(us, points(stage) * figure("fold_ns") / 1e3)
     return "reduction", us + _one_by_one_us(stage) / threads
 
 
@@ -254,6 +262,12 @@ def convolutions_us(nodes: Sequence[Node]) -> float:
     return total
 
 
+def copying_us(copied_bytes: int, target: CpuTarget) -> float:
+    """What one thread of a loop needs to copy so much."""
+    us = target.rates.pass_us(2 * copied_bytes)
+    return us * min(target.cores, _SHARES) if copied_bytes < _SMALL_LOOP_BYTES else us
+
+
 def libraries_us(nodes: Sequence[Node]) -> float:
     """What LAPACK needs at least for the matrices that XLA hands to it one by one."""
     calls = (node for node in nodes if node.op.startswith("lapack."))
@@ -288,8 +302,36 @@ def _product_us(stage: Stage, work: float, memory: float, rates: Rates, around: 
         of_bytes = stage.terms[0].dtype is I32 and all(
             load.dtype is I8 for load in loads(stage.terms[0]))
         ratio = figure("product_of_bytes") if of_bytes else figure("product_of_integers")
+    us = max(work * ratio, memory * ratio)
+    depth = size // max(rows * columns, 1)
+    if _is_naive(rows, depth, columns) and (batch > 1 or max(rows, columns) <= _FEW):
+        return max(us, points(stage) * figure("naive_product_ns") / 1e3)
     called = 0.0 if around.in_function else batch * figure("each_product_us")
-    return max(work * ratio, memory * ratio, called)
+    if around.by_library and not around.in_function:
+        us = max(us, batch * _rows_us(stage, rows, depth)) \
+            + _factors_us((roles.lhs, roles.rhs), rates)
+    return max(us, called)
+
+
+def _is_naive(rows: int, depth: int, columns: int) -> bool:
+    """Whether XLA has loops of its own for the product of two matrices, none of which is more than
+    a few vectors.  Source: GetDotImplementationStrategy in xla/service/cpu/dot_op_emitter.cc."""
+    return min(rows, depth) <= _FEW and min(depth, columns) <= _FEW
+
+
+def _factors_us(factors: Sequence[Expr], rates: Rates) -> float:
+    """What it takes to write what the factors of a product are computed as, and to read it."""
+    return sum(rates.pass_us(2 * factor.dtype.bytes * math.prod(v.extent for v in factor.free))
+               for factor in factors if cost(factor))
+
+
+def _rows_us(stage: Stage, rows: int, depth: int) -> float:
+    """What its library needs at least for a left factor, however few columns the other has: it goes
+    through this row by row of memory, and packs rows that are no multiple of four long."""
+    roles = contraction(stage)
+    across = any(stride(load, roles.summed[-1]) not in (0, 1) for load in loads(roles.lhs))
+    count, length = (depth, rows) if across else (rows, depth)
+    return count * (figure("packed_row_ns") if length % 4 else figure("product_row_ns")) / 1e3
 
 
 def _map_us(stage: Stage, ours: OurTime, work: float, memory: float, threads: int, rates: Rates
@@ -336,13 +378,13 @@ def _there(node: Apply) -> str:
 
 def _one_by_one_us(stage: Stage) -> float:
     """What XLA computes of a loop one element after the other, on one thread: functions that it
-    calls, places that are looked up, and the ends of rows that are short."""
+    calls, places that are looked up, and rows that are short."""
     each = sum(called_ns(node) for node in walk(*stage.expressions) if isinstance(node, Apply))
     each += len(_looked_up(stage, stage.axes[-1:])) * figure("looked_up_ns")
     along = coalesce(stage)
     row = along.axes if is_map(stage) or walks_columns(stage) else along.reduce_axes
     if row and 0 < row[-1].extent < _SHORT_ROW:
-        each += figure("short_row_ns") / row[-1].extent
+        each += figure("unrolled_row_ns") if row[-1].extent <= _UNROLLED else figure("short_row_ns")
     return points(stage) * each / 1e3
 
 
