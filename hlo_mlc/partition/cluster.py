@@ -77,7 +77,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class Context:
     """What is known of the graph that clusters are cut out of.
 
     `values` are those in buffers, `read_by` the units of fusion that read a buffer, `makers` the
@@ -99,7 +99,7 @@ class Surroundings:
     in_loop: bool
 
 
-def cluster_of(run: list[Unit], around: Surroundings) -> Cluster:
+def cluster_of(run: list[Unit], around: Context) -> Cluster:
     """The kernel that computes some units, in its place."""
     results, read_by, makers, orders = around.results, around.read_by, around.makers, around.orders
     values = around.values

@@ -10,7 +10,7 @@ from hlo_mlc.graph.core import Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
 from hlo_mlc.partition.calls import CONTROL_FLOW, LOOP, WHOLE, with_calls
-from hlo_mlc.partition.cluster import Cluster, Surroundings, cluster_of, counts, is_table
+from hlo_mlc.partition.cluster import Cluster, Context, cluster_of, counts, is_table
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.fuse.groups import Fuser, Unit, in_order, merge_runs, readers
 from hlo_mlc.partition.fuse.loops import lower_while, refusal
@@ -188,12 +188,12 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     outside = {u.number for u in fuser.units if u.is_outside} if orders else set()
     free = {b for b, v in values.items() if v not in results and v not in orders
             and outside.isdisjoint(read_by.get(b, outside))} if orders else set()
-    surroundings = Surroundings(results, values, read_by, makers, tables, heirs, orders, free,
-                                limits, len(runs) == 1 and around <= WHOLE, LOOP in around)
+    context = Context(results, values, read_by, makers, tables, heirs, orders, free,
+                      limits, len(runs) == 1 and around <= WHOLE, LOOP in around)
     for run in runs:
         if run[0].is_outside:
             continue
-        cluster = cluster_of(run, surroundings)
+        cluster = cluster_of(run, context)
         if not cluster.results:  # all who read it compute it themselves by now
             continue
         verdict = choose(cluster)
