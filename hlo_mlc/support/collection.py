@@ -13,8 +13,8 @@ def no_collection() -> Iterator[None]:
     collection goes through all that JAX and its user's packages hold, which took up to a quarter
     of a first call.
 
-    Python would begin one as soon as it may again, on all that is new and still there. That counts
-    as old instead, and is looked at when all is: by Python's own measure, or `gc.collect()`.
+    Python begins one as soon as it may again, on all that is new and still there: around a
+    function, as a decorator, that is what the function returns, without what it needed for that.
     """
     if not gc.isenabled():
         yield
@@ -23,7 +23,4 @@ def no_collection() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # or else what the user has frozen would thaw
-            gc.freeze()
-            gc.unfreeze()
         gc.enable()
