@@ -158,22 +158,31 @@ def transform(root: Expr, rule: Callable[[Expr], Expr | None],
 def substitute(root: Expr, mapping: Mapping[Var, Expr],
                memo: dict[Expr, Expr] | None = None) -> Expr:
     """Replace variables; subtrees without them are left as they are."""
-    replaced = frozenset(mapping)
-    if root.free.isdisjoint(replaced):
-        return root
     done: dict[Expr, Expr] = {} if memo is None else memo
     done.update(mapping)
+    return replaced(root, frozenset(mapping), done)
+
+
+def replaced(root: Expr, variables: frozenset[Var], done: dict[Expr, Expr]) -> Expr:
+    """The same, `done` being what has become of expressions, of the variables at least."""
+    if root.free.isdisjoint(variables):
+        return root
     stack = [root]
     while stack:
         node = stack[-1]
         if node in done:
             stack.pop()
             continue
-        parts = node.children
-        pending = [p for p in parts if p not in done and not p.free.isdisjoint(replaced)]
+        # A sum is added up once, not term by term.
+        parts = index.atoms(node) if node.dtype is INDEX else node.children
+        pending = [p for p in parts if p not in done and not p.free.isdisjoint(variables)]
         if pending:
-            stack.extend(reversed(pending))
+            pending.reverse()
+            stack += pending
             continue
         stack.pop()
-        done[node] = rebuild(node, tuple([done.get(p, p) for p in parts]))
+        if parts is node.children:
+            done[node] = rebuild(node, tuple([done.get(p, p) for p in parts]))
+        else:
+            done[node] = index.with_atoms(node, done)
     return done[root]

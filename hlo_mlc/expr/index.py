@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, text
 from hlo_mlc.expr.dtypes import BOOL, INDEX
@@ -71,6 +71,30 @@ def from_affine(terms: Terms, offset: int) -> Expr:
     if result is None:
         return constant(offset)
     return result if offset == 0 else Apply("add", (result, constant(offset)), INDEX)
+
+
+def atoms(e: Expr) -> Collection[Expr]:
+    """What a sum is a sum of multiples of; the children of anything else."""
+    if not isinstance(e, Apply) or e.op not in ("add", "mul"):
+        return e.children
+    terms, _ = affine(e)
+    return e.children if e in terms else terms
+
+
+def with_atoms(e: Expr, new: Mapping[Expr, Expr]) -> Expr:
+    """A sum of multiples of atoms, some of which are something new."""
+    terms, offset = affine(e)
+    total: Terms = {}
+    for atom, coefficient in terms.items():
+        inner, more = affine(new.get(atom, atom))
+        offset += coefficient * more
+        for part, factor in inner.items():
+            count = total.get(part, 0) + coefficient * factor
+            if count:
+                total[part] = count
+            else:
+                del total[part]
+    return from_affine(total, offset)
 
 
 def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> tuple[Terms, int]:

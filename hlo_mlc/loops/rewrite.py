@@ -140,10 +140,11 @@ def guarded(stmt: Store | Accumulate, guard: Expr | None) -> Store | Accumulate 
 
 def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
     """Replace variables by expressions, everywhere."""
-    memo, replaced = _substituted(tuple(mapping.items())), frozenset(mapping)
+    done, variables = _substituted(tuple(mapping.items())), frozenset(mapping)
 
     def rule(e: Expr) -> Expr:
-        return e if e.free.isdisjoint(replaced) else build.substitute(e, mapping, memo)
+        known = done.get(e)
+        return build.replaced(e, variables, done) if known is None else known
 
     return map_expressions(statements, rule)
 
@@ -151,7 +152,7 @@ def substitute(statements: Body, mapping: Mapping[Var, Expr]) -> Body:
 @functools.lru_cache(maxsize=2)  # copies of loops are rewritten in the same way, one by one
 def _substituted(mapping: tuple[tuple[Var, Expr], ...]) -> dict[Expr, Expr]:
     """What has become of expressions."""
-    return {}
+    return dict(mapping)
 
 
 def redirect(statements: Body, buffers: Mapping[Buffer, Buffer],
