@@ -163,17 +163,38 @@ def substitute(root: Expr, mapping: Mapping[Var, Expr],
     return replaced(root, frozenset(mapping), done)
 
 
-def replaced(root: Expr, variables: frozenset[Var], done: dict[Expr, Expr]) -> Expr:
+# Functions call themselves so deep; what is below, a loop with a stack of its own takes.
+_DEEP = 32
+
+
+def replaced(node: Expr, variables: frozenset[Var], done: dict[Expr, Expr], depth: int = 0
+             ) -> Expr:
     """The same, `done` being what has become of expressions, of the variables at least."""
-    if root.free.isdisjoint(variables):
-        return root
+    known = done.get(node)
+    if known is not None:
+        return known
+    if node.free.isdisjoint(variables):
+        return node
+    if depth > _DEEP:
+        return _replaced_deep(node, variables, done)
+    depth += 1
+    parts = children = node.children
+    # A sum is added up once, not term by term.
+    if node.dtype is INDEX and (parts := index.atoms(node)) is not children:
+        new = index.with_atoms(node, {p: replaced(p, variables, done, depth) for p in parts})
+    else:
+        new = rebuild(node, tuple([replaced(p, variables, done, depth) for p in parts]))
+    done[node] = new
+    return new
+
+
+def _replaced_deep(root: Expr, variables: frozenset[Var], done: dict[Expr, Expr]) -> Expr:
     stack = [root]
     while stack:
         node = stack[-1]
         if node in done:
             stack.pop()
             continue
-        # A sum is added up once, not term by term.
         parts = index.atoms(node) if node.dtype is INDEX else node.children
         pending = [p for p in parts if p not in done and not p.free.isdisjoint(variables)]
         if pending:

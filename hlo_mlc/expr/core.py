@@ -132,7 +132,11 @@ class Apply(Expr):
     args: tuple[Expr, ...]
 
     def __new__(cls, op: str, args: tuple[Expr, ...], dtype: DType) -> Apply:
-        return _intern(cls, (cls, op, args, dtype), _init_apply, op, args, dtype)
+        key = (cls, op, args, dtype)
+        reference = _interned.get(key)
+        if reference is not None and (found := reference()) is not None:
+            return found
+        return _intern(cls, key, _init_apply, op, args, dtype)
 
 
 class Load(Expr):

@@ -64,7 +64,7 @@ def from_affine(terms: Terms, offset: int) -> Expr:
     """The one expression with this normal form."""
     terms, offset = _rejoin(terms, offset)
     result: Expr | None = None
-    for atom in sorted(terms, key=lambda a: (not isinstance(a, Var), text(a))):
+    for atom in sorted(terms, key=_place) if len(terms) > 1 else terms:
         coefficient = terms[atom]
         term = atom if coefficient == 1 else Apply("mul", (atom, constant(coefficient)), INDEX)
         result = term if result is None else Apply("add", (result, term), INDEX)
@@ -93,8 +93,13 @@ def with_atoms(e: Expr, new: Mapping[Expr, Expr]) -> Expr:
             if count:
                 total[part] = count
             else:
-                del total[part]
+                total.pop(part, None)
     return from_affine(total, offset)
+
+
+def _place(atom: Expr) -> tuple[bool, str]:
+    """Where a multiple of an atom stands in a sum."""
+    return type(atom) is not Var, atom._text or text(atom)
 
 
 def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> tuple[Terms, int]:
@@ -108,7 +113,7 @@ def weighted_sum(parts: Iterable[tuple[Expr, int]]) -> tuple[Terms, int]:
 def _rejoin(terms: Terms, offset: int) -> tuple[Terms, int]:
     """k*c*(x // c) + k*(x % c)  ->  k*x"""
     for atom, coefficient in terms.items():
-        if not isinstance(atom, Apply) or atom.op not in ("floordiv", "floormod"):
+        if type(atom) is not Apply or atom.op not in ("floordiv", "floormod"):
             continue
         x, c = atom.args[0], atom.args[1].value
         k = coefficient
@@ -160,19 +165,21 @@ def _divide_terms(x: Expr, divisor: int) -> tuple[Terms, int, Terms, int]:
     return whole, offset // divisor, rest, offset % divisor
 
 
-def _coarse(terms: Terms, offset: int, divisor: int) -> tuple[int, Expr, Expr]:
+def _coarse(terms: Terms, offset: int, divisor: int) -> tuple[int, Expr, Expr] | None:
     """terms + offset == unit * coarse + fine with 0 <= fine < unit and `unit` dividing `divisor`.
 
     Then x // divisor is coarse // (divisor // unit): the position in a vector or tile does not
-    matter to the division where tiles do not straddle.  The unit is 1 where nothing is gained.
+    matter to the division where tiles do not straddle.  None where nothing is gained.
     """
     for unit in sorted({math.gcd(c, divisor) for c in terms.values()}, reverse=True):
+        if unit == 1:
+            break
         fine = from_affine({a: c for a, c in terms.items() if c % unit}, offset % unit)
         low, high = bounds(fine)
-        if unit > 1 and low >= 0 and high < unit:
+        if low >= 0 and high < unit:
             coarse = {a: c // unit for a, c in terms.items() if c % unit == 0}
             return unit, from_affine(coarse, offset // unit), fine
-    return 1, from_affine(terms, offset), constant(0)
+    return None
 
 
 @_remembered
@@ -181,8 +188,9 @@ def floordiv(x: Expr, divisor: int) -> Expr:
     if divisor == 1:
         return x
     whole, whole_offset, rest, rest_offset = _divide_terms(x, divisor)
-    unit, coarse, _ = _coarse(rest, rest_offset, divisor)
-    if unit > 1:
+    found = _coarse(rest, rest_offset, divisor)
+    if found is not None:
+        unit, coarse, _ = found
         quotient = floordiv(coarse, divisor // unit)
         terms, offset = _sum((whole, whole_offset), affine(quotient), 1)
         return from_affine(terms, offset)
@@ -222,8 +230,9 @@ def floormod(x: Expr, divisor: int) -> Expr:
     low, high = bounds(remainder)
     if low >= 0 and high < divisor:
         return remainder
-    unit, coarse, fine = _coarse(rest, rest_offset, divisor)
-    if unit > 1:
+    found = _coarse(rest, rest_offset, divisor)
+    if found is not None:
+        unit, coarse, fine = found
         return add(multiply(floormod(coarse, divisor // unit), constant(unit)), fine)
     if isinstance(remainder, Apply) and remainder.op == "floormod" \
             and remainder.args[1].value % divisor == 0:
@@ -254,14 +263,9 @@ def compare(op: str, x: Expr, y: Expr) -> Expr:
     is all there is: k // 3 < 2 is k < 6."""
     difference = subtract(x, y)
     low, high = bounds(difference)
-    verdict = {
-        "lt": (high < 0, low >= 0), "le": (high <= 0, low > 0),
-        "gt": (low > 0, high <= 0), "ge": (low >= 0, high < 0),
-        "eq": (low == high == 0, low > 0 or high < 0),
-        "ne": (low > 0 or high < 0, low == high == 0),
-    }[op]
-    if verdict[0] or verdict[1]:
-        return Const(verdict[0], BOOL)
+    verdict = _verdict(op, low, high)
+    if verdict is not None:
+        return Const(verdict, BOOL)
     if op in ("lt", "ge"):
         terms, offset = affine(difference)
         if len(terms) == 1:
@@ -269,11 +273,31 @@ def compare(op: str, x: Expr, y: Expr) -> Expr:
             if coefficient == 1 and isinstance(atom, Apply) and atom.op == "floordiv":
                 whole, divisor = atom.args
                 return compare(op, whole, constant(-offset * divisor.value))
-        _, coarse, fine = _coarse(*affine(difference), 0)
-        if fine.free:
-            terms, offset = affine(coarse)
+        found = _coarse(*affine(difference), 0)
+        if found is not None and found[2].free:
+            terms, offset = affine(found[1])
             return Apply(op, (from_affine(terms, 0), constant(-offset)), BOOL)
     return Apply(op, (x, y), BOOL)
+
+
+def _verdict(op: str, low: float, high: float) -> bool | None:
+    """Whether `difference op 0` for all differences from `low` to `high`, or for none of them."""
+    match op:
+        case "lt":
+            always, never = high < 0, low >= 0
+        case "le":
+            always, never = high <= 0, low > 0
+        case "gt":
+            always, never = low > 0, high <= 0
+        case "ge":
+            always, never = low >= 0, high < 0
+        case "eq":
+            always, never = low == high == 0, low > 0 or high < 0
+        case "ne":
+            always, never = low > 0 or high < 0, low == high == 0
+        case _:
+            raise KeyError(op)
+    return True if always else False if never else None
 
 
 def bounds(e: Expr) -> tuple[float, float]:

@@ -26,7 +26,6 @@ from hlo_mlc.loops.core import (
     Store,
     While,
     bodies,
-    walk,
 )
 
 Body = tuple[Stmt, ...]
@@ -201,20 +200,48 @@ def transform(statements: Body, visit: Callable[[Stmt], Body | None]) -> Body:
     for position, stmt in enumerate(statements):
         replacement = visit(stmt)
         if replacement is None:
-            if type(stmt) in LEAVES:
+            new = stmt if type(stmt) in LEAVES else _transformed(stmt, visit)
+            if new is stmt:
                 if result is not None:
                     result.append(stmt)
                 continue
-            inner = bodies(stmt)
-            new = tuple([transform(body, visit) for body in inner])
-            if new == inner:  # statements compare by identity
-                if result is not None:
-                    result.append(stmt)
-                continue
-            replacement = (_holding(stmt, new),)
+            replacement = (new,)
         if result is None:
             result = list(statements[:position])
-        result.extend(replacement)
+        result += replacement
+    return statements if result is None else tuple(result)
+
+
+def _transformed(stmt: Stmt, visit: Callable[[Stmt], Body | None]) -> Stmt:
+    """A statement with what is inside of it replaced."""
+    if type(stmt) is If:
+        new = transform(stmt.then, visit), transform(stmt.otherwise, visit)
+    else:
+        new = (transform(stmt.body, visit),)
+    return with_bodies(stmt, new)
+
+
+def transform_loops(statements: Body, name: str, rewrite: Callable[[For], Body | None]) -> Body:
+    """The same for the loops over variables of that name."""
+    result: list[Stmt] | None = None
+    for position, stmt in enumerate(statements):
+        kind = type(stmt)
+        if kind in LEAVES:
+            if result is not None:
+                result.append(stmt)
+            continue
+        replacement = rewrite(stmt) if kind is For and stmt.var.name == name else None
+        if replacement is None:
+            new = with_bodies(stmt, tuple([transform_loops(body, name, rewrite)
+                                           for body in bodies(stmt)]))
+            if new is stmt:
+                if result is not None:
+                    result.append(stmt)
+                continue
+            replacement = (new,)
+        if result is None:
+            result = list(statements[:position])
+        result += replacement
     return statements if result is None else tuple(result)
 
 
@@ -265,10 +292,20 @@ def with_body(program: LoopProgram, body: Body) -> LoopProgram:
 @functools.lru_cache(maxsize=2)  # of what is being rewritten
 def _by_name(statements: Body) -> Mapping[str, tuple[For, ...]]:
     found: dict[str, list[For]] = {}
-    for s in walk(statements):
-        if type(s) is For:
-            found.setdefault(s.var.name, []).append(s)
+    _gather(statements, found)
     return MappingProxyType({name: tuple(loops) for name, loops in found.items()})
+
+
+def _gather(statements: Body, found: dict[str, list[For]]) -> None:
+    for s in statements:
+        kind = type(s)
+        if kind is If:
+            _gather(s.then, found)
+            _gather(s.otherwise, found)
+        elif kind not in LEAVES:
+            if kind is For:
+                found.setdefault(s.var.name, []).append(s)
+            _gather(s.body, found)
 
 
 def loops_named(statements: Body, name: str) -> tuple[For, ...]:

@@ -43,6 +43,9 @@ for every 32 costs 3 % where terms come from L1, and nothing elsewhere."""
 
 _Box = tuple[tuple[float, float], ...]
 
+_Added = dict[Accumulate, tuple[int, frozenset[Var]]]
+"""Additions, with how often a place is added to at most, and the variables that say which it is."""
+
 _PLAIN = (LoopKind.SERIAL, LoopKind.UNROLL, LoopKind.VECTORIZE)
 
 
@@ -73,27 +76,30 @@ def in_runs(statements: Body, length: int = RUN) -> Body:
 
 
 def _in_runs(statements: Body, terms: int, names: dict[str, str]
-             ) -> tuple[Body, dict[Accumulate, int]]:
-    """Statements with their loops cut, and what they add to private sums of others, with how often
-    a place is added to at most; `names` are those of loops and of loops over their runs."""
+             ) -> tuple[Body, _Added]:
+    """Statements with their loops cut, and what they add to private sums of others; `names` are
+    those of loops and of loops over their runs."""
     result: list[Stmt] = []
-    added: dict[Accumulate, int] = {}
+    added: _Added = {}
     for stmt in statements:
         if type(stmt) in LEAVES:
             result.append(stmt)
             if isinstance(stmt, Accumulate) and _is_private_sum(stmt):
-                added[stmt] = 1
+                added[stmt] = 1, frozenset().union(*[i.free for i in stmt.indices])
             continue
         inside = [_in_runs(body, terms, names) for body in bodies(stmt)]
-        own = {u: n for _, found in inside for u, n in found.items()}
+        own = inside[0][1]
+        for _, found in inside[1:]:
+            own |= found
         stmt = with_bodies(stmt, tuple([body for body, _ in inside]))
         new: Body = (stmt,)
         if isinstance(stmt, Allocate):
-            own = {u: n for u, n in own.items() if stmt.buffer not in u.buffers}
+            own = {u: of for u, of in own.items() if stmt.buffer not in u.buffers}
         elif isinstance(stmt, For) and own:
             most = stmt.var.extent or 2 * terms
-            own = {u: n * most if lane_invariant(u, stmt.var) else n for u, n in own.items()}
-            if sum(own.values()) >= 2 * terms:
+            own = {u: (n if stmt.var in places else n * most, places)
+                   for u, (n, places) in own.items()}
+            if sum([n for n, _ in own.values()]) >= 2 * terms:
                 new = _cut(stmt, terms, names)
         result += new
         added |= own
@@ -157,12 +163,12 @@ class _Update:
 
     @property
     def loops(self) -> tuple[For, ...]:
-        return tuple(s for s in self.path if isinstance(s, For))
+        return tuple([s for s in self.path if type(s) is For])
 
     @property
     def across(self) -> tuple[For, ...]:
         """The loops over places."""
-        return tuple(s for s in self.loops if any(s.var in i.free for i in self.update.indices))
+        return tuple([s for s in self.loops if not lane_invariant(self.update, s.var)])
 
     def box(self) -> _Box | None:
         """The first and the last place along each axis; None where not all between are added to."""
@@ -205,7 +211,7 @@ def _sums(var: Var, body: Body) -> dict[_Update, int]:
     found: dict[tuple[Buffer, ...], list[_Update]] = {}
     touched: set[Buffer] = set()
     for *around, stmt in paths(body):
-        touched.update(read.source for e in expressions(stmt) for read in loads(e))
+        touched.update([read.source for e in expressions(stmt) for read in loads(e)])
         if isinstance(stmt, Store | Allocate):
             touched.add(stmt.buffer)
         elif isinstance(stmt, Accumulate):
@@ -227,16 +233,23 @@ def _covering(updates: list[_Update]) -> dict[_Update, int]:
     """Those that add to all places, each of them once, and how often they and others do; none where
     that cannot be told."""
     chosen: dict[_Update, int] = {}
-    boxes: dict[_Update, _Box] = {}
-    for times, update in sorted([(u.times(), u) for u in updates], key=lambda found: -found[0]):
-        box = update.box()
+    boxes: dict[_Box, _Update] = {}  # which are apart
+    places: dict[tuple, tuple[int, _Box | None]] = {}  # many additions are to few
+    found: list[tuple[int, _Box | None, _Update]] = []
+    for update in updates:
+        place = update.path, update.update.indices
+        if place not in places:
+            places[place] = update.times(), update.box()
+        found.append((*places[place], update))
+    for times, box, update in sorted(found, key=lambda one: -one[0]):
         if box is None:
             return {}
-        holder = next((u for u, other in boxes.items() if _holds(other, box)), None)
+        holder = boxes.get(box) or next(
+            (u for other, u in boxes.items() if _holds(other, box)), None)
         if holder is not None:
             chosen[holder] += times
-        elif all(_are_apart(other, box) for other in boxes.values()):
-            chosen[update], boxes[update] = times, box
+        elif all(_are_apart(other, box) for other in boxes):
+            chosen[update], boxes[box] = times, update
         else:
             return {}
     return chosen

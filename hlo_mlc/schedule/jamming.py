@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import FALSE, all_of, substitute
+from hlo_mlc.expr.build import FALSE, all_of, rebuild, substitute
 from hlo_mlc.expr.core import Expr, Var, loads
+from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import Facts, exactly
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
 from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import Body, when, with_bodies, with_body
-from hlo_mlc.loops.rewrite import substitute as substitute_in
+from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies, with_body
 from hlo_mlc.schedule.loops import (
     band_of,
     commutes,
@@ -97,12 +99,13 @@ def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: 
         raise refuse("jam", band[0], f"holds {held.buffer.name}, of which there is one for each "
                      "iteration; expand first")
     groups: dict[tuple[Expr, ...], list[Body]] = {}
+    copies_of = _Copies(tuple(s.var for s in band))
     for numbers in itertools.product(*map(range, counts)):
-        here: dict[Var, Expr] = {
-            s.var: index.constant(n) for s, n in zip(band, numbers, strict=True)}
-        asked = conjuncts(substitute(guard, here))
+        here = tuple(map(index.constant, numbers))
+        asked = conjuncts(copies_of.at(here, guard))
         if FALSE not in asked:
-            groups.setdefault(asked, []).append(substitute_in(body, here))
+            groups.setdefault(asked, []).append(
+                map_expressions(body, functools.partial(copies_of.at, here)))
     # Those of which nothing is left to ask are one, in their order.
     left = ((all_of(*(c for c in asked if not _follows(c, known))), copies)
             for asked, copies in groups.items())
@@ -113,6 +116,37 @@ def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: 
         result += when(own, tuple(itertools.chain(*together)) if apart
                        else _together(together, inner))
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Copies:
+    """What expressions are in each iteration of some loops: what depends on few of these is the
+    same in many."""
+
+    variables: tuple[Var, ...]
+    places: dict[Expr, tuple[int, ...]] = field(default_factory=dict)
+    known: dict[tuple[Expr, tuple[Expr, ...]], Expr] = field(default_factory=dict)
+
+    def at(self, numbers: tuple[Expr, ...], e: Expr, depth: int = 0) -> Expr:
+        """What an expression is in the iteration with these numbers."""
+        places = self.places.get(e)
+        if places is None:
+            places = self.places[e] = tuple([
+                n for n, v in enumerate(self.variables) if v in e.free])
+        if not places:
+            return e
+        key = e, tuple([numbers[n] for n in places])
+        new = self.known.get(key)
+        if new is None:
+            if e.dtype is INDEX or depth > _SHALLOW:
+                new = substitute(e, dict(zip(self.variables, numbers, strict=True)))
+            else:
+                new = rebuild(e, tuple([self.at(numbers, part, depth + 1) for part in e.children]))
+            self.known[key] = new
+        return new
+
+
+_SHALLOW = 8  # what is deeper in an expression is not looked for in other iterations
 
 
 def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:

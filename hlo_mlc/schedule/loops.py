@@ -42,6 +42,7 @@ from hlo_mlc.loops.rewrite import (
     paths,
     substitute,
     transform,
+    transform_loops,
     when,
     with_body,
 )
@@ -70,14 +71,12 @@ def rewrite_loops(program: LoopProgram, primitive: str, name: str,
     """
     found = False
 
-    def visit(stmt: Stmt) -> Body | None:
+    def visit(stmt: For) -> Body | None:
         nonlocal found
-        if type(stmt) is not For or stmt.var.name != name:
-            return None
         found = True
         return rewrite(stmt)
 
-    body = transform(program.body, visit)
+    body = transform_loops(program.body, name, visit)
     if not found:
         raise _unknown(program, primitive, name)
     return with_body(program, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from hlo_mlc.expr import index
@@ -85,6 +86,7 @@ def is_several(combiner: Combiner) -> bool:
         _associative_op, combiner.results, combiner.lhs, combiner.rhs))
 
 
+@functools.lru_cache(maxsize=64)  # asked of every update of a kernel, which has few combiners
 def is_sum(combiner: Combiner) -> bool:
     """Whether it adds floats, perhaps beside other associative ops of values of their own."""
     ops = [_associative_op(*each) for each in zip(
