@@ -305,8 +305,10 @@ def test_what_recurs_is_looked_at_where_predictions_may_be_wrong(monkeypatch) ->
     while not compiled.report().comparisons:
         assert time.monotonic() < give_up, str(compiled.explain())
         np.testing.assert_allclose(compiled(x.copy())[0], first, rtol=1e-4)
-    comparison, *_ = compiled.report().comparisons
-    assert comparison.speedup > 0 and not compiled.report().reasons
+    report = compiled.report()
+    assert all(found.ours_us > 0 and found.xla_us > 0 for found in report.comparisons)
+    # Which side won is the machine's; neither was dropped as wrong.
+    assert all(reason.startswith("XLA's is kept") for reason in report.reasons), report.reasons
     np.testing.assert_allclose(compiled(x)[0], first, rtol=1e-4)
 
 
