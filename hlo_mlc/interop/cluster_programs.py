@@ -14,7 +14,7 @@ from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.layout import stored
 from hlo_mlc.frontend.emit import emit_module
 from hlo_mlc.frontend.types import write_type
-from hlo_mlc.graph.core import Graph, Value
+from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.interop import compat
 from hlo_mlc.interop.devices import CPU
@@ -108,11 +108,24 @@ def kernel_program(source: ir.Module, cluster: Cluster, backend: Backend, built:
 
 
 def _computing(graph: Graph, parameters: tuple[Value, ...], results: tuple[Value, ...]) -> Graph:
-    """The nodes between parameters and results, operands first."""
+    """The nodes between parameters and results, operands first.
+
+    What else they use is zeros: a kernel is not given what its loops overwrite in their first trip.
+    """
     given = set(parameters)
-    maker = {value: node for node in graph.walk() for value in node.results if value not in given}
-    wanted = [maker[value] for value in results if value not in given]
-    return Graph(parameters, operands_first(wanted, maker.get), results)
+    makers = {value: node for node in graph.walk() for value in node.results}
+
+    def maker(value: Value) -> Node | None:
+        if value in given:
+            return None
+        if value not in makers:
+            tensor = _type(value)
+            makers[value] = Node("stablehlo.constant", (), (value,),
+                                 literal=np.zeros(tensor.shape, tensor.dtype.numpy))
+        return makers[value]
+
+    wanted = filter(None, map(maker, results))
+    return Graph(parameters, operands_first(wanted, maker), results)
 
 
 def _emitted(graph: Graph, source: ir.Module, variant: str = "") -> ir.Module:

@@ -62,6 +62,20 @@ def test_loops_that_end_when_data_says_so() -> None:
     assert "give arrays for arguments" in str(ours.verify(jax.ShapeDtypeStruct(X.shape, X.dtype)))
 
 
+def test_arguments_that_a_loop_overwrites_unread() -> None:
+    """Kernels are not given them, what they are held against is."""
+    @mlc_jit(choose="ours")
+    def function(x, y):
+        def step(i, carried):
+            a, _ = carried
+            return a / 2 + jnp.cumsum(a, 0), a * i
+
+        return jax.lax.fori_loop(0, 9, step, (x, y))
+
+    found = function.verify(X, 2 * X)
+    assert found.is_right and all(kernel.ours.error < 1e-5 for kernel in found.kernels)
+
+
 def test_what_it_verifies_is_what_runs() -> None:
     """Whatever a function computes of no argument is an operation of it, too."""
     ours = mlc_jit(lambda x: x[0, jnp.arange(13) * 7 % 5], choose="ours")
