@@ -101,7 +101,7 @@ def compared(case: str, trials: int, again: int, others: Sequence[Worker], progr
         winners = {repr(schedules): schedules for schedules, *_ in short}
         again_speeds = {text: _again(supervisor, s) if s else 1.0 for text, s in winners.items()}
         progress.remove_task(bar)
-        return Found(case, task.target.name, space.size, supervisor.default_us, [
+        return Found(case, task.target.cpu, space.size, supervisor.default_us, [
             (again_speeds[repr(s)], count, seconds) for s, count, seconds in short],
             max(speeds, default=1.0), tried)
 
