@@ -7,7 +7,7 @@ loop variables must have had the same value?
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -35,9 +35,10 @@ from hlo_mlc.loops.regions import (
     parted_axes,
 )
 from hlo_mlc.loops.rewrite import inlined
+from hlo_mlc.tensor.combine import merging
 
-__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "lane_invariant", "pairs",
-           "same_reduction", "variables"]
+__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "commutes", "lane_invariant",
+           "meetings", "pairs", "same_reduction", "variables"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +63,11 @@ def same_reduction(a: Access, b: Access) -> bool:
     return (isinstance(a.stmt, Accumulate) and isinstance(b.stmt, Accumulate) and a.writes
             and b.writes and a.stmt.buffers == b.stmt.buffers
             and a.stmt.combiner == b.stmt.combiner)
+
+
+def commutes(stmt: Accumulate) -> bool:
+    """Whether the order of terms does not matter to an update."""
+    return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,19 @@ def pairs(memory: Memory, first: Iterable[Access],
         for b in second:
             if (a.writes or b.writes) and memory.may_overlap(a.buffer, b.buffer):
                 yield a, b
+
+
+def meetings(memory: Memory, first: Collection[Access], second: Collection[Access],
+             varying: set[Var]) -> Iterator[tuple[Access, Access, set[Var]]]:
+    """Pairs that may touch the same element, whose order matters (that of updates by one declared
+    reduction that commutes does not), and those of the `varying` variables that then agree."""
+    unstable = {a.buffer for a in (*first, *second) if a.writes}
+    for a, b in pairs(memory, first, second):
+        if same_reduction(a, b) and commutes(a.stmt):
+            continue
+        agree = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) else set()
+        if agree is not None:
+            yield a, b, agree
 
 
 def variables(statements: tuple[Stmt, ...]) -> set[Var]:

@@ -13,12 +13,10 @@ from hlo_mlc.expr.core import Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import Facts, exactly
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
-from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.dependence import Memory, accesses, meetings, variables
 from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies, with_body
 from hlo_mlc.schedule.loops import (
     band_of,
-    commutes,
     refuse,
     require_constant,
     require_kind,
@@ -153,14 +151,9 @@ def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:
     """Refuse iterations that may not be done in any order."""
     touched = accesses(body)
     written = [a for a in touched if a.writes]
-    varying, unstable = variables((band[0],)), {a.buffer for a in written}
-    for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b) and commutes(a.stmt):
-            continue
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
-        free = settled is not None and next((s for s in band if s.var not in settled), None)
-        if free:
+    for a, b, agree in meetings(memory, written, touched, variables((band[0],))):
+        free = next((s for s in band if s.var not in agree), None)
+        if free is not None:
             raise refuse("jam", free, f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}")
 

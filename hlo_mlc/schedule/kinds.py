@@ -22,7 +22,7 @@ from hlo_mlc.loops.core import (
     folding,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses, carried
+from hlo_mlc.loops.dependence import Memory, accesses, carried, commutes
 from hlo_mlc.loops.matrices import parts
 from hlo_mlc.loops.rewrite import (
     Body,
@@ -35,7 +35,6 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import (
-    commutes,
     refuse,
     refuse_inside,
     require_constant,

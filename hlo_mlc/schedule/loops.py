@@ -22,15 +22,7 @@ from hlo_mlc.loops.core import (
     Store,
     walk,
 )
-from hlo_mlc.loops.dependence import (
-    Access,
-    Memory,
-    accesses,
-    pairs,
-    same_reduction,
-    variables,
-)
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.dependence import Access, Memory, accesses, meetings, variables
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,
@@ -48,7 +40,6 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
-from hlo_mlc.tensor.combine import merging
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For, ...]:
@@ -335,11 +326,6 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
     return result
 
 
-def commutes(stmt: Accumulate) -> bool:
-    """Whether the order of terms does not matter to an update."""
-    return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
-
-
 def check_permutable(band: list[For], order: list[For], memory: Memory,
                      primitive: str = "reorder") -> None:
     """Refuse to put perfectly nested loops into another order where that changes anything."""
@@ -348,17 +334,13 @@ def check_permutable(band: list[For], order: list[For], memory: Memory,
             raise refuse(primitive, stmt, f"is a vector; {primitive} before vectorize")
     touched = accesses(band[-1].body)
     written = [a for a in touched if a.writes]
-    varying, unstable = variables((band[0],)), {a.buffer for a in written}
-    for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b) and commutes(a.stmt):
-            continue
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
+    varying = variables((band[0],))
+    for a, b, agree in meetings(memory, written, touched, varying):
         # Instances that agree in all other loops keep their order where these keep theirs.
-        before, after = ([s.var.name for s in loops if s.var not in (settled or ())]
+        before, after = ([s.var.name for s in loops if s.var not in agree]
                          for loops in (band, order))
-        if settled is not None and before != after and not _stores_the_same(
-                a, b, varying - settled, [w.buffer for w in written], memory):
+        if before != after and not _stores_the_same(
+                a, b, varying - agree, [w.buffer for w in written], memory):
             raise refuse(primitive, band[0], f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}: nothing ties the iterations of "
                          f"{', '.join(sorted(before))} together")
