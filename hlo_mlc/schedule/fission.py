@@ -9,8 +9,9 @@ from hlo_mlc.expr import build
 from hlo_mlc.expr.core import Var
 from hlo_mlc.loops.core import For, LoopProgram
 from hlo_mlc.loops.dependence import Memory, accesses, meetings, variables
-from hlo_mlc.loops.rewrite import Body, substitute
+from hlo_mlc.loops.rewrite import Body, substitute, transform_loops
 from hlo_mlc.schedule.loops import (
+    changed,
     check_permutable,
     only_loop,
     refuse,
@@ -46,17 +47,14 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
     """
     require_loops(program, "distribute", inner or name)
     memory = Memory.of(program)
-    found = False
 
     def cut(stmt: For) -> Body | None:
-        nonlocal found
         band = [stmt]
         while (only := only_loop(band[-1])) is not None and only.var.name != inner:
             band.append(only)
         parts = _parts(band[-1].body, inner)
         if not parts:
             return None
-        found = True
         if behind:
             parts = [(), parts[0] + parts[1], *parts[2:]]
         for n, part in enumerate(parts if checked else ()):
@@ -74,12 +72,9 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
         return tuple(s for n, part in enumerate(parts) for s in nest(
             part, late if behind and n == 2 else {}))
 
-    result = rewrite_loops(program, "distribute", name, cut)
-    if not found:
-        raise refuse("distribute", require_loops(program, "distribute", name)[0],
-                     f"must hold the loop {inner} as one of its statements" if inner else
-                     "must hold several statements")
-    return result
+    return changed(program, transform_loops(program.body, name, cut), "distribute", name,
+                   f"must hold the loop {inner} as one of its statements" if inner else
+                   "must hold several statements")
 
 
 def _parts(body: Body, inner: str) -> list[Body]:

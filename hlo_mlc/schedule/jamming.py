@@ -14,9 +14,10 @@ from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import Facts, exactly
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, meetings, variables
-from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies, with_body
+from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies
 from hlo_mlc.schedule.loops import (
     band_of,
+    changed,
     refuse,
     require_constant,
     require_kind,
@@ -53,16 +54,13 @@ def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checke
     for name in (*names, inner) if inner else names:
         require_loops(program, "jam", name)
     memory = Memory.of(program) if checked else None
-    found = False
 
     def inside(statements: Body, known: Facts) -> Body:
-        nonlocal found
         result: list[Stmt] = []
         for stmt in statements:
             nest = band_of(stmt, {*names}) \
                 if isinstance(stmt, For) and stmt.var.name in names else None
             if nest is not None and len(nest[0]) == len(names):
-                found = True
                 band, guard = nest
                 result += _jammed(band, guard, known, inner, memory)
                 continue
@@ -76,11 +74,8 @@ def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checke
         new = tuple(result)
         return statements if new == statements else new
 
-    body = inside(program.body, ())
-    if not found:
-        raise refuse("jam", require_loops(program, "jam", names[0])[0],
-                     f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
-    return with_body(program, body)
+    return changed(program, inside(program.body, ()), "jam", names[0],
+                   f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
 
 
 def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None

@@ -49,7 +49,8 @@ def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For,
     """
     found = loops_named(program.body, name)
     if not found:
-        raise _unknown(program, primitive, name)
+        known = ", ".join(loop_names(program.body)) or "none"
+        raise ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
     return found
 
 
@@ -60,22 +61,21 @@ def rewrite_loops(program: LoopProgram, primitive: str, name: str,
 
     Raises: ScheduleError where there is none.
     """
-    found = False
-
-    def visit(stmt: For) -> Body | None:
-        nonlocal found
-        found = True
-        return rewrite(stmt)
-
-    body = transform_loops(program.body, name, visit)
-    if not found:
-        raise _unknown(program, primitive, name)
+    body = transform_loops(program.body, name, rewrite)
+    if body is program.body:
+        require_loops(program, primitive, name)
     return with_body(program, body)
 
 
-def _unknown(program: LoopProgram, primitive: str, name: str) -> ScheduleError:
-    known = ", ".join(loop_names(program.body)) or "none"
-    return ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
+def changed(program: LoopProgram, body: Body, primitive: str, name: str, reason: str
+            ) -> LoopProgram:
+    """The program with a body that was rewritten from its own.
+
+    Raises: ScheduleError where that is its own still, for this reason if there is such a loop.
+    """
+    if body is program.body:
+        raise refuse(primitive, require_loops(program, primitive, name)[0], reason)
+    return with_body(program, body)
 
 
 def refuse(primitive: str, stmt: Stmt, reason: str) -> ScheduleError:
@@ -155,24 +155,19 @@ def unswitch(program: LoopProgram, name: str) -> LoopProgram:
     ask no such thing stay as they are, also where lanes of a vector around them disagree about it.
     LLVM: loop unswitching.
     """
-    found, lanes = False, lane_variables(program)
+    lanes = lane_variables(program)
 
     def ask(stmt: For) -> Body | None:
-        nonlocal found
         varying = variables((stmt,)) | lanes
         condition = next((c for c in _conditions(stmt.body) if c.free.isdisjoint(varying)
                           and not loads(c)), None)
         if condition is None:
             return None
-        found = True
         return (If(condition, *(_settled(stmt, condition, answer)
                                 for answer in (build.TRUE, build.FALSE))),)
 
-    result = rewrite_loops(program, "unswitch", name, ask)
-    if not found:
-        raise refuse("unswitch", require_loops(program, "unswitch", name)[0],
-                     "asks nothing that is the same in all its iterations")
-    return result
+    return changed(program, transform_loops(program.body, name, ask), "unswitch", name,
+                   "asks nothing that is the same in all its iterations")
 
 
 def lane_variables(program: LoopProgram) -> frozenset[Var]:
@@ -228,17 +223,14 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
     for name in names:
         require_loops(program, "reorder", name)
     memory = Memory.of(program) if checked else None
-    moved = 0
 
     def visit(stmt: Stmt) -> Body | None:
-        nonlocal moved
         if not isinstance(stmt, For) or stmt.var.name not in names:
             return None
         found = band_of(stmt, set(names))
         if found is None:
             return None
         band, guard = found
-        moved += 1
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
@@ -254,12 +246,9 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
             body = (For(current.var, current.extent, current.kind, body),)
         return body
 
-    result = transform(program.body, visit)
-    if not moved:
-        outermost = require_loops(program, "reorder", names[0])[0]
-        raise refuse("reorder", outermost, f"and {', '.join(names[1:])} are not perfectly nested; "
-                     "distribute the loops between them first")
-    return with_body(program, result)
+    return changed(program, transform(program.body, visit), "reorder", names[0],
+                   f"and {', '.join(names[1:])} are not perfectly nested; distribute the loops "
+                   "between them first")
 
 
 def band_of(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
@@ -306,19 +295,14 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
         if loops_named(program.body, to):
             raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got "
                                 f"{to!r}")
-    found = False
 
     def renamed(stmt: For) -> Body | None:
-        nonlocal found
         if inner and not loops_named(stmt.body, inner):
             return None
-        found = True
         own = Var(to, stmt.var.dtype, stmt.var.extent)
         return (For(own, stmt.extent, stmt.kind, substitute(stmt.body, {stmt.var: own})),)
 
-    result = rewrite_loops(program, "rename", name, renamed)
-    if not found:
-        raise refuse("rename", require_loops(program, "rename", name)[0],
+    result = changed(program, transform_loops(program.body, name, renamed), "rename", name,
                      f"holds no loop called {inner}")
     for outer in loops_named(result.body, to) if loops_named(program.body, to) else ():
         if loops_named(outer.body, to):
