@@ -13,6 +13,7 @@ from hlo_mlc.report import KernelReport
 from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, target_key
 from hlo_mlc.support.errors import ConfigurationError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tuning.replay import why_not_followed
@@ -20,8 +21,7 @@ from hlo_mlc.tuning.replay import why_not_followed
 T = TypeVar("T", CpuTarget, CudaTarget)
 
 
-def recorded_schedules(kernel: Kernel, target: CpuTarget | CudaTarget, options: Options
-                       ) -> Schedules:
+def recorded_schedules(kernel: Kernel, target: Target, options: Options) -> Schedules:
     """What tuning has found for the kernel; nothing where it was not tuned.
 
     Raises: ConfigurationError where a file that the options pin cannot be followed.
@@ -53,8 +53,7 @@ def recorded_or(predicted: Callable[[Cluster, T], Verdict], options: Options
     return choose
 
 
-def as_tuned(kernel: KernelReport, target: CpuTarget | CudaTarget, options: Options
-             ) -> KernelReport:
+def as_tuned(kernel: KernelReport, target: Target, options: Options) -> KernelReport:
     """The report with what tuning measured of the kernel, if it is built as recorded."""
     known = find_record(kernel.id, target_key(target), options)
     if known is None or not _is_built_as(kernel, known):

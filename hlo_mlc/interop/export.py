@@ -40,9 +40,7 @@ from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target import cpu, cuda
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target import Target, cpu, cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +209,7 @@ class _Writer:
             "parameters": _parameters(given), "documentation": _documentation(given)}
         return description, ExportedEntry(name, signature, tuple(kernels), report)
 
-    def _target(self, target: CpuTarget | CudaTarget) -> dict[str, Any]:
+    def _target(self, target: Target) -> dict[str, Any]:
         kernels = {}
         for kernel_id, options in self._kernels.items():
             block = f"{target.name}.{kernel_id}"

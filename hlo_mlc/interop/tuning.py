@@ -64,6 +64,7 @@ from hlo_mlc.runtime.records import (
 )
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.target.cuda import names as gpu_names
@@ -463,7 +464,7 @@ def _tunable(platform: str) -> str:
                      "CPU, do it")
 
 
-def _machine(target: CpuTarget | CudaTarget) -> str:
+def _machine(target: Target) -> str:
     """What people call a kind of machine."""
     if isinstance(target, CudaTarget):
         device = first_gpu()

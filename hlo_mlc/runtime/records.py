@@ -28,7 +28,7 @@ from hlo_mlc.support.errors import CacheError, ConfigurationError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target import Target
 from hlo_mlc.target.cuda import KIB, CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
@@ -113,7 +113,7 @@ def schedules_text(schedules: Schedules) -> list[str]:
     return [f"{position} {schedule_text(way)}" for position, way in sorted(schedules.items())]
 
 
-def target_key(target: CpuTarget | CudaTarget) -> str:
+def target_key(target: Target) -> str:
     """The name of a target in records: equal for targets on which schedules mean the same."""
     if isinstance(target, CudaTarget):
         return f"{target.name}-{target.shared_bytes // KIB}K"

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.runtime.records import Schedules
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target import Target
 from hlo_mlc.templates import Template
 from hlo_mlc.templates.base import Decision, Named, work
 from hlo_mlc.templates.cuda import CudaTemplate
@@ -24,6 +23,8 @@ SMALLEST_SHARE = 0.05
 MOST_NESTS = 6
 
 _FALLBACKS = ("update", "plain")  # for what no other template takes, and slow: no candidates
+
+AnyTemplate = Template | CudaTemplate
 
 Configuration = Mapping[str, int | str]
 """A value for each choice of a space, by name: `0.template` is the template of the kernel's first
@@ -193,7 +194,7 @@ class Space:
 
 
 def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
-             target: CpuTarget | CudaTarget, templates: Sequence[Template | CudaTemplate],
+             target: Target, templates: Sequence[AnyTemplate],
              common: Mapping[str, tuple[int, ...]]) -> Space:
     """The space of a kernel that `decisions` among these templates were taken for by default.
     `common` are the values of parameters that all of them have, of which the first is the default.
@@ -219,8 +220,8 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
     return Space(tuple(parameters), tuple(choices))
 
 
-def _fitting(decision: Decision[Named], target: CpuTarget | CudaTarget,
-             templates: Sequence[Template | CudaTemplate]) -> list[Template | CudaTemplate]:
+def _fitting(decision: Decision[Named], target: Target, templates: Sequence[AnyTemplate]
+             ) -> list[AnyTemplate]:
     """That of analysis, and the others that take the nest; sorting is the business of one, and so
     are procedures."""
     chosen = next(t for t in templates if t.name == decision.template.name)
