@@ -18,7 +18,7 @@ from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.frontend.emit import KERNEL_OP
-from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.graph.core import BRANCHES, Graph, Node
 from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.cost import is_small_unit
@@ -48,7 +48,7 @@ PROLOGUE = 8
 LEFT = {
     "stablehlo.fft": "on GPUs XLA has cuFFT",
     **dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort"),
-    **dict.fromkeys(("stablehlo.case", "stablehlo.if"), "on GPUs XLA chooses between branches"),
+    **dict.fromkeys(BRANCHES, "on GPUs XLA chooses between branches"),
 }
 
 

@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.graph.core import WHILE
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.call_arguments import arguments_at_hand
@@ -45,9 +46,8 @@ _LARGEST_BYTES = 1 << 30  # of made-up arguments
 _TF32_STEP = 2.0**-11  # of the factors of products of f32, by XLA on GPUs
 
 _MODELLED = ("builtin", "func", "stablehlo", "chlo")
-_LOOP = "stablehlo.while"
 _REFUSED = {
-    _LOOP: "how often a loop runs may depend on the arguments",
+    WHILE: "how often a loop runs may depend on the arguments",
     **dict.fromkeys(
         ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute",
          "cross-replica-sum", "partition_id", "reduce_scatter", "replica_id"),
@@ -159,7 +159,7 @@ def _why_not_made_up(candidate: CompiledModule, original: ir.Module) -> str:
 
 
 def _refusal(operation: ir.Operation, are_real: bool) -> str:
-    if are_real and operation.name == _LOOP:
+    if are_real and operation.name == WHILE:
         return ""
     dialect, _, name = operation.name.partition(".")
     if dialect not in _MODELLED:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.runtime.measure import made_up
@@ -50,7 +50,7 @@ def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
     terms: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         known: list[tuple[Value, int]] = []
-        if node.op == "stablehlo.while":
+        if node.op == WHILE:
             body = node.regions[1]
             inside = _terms_in_loops(body, True)
             carried = zip(node.operands, body.parameters, strict=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.graph.effects import is_mergeable
 from hlo_mlc.graph.rewrite import with_body, with_parts
 from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
-from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
+from hlo_mlc.passes.carried import is_open_loop
 
 # Computed where they are read, in every trip, at no cost.
 _FREE = frozenset(f"stablehlo.{name}" for name in (
@@ -22,7 +22,7 @@ _MOST_OPERATIONS = 4
 # Bytes that a value may take which is larger than what it is made of.
 _MOST_GROWN_BYTES = 64 << 20
 # Nobody knows what they cost, or whether they end.
-_UNKNOWN = frozenset((WHILE_OP, "stablehlo.custom_call"))
+_UNKNOWN = frozenset((WHILE, "stablehlo.custom_call"))
 
 
 @dataclass(frozen=True, slots=True)
