@@ -77,6 +77,12 @@ class Lines:
         """v0, v1, …"""
         return self._first_free(f"v{n}" for n in self._temporaries)
 
+    def named(self, kind: str, text: str) -> str:
+        """The name of a constant with this value."""
+        name = self.temporary()
+        self.emit(f"const {kind} {name} = {text};")
+        return name
+
     def _first_free(self, names: Iterable[str]) -> str:
         name = next(name for name in names if name not in self._taken)
         self._taken.add(name)
@@ -137,9 +143,7 @@ class Values:
             return text
         if node.dtype is INDEX and used == 1 and isinstance(node, Apply):
             return text
-        name = self.lines.temporary()
-        self.lines.emit(f"const {self.dialect.type_of(node)} {name} = {text};")
-        return name
+        return self.lines.named(self.dialect.type_of(node), text)
 
     def _load(self, node: Load, uses: Mapping[Expr, int]) -> str:
         text = self.element(node.source, node.indices)
