@@ -111,7 +111,6 @@ class ElementwiseTemplate:
                 "borders": int(has_borders(stage, lanes((stage,), target)))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
         width = lanes((stage,), target)

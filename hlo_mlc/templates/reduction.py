@@ -96,7 +96,6 @@ class ReductionTemplate:
         return max(1, min(CHUNKS // max(1, rows), work(nest) // TASK_WORK, long // 64))
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         if parameters["chunks"] > 1 and _can_be_cut(nest):
             return _chunked(nest, target, parameters)
         if _finishes_late(nest, target):

@@ -144,7 +144,6 @@ class WindowTemplate:
         return {"tile": tile, "vectors": vectors, "unroll": unroll, "chunks": chunks, "pack": 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = _stage(nest, target)
         chunks = parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:

@@ -87,7 +87,6 @@ class AttentionTemplate:
         return {"rows": rows, "keys": max(divisors, default=keys)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         builder = _Builder(chain(nest), parameters, target)
         return Scheduled(builder.build(), builder.plan.kept if builder.slots is not None else ())
 

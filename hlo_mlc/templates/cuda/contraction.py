@@ -120,7 +120,6 @@ class ContractionTemplate:
                 "buffers": 2 if with_tensor_cores and steps >= 4 else 1, "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks == 1 or stage.reduce_axes[0].extent % chunks:
             return Scheduled.of(_tiles(stage, parameters, outer))

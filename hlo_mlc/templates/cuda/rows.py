@@ -89,7 +89,6 @@ class RowsTemplate:
                 "chunks": chunks, "kept": kept_bytes(target) // KIB}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
             return Scheduled.of(row_schedule(nest, parameters, outer))

@@ -119,7 +119,6 @@ class SortTemplate:
                 "merges": int(way == "merges")}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         (stage,) = nest.stages
         (element,) = stage.reduce_axes
         sorting = Sorting.of(stage, target, parameters["digit"])
