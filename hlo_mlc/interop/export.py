@@ -88,15 +88,9 @@ def entry(function: Callable[..., Any], *args: Any, embed: int | Sequence[int] =
     return Entry(function, args, kwargs, embedded_positions(embed, len(args)), vjp_order)
 
 
-def export(
-    function: Callable[..., Any] | Mapping[str, Entry],
-    *args: Any,
-    path: str | os.PathLike[str],
-    targets: Sequence[str] = ("host",),
-    embed: int | Sequence[int] = (),
-    vjp_order: int = 0,
-    **kwargs: Any,
-) -> ExportReport:
+def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
+           path: str | os.PathLike[str], targets: Sequence[str] = ("host",),
+           embed: int | Sequence[int] = (), vjp_order: int = 0, **kwargs: Any) -> ExportReport:
     """Writes a function, compiled, into a file that `hlo_mlc.load` runs without compiling kernels.
 
     `function` is what `mlc_jit` or `jax.jit` made or any function that JAX can trace, and the other

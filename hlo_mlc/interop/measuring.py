@@ -18,14 +18,7 @@ from hlo_mlc.graph.core import WHILE
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.call_arguments import arguments_at_hand
-from hlo_mlc.interop.choices import (
-    CANDIDATES,
-    Choice,
-    choice_path,
-    recorded,
-    remember,
-    remembered,
-)
+from hlo_mlc.interop.choices import CANDIDATES, Choice, choice_path, recorded, remember, remembered
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results
 from hlo_mlc.interop.synthetic_arguments import invented_arguments
@@ -61,9 +54,8 @@ Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 _one_at_a_time = process_lock()
 
 
-def choose_fastest(
-    module: ir.Module, options: Options, entry: str, platform: str, compile_function: Compile
-) -> CompiledModule:
+def choose_fastest(module: ir.Module, options: Options, entry: str, platform: str,
+                   compile_function: Compile) -> CompiledModule:
     """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
 
     `compile_function` makes a candidate. It is run on the arguments of the call that has it
@@ -101,18 +93,16 @@ def choose_fastest(
     choice = _measure(original, programs, platform, arguments)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
     remember(path, choice, recorded(kernels, options, platform))
-    compiled["xla"] = CompiledModule(module, dataclasses.replace(
-        everything.report, coverage=0.0, kernels=(), left=()
-    ))
+    compiled["xla"] = CompiledModule(module, dataclasses.replace(everything.report, coverage=0.0,
+                                                                 kernels=(), left=()))
     say(Level.FUNCTIONS, options.debug,
         [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)])
     return _chosen(compiled[choice.choose], choice)
 
 
 def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
-    report = dataclasses.replace(
-        compiled.report, comparisons=choice.comparisons, reasons=choice.reasons
-    )
+    report = dataclasses.replace(compiled.report, comparisons=choice.comparisons,
+                                 reasons=choice.reasons)
     return dataclasses.replace(compiled, report=report)
 
 

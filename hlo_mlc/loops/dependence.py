@@ -17,14 +17,7 @@ from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.loops.accesses import Access, Inside, accesses
 from hlo_mlc.loops.core import Accumulate, Call, For, LoopProgram, Stmt, walk
 from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.facts import (
-    Facts,
-    below,
-    impossible,
-    learned,
-    never_positive,
-    resolved,
-)
+from hlo_mlc.loops.facts import Facts, below, impossible, learned, never_positive, resolved
 from hlo_mlc.loops.regions import (
     Points,
     Unknown,

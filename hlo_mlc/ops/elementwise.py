@@ -155,10 +155,8 @@ def _is_infinity(value: float) -> Callable[[Expr], Expr]:
 
 
 def _formats(name: str, pairs: Sequence[tuple[str, int, int]]) -> list[str]:
-    return [
-        _example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
-        for t, e, m in pairs
-    ]
+    return [_example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
+            for t, e, m in pairs]
 
 
 DEFINITIONS: tuple[OpDef, ...] = (

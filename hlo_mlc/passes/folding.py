@@ -65,11 +65,8 @@ def _evaluate(reference: Reference, node: Node, operands: list[np.ndarray]) -> n
         (result,) = reference(node, operands)
     expected = node.results[0].type
     if (result.shape, result.dtype) != (expected.shape, expected.dtype.numpy):
-        raise PassError(
-            f"expected the reference of {node.op} to give {expected}, "
-            f"got {result.dtype}{list(result.shape)}",
-            location=node.location or None,
-        )
+        raise PassError(f"expected the reference of {node.op} to give {expected}, "
+                        f"got {result.dtype}{list(result.shape)}", location=node.location or None)
     return result
 
 
@@ -79,11 +76,8 @@ def _on_scalars(node: Node) -> Node:
     def scalar(value: Value) -> Value:
         return Value(TensorType((), value.type.dtype))
 
-    return dataclasses.replace(
-        node,
-        operands=tuple(map(scalar, node.operands)),
-        results=tuple(map(scalar, node.results)),
-    )
+    return dataclasses.replace(node, operands=tuple(map(scalar, node.operands)),
+                               results=tuple(map(scalar, node.results)))
 
 
 def _compact(array: np.ndarray) -> np.ndarray:

@@ -11,14 +11,7 @@ from hlo_mlc.expr.core import Expr, loads
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
 from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import (
-    Body,
-    allocated,
-    substitute,
-    transform_lists,
-    when,
-    with_body,
-)
+from hlo_mlc.loops.rewrite import Body, allocated, substitute, transform_lists, when, with_body
 from hlo_mlc.schedule.fission import check_same_iteration
 from hlo_mlc.schedule.loops import refuse, require_kind, require_loops
 from hlo_mlc.support.errors import ScheduleError

@@ -12,16 +12,7 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import (
-    Accumulate,
-    For,
-    If,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-    walk,
-)
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Access, Memory, accesses, meetings, variables
 from hlo_mlc.loops.rewrite import (
     Body,

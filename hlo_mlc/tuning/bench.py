@@ -10,13 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from hlo_mlc.codegen.cuda.plan import Launch
-from hlo_mlc.runtime.measure import (
-    PairedTimes,
-    aligned,
-    aligned_empty,
-    bind_kernel,
-    time_in_turns,
-)
+from hlo_mlc.runtime.measure import PairedTimes, aligned, aligned_empty, bind_kernel, time_in_turns
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.target.cpu import CpuTarget
 

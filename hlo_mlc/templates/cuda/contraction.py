@@ -37,14 +37,7 @@ from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.templates.cuda.plain import PlainTemplate
-from hlo_mlc.templates.cuda.tiles import (
-    Shape,
-    Side,
-    Unit,
-    in_whole_tiles,
-    kept_factors,
-    side_of,
-)
+from hlo_mlc.templates.cuda.tiles import Shape, Side, Unit, in_whole_tiles, kept_factors, side_of
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import contraction, cost, is_map
 from hlo_mlc.tensor.coalesce import coalesce

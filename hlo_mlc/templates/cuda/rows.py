@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import (
-    THREADS,
-    power_of_two,
-    product,
-    told_apart,
-    why_not_in_parts,
-)
+from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, told_apart, why_not_in_parts
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
     most_kept,

@@ -29,12 +29,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
 from hlo_mlc.templates.sorting.abreast import by_networks, rows_abreast
 from hlo_mlc.templates.sorting.bits import by_bits
-from hlo_mlc.templates.sorting.candidates import (
-    CANDIDATES,
-    GROUPS,
-    by_candidates,
-    group_count,
-)
+from hlo_mlc.templates.sorting.candidates import CANDIDATES, GROUPS, by_candidates, group_count
 from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
 from hlo_mlc.templates.sorting.merges import by_merges, level_count, part_count
