@@ -25,13 +25,7 @@ from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime.records import OURS, Measured, Record, open_records, target_key
 from hlo_mlc.schedule.core import PRIMITIVES, Step
 from hlo_mlc.schedule.splitting import TAILS
-from hlo_mlc.support.errors import (
-    CodegenError,
-    ConfigurationError,
-    ScheduleError,
-    UsageError,
-    VerifyError,
-)
+from hlo_mlc.support.errors import CodegenError, ConfigurationError, ScheduleError, UsageError
 from hlo_mlc.support.options import Options
 
 X = np.random.default_rng(0).integers(-9, 9, (13, 37)).astype(np.float32)
@@ -131,9 +125,6 @@ def test_chains_at_random(name: str, dtype: str) -> None:
                 (result,) = s.run()
             except CodegenError as error:
                 assert "on the stack" in str(error)
-                continue
-            except VerifyError as error:  # each side of a branch in a loop stores a part
-                assert "is written, but that is not certain" in str(error)
                 continue
             np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=str(s))
         assert refused
