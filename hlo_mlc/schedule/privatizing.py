@@ -20,7 +20,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses
+from hlo_mlc.loops.dependence import Memory, accesses, variables
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -190,8 +190,7 @@ def fold_apart(program: LoopProgram, name: str, lanes: str = "", *, checked: boo
         band = _down_to(stmt, name)
         if band is None:
             return None
-        updates = _updates(band[-1])
-        inner = [s.var for s in band]
+        updates, inner = _updates(band[-1]), variables((stmt,))
         if not updates or any(not i.free.isdisjoint(inner) for u in updates for i in u.indices):
             return None
         if any(_part(b, name) in taken for u in updates for b in u.buffers):

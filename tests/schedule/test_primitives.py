@@ -1111,6 +1111,8 @@ def test_fold_apart_goes_by_positions(assert_same) -> None:
 
 def test_fold_apart_refuses(total, grand_total, copy, tiny) -> None:
     refuses(lambda: Schedule(copy).fold_apart("i"), "folds its terms into one element")
+    several = Schedule(total).rfactor("k", 2, 2)  # one sum for each iteration of the loops inside
+    refuses(lambda: several.fold_apart("k.o"), "folds its terms into one element")
     refuses(lambda: Schedule(total).fold_apart("k", "z"), "no loop is called 'z'")
     refuses(lambda: Schedule(total).fold_apart("k", "k"), "is in no loop called k")
     refuses(lambda: Schedule(grand_total).vectorize("j").fold_apart("j"), "must be serial or unrol")
