@@ -808,7 +808,10 @@ def test_tensorize(small_product, halves, assert_same, copy) -> None:
     assert [s.kind for s in units.loops("e")] == [
         LoopKind.SERIAL, LoopKind.TENSOR, LoopKind.SERIAL]
     assert_same(small_product.program, units.program, halves)
-    refuses(lambda: Schedule(copy).tensorize("i"), "is not what an instruction does")
+    idle = replace(copy, body=(replace(copy.body[0], body=()), *copy.body))
+    for program in copy, idle:
+        refuses(lambda program=program: Schedule(program).tensorize("i"),
+                "is not what an instruction does")
     refuses(lambda: small_product.split("k", 8).tensorize("e"), "is not what an instruction does")
     refuses(lambda: small_product.unroll("e").tensorize("e"), "must be serial")
 
