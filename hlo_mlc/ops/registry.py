@@ -39,6 +39,10 @@ ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
         {OpKind.SOLVE}))
 """Names of the ops of these kinds."""
 
+SOURCES: Mapping[str, slice] = {
+    n: d.sources for n, d in DEFINITIONS.items() if d.sources is not None}
+"""Of ops that compute nothing: the operands that all elements of their results come from."""
+
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
 

@@ -13,7 +13,7 @@ from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
 from hlo_mlc.passes.carried import is_open_loop
 
 # Computed where they are read, in every trip, at no cost.
-_FREE = frozenset(f"stablehlo.{name}" for name in (
+FREE = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "constant", "iota", "reshape"))
 # Cost less to compute again than to load, where the result is larger than what it is made of.
 _CHEAP = MOVEMENT | {name for name in ELEMENTWISE if DEFINITIONS[name].cost <= 2}
@@ -172,7 +172,7 @@ def _staying(invariant: dict[Value, Node]) -> set[Node]:
         operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(node.used)]
         read, operations = (sum(part) for part in zip(*operands, strict=True)) \
             if operands else (0, 0)
-        if node.op not in _FREE:
+        if node.op not in FREE:
             operations += 1
             made = sum(v.type.bytes for v in node.results)
             cheap = node.op in _CHEAP and operations <= _MOST_OPERATIONS
