@@ -57,17 +57,24 @@ class Named(Protocol):
     name: str
 
 
-class Template(Named, Protocol):
-    """A class of kernels on CPUs."""
+Machine = TypeVar("Machine", contravariant=True)
 
-    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+
+class Tunable(Named, Protocol[Machine]):
+    """What templates say of a nest before they are applied."""
+
+    def refusal(self, nest: Nest, target: Machine) -> str:
         """Why this template cannot compute the nest; empty where it can."""
 
-    def space(self, nest: Nest, target: CpuTarget) -> Mapping[str, tuple[int, ...]]:
+    def space(self, nest: Nest, target: Machine) -> Mapping[str, tuple[int, ...]]:
         """The values that each tunable parameter may take."""
 
-    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+    def default(self, nest: Nest, target: Machine) -> Parameters:
         """Good parameters by analysis, without measuring."""
+
+
+class Template(Tunable[CpuTarget], Protocol):
+    """A class of kernels on CPUs."""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""

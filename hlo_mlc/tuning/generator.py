@@ -21,7 +21,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
-from hlo_mlc.templates.base import Decision, Named
+from hlo_mlc.templates.base import Decision, Named, Tunable
 from hlo_mlc.templates.cuda.program import COMMON
 from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
 from hlo_mlc.templates.program import schedule_program
@@ -29,7 +29,7 @@ from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.bench import Bench, CandidateSource, CpuBench
 from hlo_mlc.tuning.gpu_bench import GpuBench
 from hlo_mlc.tuning.gpu_model import ModelBench, ModelledSource, works_of
-from hlo_mlc.tuning.space import AnyTemplate, Space, space_of
+from hlo_mlc.tuning.space import Space, space_of
 
 Target = TypeVar("Target", CpuTarget, CudaTarget, contravariant=True)
 
@@ -71,7 +71,7 @@ class Generator(Protocol[Target]):
 class _ByTemplates(Generator[Target]):
     """Candidates from the templates, by the compiler's own path."""
 
-    templates: ClassVar[Sequence[AnyTemplate]]
+    templates: ClassVar[Sequence[Tunable]]
     common: ClassVar[Mapping[str, tuple[int, ...]]] = {}
 
     @abstractmethod

@@ -130,7 +130,7 @@ class Values:
             case Var():
                 return self.variables[node]
             case Load():
-                return self._name(node, self._load(node, uses), uses)
+                return self._name(node, self._load(node), uses)
             case Apply() if node.op == "select_unlikely" and _is_long(node.args[1]):
                 return self._branch(node, uses)
         return self._name(node, self.dialect.spell(node, [self.texts[a] for a in node.args]), uses)
@@ -145,7 +145,7 @@ class Values:
             return text
         return self.lines.named(self.dialect.type_of(node), text)
 
-    def _load(self, node: Load, uses: Mapping[Expr, int]) -> str:
+    def _load(self, node: Load) -> str:
         text = self.element(node.source, node.indices)
         if node.guard is None:
             return text
