@@ -16,7 +16,7 @@ from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.loops.accesses import Access, Inside, accesses
 from hlo_mlc.loops.core import Accumulate, Call, For, LoopProgram, Stmt, walk
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.facts import Facts, below, impossible, learned, never_positive, resolved
 from hlo_mlc.loops.regions import (
     Points,
@@ -121,7 +121,7 @@ def meetings(memory: Memory, first: Collection[Access], second: Collection[Acces
     for a, b in pairs(memory, first, second):
         if same_reduction(a, b) and commutes(a.stmt):
             continue
-        agree = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) else set()
+        agree = solve(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) else set()
         if agree is not None:
             yield a, b, agree
 
@@ -223,7 +223,7 @@ class _Question:
 
     def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset(),
                  highest: Mapping[Expr, int] = MappingProxyType({})) -> bool:
-        settled = settle(a, b, self.varying, self.unstable, known, highest)
+        settled = solve(a, b, self.varying, self.unstable, known, highest)
         return settled is None or self.loop.var in settled
 
     def _differ(self, a: Access, b: Access) -> bool:
@@ -235,7 +235,7 @@ class _Question:
 
     def apart(self, a: Access, b: Access) -> bool:
         """Whether the accesses miss each other in different iterations, by all that is known about
-        bounds of loops, branches and guards.  Slower than `settle`, so asked last."""
+        bounds of loops, branches and guards.  Slower than `solve`, so asked last."""
         loop, varying = self.loop, self.varying
         outer, = learned(loop)
         ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())

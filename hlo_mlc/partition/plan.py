@@ -174,7 +174,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     fuser.join_handed(needed)
     fuser.join_siblings()
     fuser.join_updates(needed)
-    fuser.settle()
+    fuser.compact()
     plan.apart.update(fuser.refusals)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)

@@ -23,7 +23,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Access, accesses, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -408,9 +408,9 @@ def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
             continue
         free = frozenset().union(*(i.free for i in a.indices))
         loops = [s for s in certain[id(a.stmt)] if s.var in free]
-        settled = settle(a, a, varying, unstable)
+        settled = solve(a, a, varying, unstable)
         if settled is None or any(s.var not in settled for s in loops) \
-                or any(settle(a, b, varying, unstable) is not None for b in chosen):
+                or any(solve(a, b, varying, unstable) is not None for b in chosen):
             continue
         counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
         if len(counts) < len(loops):

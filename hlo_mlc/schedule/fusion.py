@@ -10,7 +10,7 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Expr, loads
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import Body, allocated, substitute, transform_lists, when, with_body
 from hlo_mlc.schedule.fission import check_same_iteration
 from hlo_mlc.schedule.loops import refuse, require_kind, require_loops
@@ -249,5 +249,5 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
     before, after = accesses(first), accesses(second)
     varying = variables((*first, *second))
     unstable = {a.buffer for a in (*before, *after) if a.writes}
-    return all(memory.comparable(a.buffer, b.buffer) and settle(a, b, varying, unstable) is None
+    return all(memory.comparable(a.buffer, b.buffer) and solve(a, b, varying, unstable) is None
                for a, b in pairs(memory, before, after))

@@ -25,7 +25,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -127,7 +127,7 @@ def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     groups = [accesses((s,), buffer) for s in users]
     computed = any(loads(i) for group in groups for a in group for i in a.indices)
     varying, unstable = variables(tuple(users)), unstable_in(tuple(users)) if computed else set()
-    return all(settle(a, b, varying, unstable) is None
+    return all(solve(a, b, varying, unstable) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
                for a in group for b in other)
 

@@ -240,7 +240,7 @@ def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
             fuser.add_stage(item.node, item.stage)
     fuser.join_chains(needed)
     fuser.join_handed(needed)
-    fuser.settle()
+    fuser.compact()
     read_by = readers(fuser.units)
     return [step for unit in in_order(fuser.units) for step in finished(unit, read_by, needed)]
 
