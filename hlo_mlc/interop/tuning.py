@@ -59,7 +59,6 @@ from hlo_mlc.runtime.records import (
     open_records,
     require_say,
     schedules_text,
-    target_key,
     today,
 )
 from hlo_mlc.support.errors import TuningError, UsageError
@@ -283,7 +282,7 @@ class Session:
         tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
         reason = "" if self._modelled else _why_not(cluster, given=program is not None)
-        known = self._records.get(kernel.fingerprint, target_key(self._target))
+        known = self._records.get(kernel.fingerprint, self._target.key)
         if known is not None and known.by_hand:
             reason = "it is scheduled by hand: schedule(...).unpin() has it tuned again"
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -343,7 +342,7 @@ class Session:
         if measured.speedup < _SURELY_FASTER:
             us = measured.default_us
             measured, schedules = Measured(us, us, 1.0), {}
-        record = Record(cluster.kernel.fingerprint, target_key(self._target), schedules,
+        record = Record(cluster.kernel.fingerprint, self._target.key, schedules,
                         dataclasses.replace(measured, modelled=True), made=today(),
                         name=cluster.kernel.name)
         return self._records.put(record, replaces=known if known and known.measured.modelled
@@ -356,7 +355,7 @@ class Session:
         """
         module = io.BytesIO()
         self._module.operation.write_bytecode(module)
-        return SharedKernel(fingerprint, target_key(self._target), module.getvalue(), self._entry,
+        return SharedKernel(fingerprint, self._target.key, module.getvalue(), self._entry,
                             self._options.choose, jax.config.jax_enable_x64,
                             self._trials or DEFAULT_TRIALS).attributes()
 
@@ -366,13 +365,13 @@ class Session:
         shape = cluster.kernel.program.results[0]
         return " ".join((role(cluster.kernel.program),
                          f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
-                         f"{cluster.kernel.fingerprint}-{target_key(self._target)}"
+                         f"{cluster.kernel.fingerprint}-{self._target.key}"
                          f"{'-modelled' * self._modelled}"))
 
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
-        record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
+        record = Record(cluster.kernel.fingerprint, self._target.key, winner.schedules,
                         winner.measured, made=today(), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
         built = rebuild_kernel(cluster.kernel, self._options, self._backend)
