@@ -21,7 +21,7 @@ from hlo_mlc.interop.call_arguments import arguments_at_hand
 from hlo_mlc.interop.choices import CANDIDATES, Choice, choice_path, recorded, remember, remembered
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, Timing, repeated, time_paired
@@ -174,7 +174,7 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
         arguments = [compat.place_on(platform, a)
-                     for a in given or invented_arguments(original)]
+                     for a in given or synthetic_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
         exact = functools.cache(lambda: exact_results(original, arguments, platform))

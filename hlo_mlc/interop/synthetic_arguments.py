@@ -23,14 +23,14 @@ _PASSING = frozenset(f"stablehlo.{name}" for name in (
     "select", "slice", "sort", "subtract", "transpose"))
 
 
-def invented_arguments(module: ir.Module) -> list[np.ndarray]:
-    """Arguments for the function @main, see `invented_values`."""
+def synthetic_arguments(module: ir.Module) -> list[np.ndarray]:
+    """Arguments for the function @main, see `synthetic_values`."""
     graph = import_function(module, MAIN)
-    return invented_values(graph, graph.parameters, [
+    return synthetic_values(graph, graph.parameters, [
         (given.shape, given.dtype) for given in argument_types(module, MAIN, MAIN)])
 
 
-def invented_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
+def synthetic_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
                     ) -> list[np.ndarray]:
     """Arrays of these types for values of a graph: integers that index something stay within it and
     reach all of it; matrices that loops multiply with are so small that states neither grow nor

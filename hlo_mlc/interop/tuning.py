@@ -41,7 +41,7 @@ from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.operands import calls_back, parts_of_call
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.interop.tuning_report import TunedKernel, TuningInterrupted, TuningReport
 from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.partition.cluster import Cluster
@@ -251,7 +251,7 @@ class Session:
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
             return None
         ours = standalone(compiled, self._entry)
-        arguments = invented_arguments(original) if self._given is None else self._given
+        arguments = synthetic_arguments(original) if self._given is None else self._given
         times = self._times(original, ours, arguments)
         return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
                           times.speedup)
