@@ -136,13 +136,12 @@ def test_facts_about_ops_stand_with_the_ops() -> None:
     assert not faults, "\n".join(faults)
 
 
-# Templates that are schedules: naive loops rewritten by primitives.  This list only grows.
-SCHEDULES = ("borders", "columns", "contraction", "cuda.base", "cuda.columns", "cuda.contraction",
-             "cuda.elementwise", "cuda.plain", "cuda.row_loops", "cuda.rows", "cuda.scatter",
-             "cuda.tiles", "cuda.transpose", "cuda.window", "dot", "elementwise", "lane_tiles",
-             "plain", "pointwise_loop", "product", "reduction", "short", "short_axes",
-             "side_by_side", "side_by_side_steps", "stepwise", "tiled", "transpose", "unrolled",
-             "update", "window", "window_loops", "window_roles")
+# What constructs loops in templates/: scans, attention and sorting, which are no rewrites of naive
+# nests, and what puts nests into programs.  This list only shrinks.
+BY_HAND = ("attention.", "by_hand", "cuda.program", "cuda.scan", "program", "scan_loops",
+           "sorting.")
+SCHEDULES = [name for module in MODULES if module.startswith("hlo_mlc.templates.")
+             and not (name := module.removeprefix("hlo_mlc.templates.")).startswith(BY_HAND)]
 LOOP_BUILDERS = {*(s.__name__ for s in get_args(Stmt)), "loop", "allocated"}
 
 
