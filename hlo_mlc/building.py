@@ -20,13 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from hlo_mlc.backends.base import (
-    Backend,
-    BuiltKernel,
-    KernelObject,
-    PromisedKernel,
-    Source,
-)
+from hlo_mlc.backends.base import Backend, BuiltKernel, KernelObject, PromisedKernel, Source
 from hlo_mlc.codegen.cpu.assemble import LATER
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import Proof, prove

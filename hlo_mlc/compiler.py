@@ -23,7 +23,7 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.loops.text import program_text as loops_text
 from hlo_mlc.ops.registry import SUMMING, UPDATES, references
-from hlo_mlc.partition.calls import CONTROL_FLOW
+from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.cost import by_gain
 from hlo_mlc.partition.choose.shares import runs
 from hlo_mlc.partition.cluster import Cluster
@@ -255,7 +255,7 @@ def all_nodes(nodes: Iterable[Node]) -> Iterator[Node]:
     """The nodes, and those of the loops and branches among them."""
     for node in nodes:
         yield node
-        if node.op in CONTROL_FLOW:
+        if node.op in HOLDING:
             for region in node.regions:
                 yield from all_nodes(region.nodes)
 

@@ -6,9 +6,7 @@ they ask is `Backend`, what they pass on are the other types here.
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -23,13 +21,13 @@ from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Chooser, Plan
 from hlo_mlc.report import NestReport, Report
 from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.support.options import Options
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
 
 _TAG = re.compile(rb"kernel for (\w+): ")
-_LENGTH = struct.Struct("<Q")  # of the description in front of an object
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +63,13 @@ class KernelObject:
 
     def pack(self, machines: str) -> bytes:
         """The object as bytes; `machines`, such as "CPUs", are what it is for."""
-        about = json.dumps(self.about).encode()
-        return b"".join((f"kernel for {machines}: {self.name}\n".encode(),
-                         _LENGTH.pack(len(about)), about, self.code))
+        return f"kernel for {machines}: {self.name}\n".encode() + described(self.about, self.code)
 
     @classmethod
     def unpack(cls, data: bytes) -> KernelObject:
         """The object from its bytes, whose integrity the cache has checked."""
-        named = data.index(b"\n") + 1
-        (length,) = _LENGTH.unpack_from(data, named)
-        begin, end = named + _LENGTH.size, named + _LENGTH.size + length
-        return cls.of(object_name(data), json.loads(data[begin:end]), data[end:])
+        about, end = taken_apart(data, data.index(b"\n") + 1)
+        return cls.of(object_name(data), about, data[end:])
 
 
 def object_name(packed: bytes) -> str:

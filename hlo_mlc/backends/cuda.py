@@ -5,9 +5,7 @@ What `choose="auto"` takes of these kernels follows from a model (partition/choo
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
@@ -20,7 +18,7 @@ from hlo_mlc.codegen.cuda.printer import print_program
 from hlo_mlc.codegen.cuda.raw import raw_kernel
 from hlo_mlc.expr.dtypes import F32
 from hlo_mlc.frontend.emit import KERNEL_OP
-from hlo_mlc.graph.core import Graph, Node
+from hlo_mlc.graph.core import BRANCHES, Graph, Node
 from hlo_mlc.loops.core import Accumulate, LoopProgram, walk
 from hlo_mlc.ops.registry import references
 from hlo_mlc.partition.choose.cost import is_small_unit
@@ -34,6 +32,7 @@ from hlo_mlc.passes.simplify import simplify
 from hlo_mlc.report import Report
 from hlo_mlc.runtime import cuda
 from hlo_mlc.runtime.records import Schedules
+from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError, VerifyError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cpu
@@ -49,7 +48,7 @@ PROLOGUE = 8
 LEFT = {
     "stablehlo.fft": "on GPUs XLA has cuFFT",
     **dict.fromkeys(("stablehlo.sort", "chlo.top_k"), "on GPUs XLA has CUB sort"),
-    **dict.fromkeys(("stablehlo.case", "stablehlo.if"), "on GPUs XLA chooses between branches"),
+    **dict.fromkeys(BRANCHES, "on GPUs XLA chooses between branches"),
 }
 
 
@@ -96,25 +95,19 @@ class CudaCode:
 
     def pack(self) -> bytes:
         """All of it as bytes."""
-        about = json.dumps({"source": asdict(self.source),
-                            "depends_on_order": self.depends_on_order}).encode()
-        return _LENGTH.pack(len(about)) + about + self.compiled.pack()
+        return described({"source": asdict(self.source),
+                          "depends_on_order": self.depends_on_order}, self.compiled.pack())
 
     @classmethod
     def unpack(cls, data: bytes) -> CudaCode:
         """What `pack` made bytes of."""
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        about = json.loads(data[_LENGTH.size:end])
+        about, end = taken_apart(data)
         source = about["source"]
         launches = tuple(Launch(**{**each, "buffers": tuple(each["buffers"]),
                                    "counters": tuple(each["counters"])})
                          for each in source["launches"])
         return cls(CudaSource(source["text"], launches, source["scratch_bytes"]),
                    Compiled.unpack(data[end:]), about["depends_on_order"])
-
-
-_LENGTH = struct.Struct("<Q")  # of the description in front of machine code
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.kernel import Kernel
 from hlo_mlc.partition.plan import Verdict
 from hlo_mlc.report import KernelReport
-from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record, target_key
+from hlo_mlc.runtime.records import OURS, Record, Schedules, find_record
 from hlo_mlc.support.errors import ConfigurationError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.tuning.replay import why_not_followed
@@ -20,13 +21,12 @@ from hlo_mlc.tuning.replay import why_not_followed
 T = TypeVar("T", CpuTarget, CudaTarget)
 
 
-def recorded_schedules(kernel: Kernel, target: CpuTarget | CudaTarget, options: Options
-                       ) -> Schedules:
+def recorded_schedules(kernel: Kernel, target: Target, options: Options) -> Schedules:
     """What tuning has found for the kernel; nothing where it was not tuned.
 
     Raises: ConfigurationError where a file that the options pin cannot be followed.
     """
-    known = find_record(kernel.fingerprint, target_key(target), options)
+    known = find_record(kernel.fingerprint, target.key, options)
     if known is None:
         return {}
     if options.records and (why := why_not_followed(kernel.program, target, known.schedules)):
@@ -41,7 +41,7 @@ def recorded_or(predicted: Callable[[Cluster, T], Verdict], options: Options
     """What was found to be faster when it was tuned, else what is predicted."""
     def choose(cluster: Cluster, target: T) -> Verdict:
         verdict = predicted(cluster, target)
-        known = find_record(cluster.kernel.fingerprint, target_key(target), options)
+        known = find_record(cluster.kernel.fingerprint, target.key, options)
         if known is None or not known.choice:
             return verdict
         found = known.measured
@@ -53,10 +53,9 @@ def recorded_or(predicted: Callable[[Cluster, T], Verdict], options: Options
     return choose
 
 
-def as_tuned(kernel: KernelReport, target: CpuTarget | CudaTarget, options: Options
-             ) -> KernelReport:
+def as_tuned(kernel: KernelReport, target: Target, options: Options) -> KernelReport:
     """The report with what tuning measured of the kernel, if it is built as recorded."""
-    known = find_record(kernel.id, target_key(target), options)
+    known = find_record(kernel.id, target.key, options)
     if known is None or not _is_built_as(kernel, known):
         return kernel
     return replace(kernel, tuned=known.measured)

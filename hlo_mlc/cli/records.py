@@ -10,7 +10,7 @@ import click
 from hlo_mlc.cli import parameters
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import PUBLIC, write_whole
-from hlo_mlc.runtime.records import Records, open_records, target_key
+from hlo_mlc.runtime.records import Records, open_records
 from hlo_mlc.support.errors import CacheError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cpu import host
@@ -73,7 +73,7 @@ def import_records(path: Path) -> None:
 def _own_target() -> str:
     """What records of this machine say that they are for."""
     threads = Options.from_environment().threads
-    return target_key(host() if threads is None else replace(host(), cores=threads))
+    return host() if threads is None else replace(host(), cores=threads).key
 
 
 def _open() -> Records:

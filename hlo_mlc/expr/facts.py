@@ -100,6 +100,10 @@ def cases(condition: Expr, holds: bool = True) -> tuple[Facts, ...] | None:
         if condition.op == ("or" if holds else "and") and condition.args[0].dtype is BOOL:
             parts = [cases(part, holds) for part in condition.args]
             return None if None in parts else tuple(itertools.chain(*parts))
+        if condition.op == ("ne" if holds else "eq") and condition.args[0].dtype is INDEX \
+                and not any(map(loads, condition.args)):
+            x, y = condition.args
+            return (below(x, y),), (below(y, x),)
     facts = exactly(condition, holds)
     return None if facts is None else (facts,)
 

@@ -18,16 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, F32, DType, Kind
-from hlo_mlc.expr.special import (
-    bessel_i1e,
-    digamma,
-    erf,
-    erf_inv,
-    erfc,
-    lgamma,
-    polygamma,
-    zeta,
-)
+from hlo_mlc.expr.special import bessel_i1e, digamma, erf, erf_inv, erfc, lgamma, polygamma, zeta
 
 Array = np.ndarray
 

@@ -90,9 +90,8 @@ def emit_module(graph: Graph, source: ir.Module, entry: str = "main", *, variant
 def _emit_function(graph: Graph, source: ir.Operation, end: ir.InsertionPoint, variant: str
                    ) -> None:
     attributes = {name: source.attributes[name] for name in source.attributes}
-    function = ir.Operation.create(
-        source.name, attributes=attributes, regions=1, loc=source.location, ip=end
-    )
+    function = ir.Operation.create(source.name, attributes=attributes, regions=1,
+                                   loc=source.location, ip=end)
     _Emitter(variant).region(graph, function.regions[0], source.regions[0])
 
 
@@ -173,10 +172,8 @@ class _Emitter:
         }
         unread = _unread(node)
         several = len(node.results) + len(unread) > 1
-        aliases = [
-            stablehlo.OutputOperandAlias.get([result] if several else [], operand, [])
-            for result, operand in _one_to_one(node)
-        ]
+        aliases = [stablehlo.OutputOperandAlias.get([result] if several else [], operand, [])
+                   for result, operand in _one_to_one(node)]
         attributes = {
             "call_target_name": ir.StringAttr.get(KERNEL_TARGET),
             "has_side_effect": ir.BoolAttr.get(False),
@@ -198,12 +195,8 @@ class _Emitter:
             return node.attributes["id"] + self._variant
         return ",".join(f"{name}{self._variant}@{rows}" for rows, name in blocks.items())
 
-    def _create(
-        self,
-        node: Node,
-        attributes: dict[str, ir.Attribute],
-        end: ir.InsertionPoint,
-    ) -> ir.Operation:
+    def _create(self, node: Node, attributes: dict[str, ir.Attribute],
+                end: ir.InsertionPoint) -> ir.Operation:
         if node.origin is None:
             location = ir.Location.name(node.location) if node.location else ir.Location.unknown()
             came: list[ir.Value] = []
@@ -212,19 +205,12 @@ class _Emitter:
             location = node.origin.operation.location
             came = list(node.origin.operation.results)
             sources = list(node.origin.operation.regions)
-        types = [
-            came[i].type if value.type is None and came else self._type(value)
-            for i, value in enumerate(node.results)
-        ]
-        operation = ir.Operation.create(
-            node.op,
-            results=types,
-            operands=[self._values[value] for value in node.operands],
-            attributes=attributes,
-            regions=len(node.regions),
-            loc=location,
-            ip=end,
-        )
+        types = [came[i].type if value.type is None and came else self._type(value)
+                 for i, value in enumerate(node.results)]
+        operation = ir.Operation.create(node.op, results=types,
+                                        operands=[self._values[value] for value in node.operands],
+                                        attributes=attributes, regions=len(node.regions),
+                                        loc=location, ip=end)
         for graph, target, source in zip(node.regions, operation.regions, sources, strict=True):
             self.region(graph, target, source)
         return operation

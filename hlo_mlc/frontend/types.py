@@ -31,10 +31,8 @@ def read_type(mlir_type: ir.Type, dynamic_name: str) -> TensorType | None:
     element = _ELEMENTS.get(str(mlir_type.element_type))
     if element is None:
         return None
-    shape = tuple(
-        f"{dynamic_name}{i}" if mlir_type.is_dynamic_dim(i) else size
-        for i, size in enumerate(mlir_type.shape)
-    )
+    shape = tuple(f"{dynamic_name}{i}" if mlir_type.is_dynamic_dim(i) else size
+                  for i, size in enumerate(mlir_type.shape))
     return TensorType(shape, element)
 
 
@@ -97,9 +95,8 @@ def write_literal(literal: np.ndarray, dtype: DType) -> ir.DenseElementsAttr:
     data = literal
     if literal.size and not any(literal.strides):
         data = literal[(slice(0, 1),) * literal.ndim]
-    return ir.DenseElementsAttr.get(
-        np.ascontiguousarray(data), type=ir.Type.parse(dtype.name), shape=literal.shape
-    )
+    return ir.DenseElementsAttr.get(np.ascontiguousarray(data), type=ir.Type.parse(dtype.name),
+                                    shape=literal.shape)
 
 
 def _splat(element: np.generic, shape: tuple[int, ...]) -> np.ndarray:

@@ -9,6 +9,11 @@ import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType, from_numpy
 
+WHILE = "stablehlo.while"
+BRANCHES = ("stablehlo.if", "stablehlo.case")
+CONTROL_FLOW = frozenset((WHILE, *BRANCHES))
+"""What runs its regions as parts of the program, with the values around them."""
+
 # What a node's attribute may hold: everything prints, compares and hashes.  Large constants are
 # arrays (`Node.literal`), never attributes.
 Attribute = bool | int | float | str | tuple["Attribute", ...] | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 
 # The integer that a rank-0 value from outside of a loop is known to be; None where it is not.
 Known = Callable[[Value], int | None]
@@ -85,7 +85,7 @@ def trips(nodes: Iterable[Node], known: Known, unknown: int) -> dict[Node, int]:
             if node.literal is not None and not node.literal.ndim \
                     and node.literal.dtype.kind in "iu":
                 literals[node.results[0]] = int(node.literal)
-            if node.op == "stablehlo.while" and not node.opaque:
+            if node.op == WHILE and not node.opaque:
                 counted = counting(node, literal)
                 found[node] = unknown if counted is None else counted.trips
             for region in node.regions:

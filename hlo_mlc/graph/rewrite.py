@@ -56,14 +56,9 @@ class Rewriter:
         """A new constant in front of the node that is being rewritten."""
         return self._append(constant_node(literal, self._location)).results[0]
 
-    def add(
-        self,
-        op: str,
-        operands: Sequence[Value],
-        tensor: TensorType,
-        attributes: Mapping[str, Attribute] | None = None,
-        regions: Sequence[Graph] = (),
-    ) -> Value:
+    def add(self, op: str, operands: Sequence[Value], tensor: TensorType,
+            attributes: Mapping[str, Attribute] | None = None,
+            regions: Sequence[Graph] = ()) -> Value:
         """A new node of one result in front of the node that is being rewritten."""
         result = Value(tensor)
         self._visit(Node(op, tuple(operands), (result,), attributes or {}, tuple(regions),
@@ -156,17 +151,8 @@ def with_parts(node: Node, operands: tuple[Value, ...], regions: tuple[Graph, ..
     if operands == node.operands and regions == node.regions:
         return node
     # dataclasses.replace does the same in five times the time.
-    return Node(
-        node.op,
-        operands,
-        node.results,
-        node.attributes,
-        regions,
-        node.literal,
-        node.location,
-        node.origin,
-        node.opaque,
-    )
+    return Node(node.op, operands, node.results, node.attributes, regions, node.literal,
+                node.location, node.origin, node.opaque)
 
 
 def with_other_values(node: Node, new: Callable[[Value], Value]) -> Node:

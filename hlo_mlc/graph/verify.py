@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hlo_mlc.expr.dtypes import BOOL, TensorType
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import BRANCHES, WHILE, Graph, Node, Value
 from hlo_mlc.graph.text import format_graph
 from hlo_mlc.support.errors import VerifyError
 
@@ -56,9 +56,9 @@ class _Verifier:
             if (node.literal.shape, node.literal.dtype) != (result.shape, result.dtype.numpy):
                 self._fail(f"expected a literal of type {result}, got {node.literal.dtype}"
                            f"{list(node.literal.shape)}", node)  # fmt: skip
-        if node.op == "stablehlo.while":
+        if node.op == WHILE:
             self._loop(node)
-        elif node.op in ("stablehlo.if", "stablehlo.case"):
+        elif node.op in BRANCHES:
             for region in node.regions:
                 if region.parameters:
                     self._fail("expected branches without parameters", node)

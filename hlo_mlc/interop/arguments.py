@@ -91,9 +91,8 @@ def _types(given_types: Iterable[ir.Type], name: str, what: str) -> tuple[Argume
             raise UnsupportedOpError(
                 f"@{name}", f"{what} {index} is {given}, for which there is no kind of array"
             )
-        shape = tuple(
-            None if given.is_dynamic_dim(axis) else size for axis, size in enumerate(given.shape)
-        )
+        shape = tuple(None if given.is_dynamic_dim(axis) else size
+                      for axis, size in enumerate(given.shape))
         types.append(ArgumentType(shape, dtype))
     return tuple(types)
 
@@ -102,11 +101,8 @@ def _types(given_types: Iterable[ir.Type], name: str, what: str) -> tuple[Argume
 def _element_types() -> dict[str, np.dtype]:
     """MLIR's spelling of an element type -> the type of arrays, for all that JAX has."""
     candidates = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efdFD"]
-    candidates += [
-        np.dtype(scalar)
-        for scalar in vars(ml_dtypes).values()
-        if isinstance(scalar, type) and issubclass(scalar, np.generic)
-    ]
+    candidates += [np.dtype(scalar) for scalar in vars(ml_dtypes).values()
+                   if isinstance(scalar, type) and issubclass(scalar, np.generic)]
     spelled: dict[str, np.dtype] = {}  # i1 is NumPy's bool, which comes before int1
     with mlir.make_ir_context():
         for dtype in candidates:

@@ -29,7 +29,7 @@ from hlo_mlc.building import adopt_recorded
 from hlo_mlc.interop.function import Ledger, TracedFunction
 from hlo_mlc.report import Report, counted
 from hlo_mlc.runtime import busyness, variants
-from hlo_mlc.runtime.records import Record, open_records, target_key
+from hlo_mlc.runtime.records import Record, open_records
 from hlo_mlc.support.locks import process_lock
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.processes import end_of, start_process
@@ -196,7 +196,7 @@ class Background:
         if tuned.reason:
             outcome = f"as before: {tuned.reason}"
         else:
-            record = open_records(options).get(tuned.kernel, target_key(backend.target))
+            record = open_records(options).get(tuned.kernel, backend.target.key)
             outcome = "tuned, and as fast by default"
             if record is not None and record.schedules:
                 with short_turns(_TURN_S):

@@ -61,9 +61,8 @@ def _abstract_eval(*_: Any, call_jaxpr: Any, **__: Any) -> tuple[Any, Any]:
     return call_jaxpr.out_avals, core.positional_effects(call_jaxpr)
 
 
-def _jvp(
-    primitive: core.Primitive, primals: Any, tangents: Any, *, call_jaxpr: Any, **params: Any
-) -> tuple[list[Any], list[Any]]:
+def _jvp(primitive: core.Primitive, primals: Any, tangents: Any, *, call_jaxpr: Any,
+         **params: Any) -> tuple[list[Any], list[Any]]:
     nonzero = [type(t) is not ad_util.Zero for t in tangents]
     jaxpr, nonzero_out = ad.jvp_jaxpr(call_jaxpr, nonzero, False)
     given = [t for t, keep in zip(tangents, nonzero, strict=True) if keep]
@@ -72,14 +71,8 @@ def _jvp(
     return primals_out, _with_zeros(tangents_out, nonzero_out, call_jaxpr.out_avals)
 
 
-def _linearize(
-    primitive: core.Primitive,
-    is_vjp: bool,
-    nonzero: Sequence[bool],
-    *primals: Any,
-    call_jaxpr: Any,
-    **params: Any,
-) -> tuple[Any, ...]:
+def _linearize(primitive: core.Primitive, is_vjp: bool, nonzero: Sequence[bool], *primals: Any,
+               call_jaxpr: Any, **params: Any) -> tuple[Any, ...]:
     primal_jaxpr, residual_count, nonzero_out, forwarded, tangent_jaxpr = ad.linearize_jaxpr(
         call_jaxpr, nonzero, is_vjp=is_vjp
     )
@@ -88,23 +81,19 @@ def _linearize(
     residuals = subs_list(forwarded, [*call_jaxpr.consts, *primals], computed)
 
     def tangent_function(residuals: Any, *tangents: Any) -> list[Any]:
-        given = [
-            ad.instantiate_zeros(t) for keep, t in zip(nonzero, tangents, strict=True) if keep
-        ]
+        given = [ad.instantiate_zeros(t) for keep, t in zip(nonzero, tangents, strict=True) if keep]
         outs = primitive.bind(*residuals, *given, call_jaxpr=tangent_jaxpr, **params)
         return _with_zeros(outs, nonzero_out, call_jaxpr.out_avals)
 
     return primals_out, nonzero_out, residuals, tangent_function
 
 
-def _transpose(
-    primitive: core.Primitive, cotangents: Any, *args: Any, call_jaxpr: Any, **params: Any
-) -> None:
+def _transpose(primitive: core.Primitive, cotangents: Any, *args: Any, call_jaxpr: Any,
+               **params: Any) -> None:
     known, specs = ad.project_accums(args)
     flat, tree = jax.tree.flatten((known, cotangents))
-    jaxpr, out_tree = _transposed_jaxpr(
-        call_jaxpr, tree, tuple(core.typeof(x) for x in flat), specs
-    )
+    jaxpr, out_tree = _transposed_jaxpr(call_jaxpr, tree, tuple(core.typeof(x) for x in flat),
+                                        specs)
     outs = primitive.bind(*flat, call_jaxpr=jaxpr, **params)
     for arg, cotangent in zip(args, jax.tree.unflatten(out_tree, outs), strict=True):
         if isinstance(arg, ad.ValAccum):
@@ -130,16 +119,14 @@ def _transposed_jaxpr(call_jaxpr: Any, tree: Any, avals: Any, specs: Any) -> tup
     return core.ClosedJaxpr(jaxpr, constants), out_tree
 
 
-def _batch(
-    primitive: core.Primitive, axis: Any, args: Any, dims: Any, *, call_jaxpr: Any, **params: Any
-) -> tuple[list[Any], list[Any]]:
+def _batch(primitive: core.Primitive, axis: Any, args: Any, dims: Any, *, call_jaxpr: Any,
+           **params: Any) -> tuple[list[Any], list[Any]]:
     jaxpr, dims_out = batching.batch_jaxpr2(call_jaxpr, axis, tuple(dims))
     return primitive.bind(*args, call_jaxpr=jaxpr, **params), list(dims_out)
 
 
-def _partial_eval(
-    primitive: core.Primitive, trace: Any, *tracers: Any, call_jaxpr: Any, **params: Any
-) -> list[Any]:
+def _partial_eval(primitive: core.Primitive, trace: Any, *tracers: Any, call_jaxpr: Any,
+                  **params: Any) -> list[Any]:
     unknown = [not t.is_known() for t in tracers]
     known_jaxpr, unknown_jaxpr, unknown_out, residual_avals, forwarded = (
         pe.partial_eval_jaxpr_nounits_fwd(call_jaxpr, unknown, instantiate=False)
@@ -148,23 +135,13 @@ def _partial_eval(
     outs = primitive.bind(*known, call_jaxpr=known_jaxpr, **params)
     known_out, computed = split_list(outs, [len(outs) - len(residual_avals)])
     residuals = subs_list(forwarded, [*call_jaxpr.consts, *known], computed)
-    inputs = [
-        *map(trace.new_instantiated_const, residuals),
-        *(t for t in tracers if not t.is_known()),
-    ]
-    results = [
-        pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None)
-        for aval in unknown_jaxpr.out_avals
-    ]
-    equation = pe.new_eqn_recipe(
-        trace,
-        inputs,
-        results,
-        primitive,
-        {**params, "call_jaxpr": unknown_jaxpr},
-        core.positional_effects(unknown_jaxpr),
-        source_info_util.current(),
-    )
+    inputs = [*map(trace.new_instantiated_const, residuals),
+              *(t for t in tracers if not t.is_known())]
+    results = [pe.JaxprTracer(trace, pe.PartialVal.unknown(aval), None)
+               for aval in unknown_jaxpr.out_avals]
+    equation = pe.new_eqn_recipe(trace, inputs, results, primitive,
+                                 {**params, "call_jaxpr": unknown_jaxpr},
+                                 core.positional_effects(unknown_jaxpr), source_info_util.current())
     for result in results:
         result.recipe = equation
     if effects.partial_eval_kept_effects.filter_in(unknown_jaxpr.effects):
@@ -189,14 +166,8 @@ def _remat(primitive: core.Primitive, policy: Any, *args: Any, call_jaxpr: Any, 
     return results, partial(primitive.bind, *kept, call_jaxpr=again, **params)
 
 
-def _discharge(
-    primitive: core.Primitive,
-    avals_in: Sequence[Any],
-    _: Any,
-    *args: Any,
-    call_jaxpr: Any,
-    **params: Any,
-) -> tuple[list[Any], list[Any]]:
+def _discharge(primitive: core.Primitive, avals_in: Sequence[Any], _: Any, *args: Any,
+               call_jaxpr: Any, **params: Any) -> tuple[list[Any], list[Any]]:
     outs = primitive.bind(*args, call_jaxpr=_discharged_jaxpr(call_jaxpr), **params)
     results, ref_values = split_list(outs, [len(call_jaxpr.out_avals)])
     remaining = iter(ref_values)
@@ -213,12 +184,8 @@ def _checkify(error: Any, enabled_errors: Any, *args: Any, call_jaxpr: Any, **_:
     return checkify.checkify_jaxpr(call_jaxpr, enabled_errors, error, *args)
 
 
-def _with_zeros(
-    given: Sequence[Any], nonzero: Sequence[bool], avals: Sequence[Any]
-) -> list[Any]:
+def _with_zeros(given: Sequence[Any], nonzero: Sequence[bool], avals: Sequence[Any]) -> list[Any]:
     """Puts symbolic zeros where a tangent is not given."""
     remaining = iter(given)
-    return [
-        next(remaining) if keep else ad_util.Zero(aval.to_tangent_aval())
-        for keep, aval in zip(nonzero, avals, strict=True)
-    ]
+    return [next(remaining) if keep else ad_util.Zero(aval.to_tangent_aval())
+            for keep, aval in zip(nonzero, avals, strict=True)]

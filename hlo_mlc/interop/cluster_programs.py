@@ -20,7 +20,7 @@ from hlo_mlc.interop import compat
 from hlo_mlc.interop.devices import CPU
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.interop.operands import Part
-from hlo_mlc.interop.synthetic_arguments import invented_values
+from hlo_mlc.interop.synthetic_arguments import synthetic_values
 from hlo_mlc.partition.cluster import Cluster
 
 
@@ -84,7 +84,7 @@ def cluster_operands(graph: Graph, cluster: Cluster, program: ir.Module | None,
     """What to run a cluster on: what its `operands_program` computes of the arguments that are
     given, on a platform; made-up values where there is none."""
     if program is None:
-        return invented_values(graph, cluster.operands, [
+        return synthetic_values(graph, cluster.operands, [
             (v.type.shape, v.type.dtype.numpy) for v in cluster.operands])
     run = compat.compile_for(platform, program)
     return [np.asarray(r) for r in run([compat.place_on(platform, a) for a in given])]

@@ -22,7 +22,7 @@ from hlo_mlc.interop.jitted import MlcFunction, jitted
 from hlo_mlc.interop.module import StablehloFunction
 from hlo_mlc.interop.operands import matched_arrays
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results, largest_error
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Report, byte_size, counted, table_lines, wrapped
 from hlo_mlc.runtime.measure import time_rounds
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
@@ -223,7 +223,7 @@ def _filled(sides: _Sides, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     if not any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
         return args, dict(kwargs), False
     module = sides.untimed().lower(*args, **kwargs).compiler_ir()
-    made = iter(zip(argument_types(module, MAIN, MAIN), invented_arguments(module), strict=True))
+    made = iter(zip(argument_types(module, MAIN, MAIN), synthetic_arguments(module), strict=True))
     filled = [_value(leaf, made) for leaf in leaves]
     args, kwargs = jax.tree.unflatten(tree, filled)
     return args, kwargs, True

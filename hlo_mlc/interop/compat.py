@@ -213,9 +213,8 @@ def partition_count(axis_context: Any) -> int:
     if hasattr(axis_context, "num_devices"):
         return axis_context.num_devices
     mesh = axis_context.mesh
-    return math.prod(
-        size for name, size in mesh.shape.items() if name not in axis_context.manual_axes
-    )
+    return math.prod(size for name, size in mesh.shape.items()
+                     if name not in axis_context.manual_axes)
 
 
 def mesh_of(module_context: Any, types: Sequence[Any]) -> Any | None:

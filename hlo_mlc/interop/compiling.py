@@ -20,10 +20,8 @@ from hlo_mlc.support.errors import FrontendError
 from hlo_mlc.support.options import Options
 
 
-def compile_extracted(
-    module: ir.Module, options: Options, *, entry: str, platform: str = "cpu",
-    faults: Faults | None = None,
-) -> tuple[ir.Module | None, Report]:
+def compile_extracted(module: ir.Module, options: Options, *, entry: str, platform: str = "cpu",
+                      faults: Faults | None = None) -> tuple[ir.Module | None, Report]:
     """The compiled module and the report on it; None if XLA is to get the original.
 
     A fault of the compiler is a warning, and the program stays with XLA, unless `choose="ours"`
@@ -41,10 +39,9 @@ def compile_extracted(
     return answer[0]
 
 
-def compile_function(
-    module: ir.Module, subject: Subject, faults: Faults, *, entry: str, platform: str,
-    settled: Mapping[Path, str] | None = None,
-) -> tuple[ir.Module | None, Report]:
+def compile_function(module: ir.Module, subject: Subject, faults: Faults, *, entry: str,
+                     platform: str,
+                     settled: Mapping[Path, str] | None = None) -> tuple[ir.Module | None, Report]:
     """What `compile_extracted` gives, but for faults that leave nothing of it: these are raised.
 
     Where calls may settle it, what they have shown to be faster is done, now (`settled` has it by

@@ -40,9 +40,7 @@ from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
-from hlo_mlc.target import cpu, cuda
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target import Target, cpu, cuda
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +88,9 @@ def entry(function: Callable[..., Any], *args: Any, embed: int | Sequence[int] =
     return Entry(function, args, kwargs, embedded_positions(embed, len(args)), vjp_order)
 
 
-def export(
-    function: Callable[..., Any] | Mapping[str, Entry],
-    *args: Any,
-    path: str | os.PathLike[str],
-    targets: Sequence[str] = ("host",),
-    embed: int | Sequence[int] = (),
-    vjp_order: int = 0,
-    **kwargs: Any,
-) -> ExportReport:
+def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
+           path: str | os.PathLike[str], targets: Sequence[str] = ("host",),
+           embed: int | Sequence[int] = (), vjp_order: int = 0, **kwargs: Any) -> ExportReport:
     """Writes a function, compiled, into a file that `hlo_mlc.load` runs without compiling kernels.
 
     `function` is what `mlc_jit` or `jax.jit` made or any function that JAX can trace, and the other
@@ -211,7 +203,7 @@ class _Writer:
             "parameters": _parameters(given), "documentation": _documentation(given)}
         return description, ExportedEntry(name, signature, tuple(kernels), report)
 
-    def _target(self, target: CpuTarget | CudaTarget) -> dict[str, Any]:
+    def _target(self, target: Target) -> dict[str, Any]:
         kernels = {}
         for kernel_id, options in self._kernels.items():
             block = f"{target.name}.{kernel_id}"

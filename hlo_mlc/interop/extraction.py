@@ -92,9 +92,7 @@ def standalone(module: ir.Module, name: str) -> ir.Module:
     return copy
 
 
-def splice(
-    module: ir.Module, symbols: ir.SymbolTable, name: str, compiled: ir.Module
-) -> None:
+def splice(module: ir.Module, symbols: ir.SymbolTable, name: str, compiled: ir.Module) -> None:
     """Makes @name of the module call what is @name in `compiled`. Consumes `compiled`.
 
     The function itself stays, with a body of one call: JAX remembers it and may call it again.
@@ -112,9 +110,8 @@ def splice(
     try:
         target = mlir.merge_mlir_modules(module, f"mlc_{name}", compiled, dst_symtab=symbols)
         with ir.InsertionPoint.at_block_begin(body), function.location:
-            call = func.CallOp(
-                function.type.results, ir.FlatSymbolRefAttr.get(target), list(body.arguments)
-            )
+            call = func.CallOp(function.type.results, ir.FlatSymbolRefAttr.get(target),
+                               list(body.arguments))
     except BaseException:
         for operation in reversed(list(module.body.operations)[known:]):
             symbols.erase(operation)

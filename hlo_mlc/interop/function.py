@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.report import Comparison, Report
-from hlo_mlc.runtime.records import require_target, target_key
+from hlo_mlc.runtime.records import require_target
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.levels import planned_for
 
@@ -108,5 +108,5 @@ def resolve_options(choose: str | None, target: str | None, deterministic: bool 
         records=os.fspath(records) if isinstance(records, os.PathLike) else records)
     planned_for(options.target)  # not at the first call: what cannot be is said at once
     if options.records is not None:
-        require_target(options.records, target_key(target_of(options)))
+        require_target(options.records, target_of(options).key)
     return options

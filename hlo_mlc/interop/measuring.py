@@ -14,20 +14,14 @@ from jaxlib.mlir import ir
 
 from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.frontend.emit import KERNEL_TARGET
+from hlo_mlc.graph.core import WHILE
 from hlo_mlc.interop import compat, devices
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.call_arguments import arguments_at_hand
-from hlo_mlc.interop.choices import (
-    CANDIDATES,
-    Choice,
-    choice_path,
-    recorded,
-    remember,
-    remembered,
-)
+from hlo_mlc.interop.choices import CANDIDATES, Choice, choice_path, recorded, remember, remembered
 from hlo_mlc.interop.extraction import MAIN, standalone
 from hlo_mlc.interop.referee import as_near, disagreement, exact_results
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.report import Comparison, Report
 from hlo_mlc.runtime import cuda, library
 from hlo_mlc.runtime.measure import PairedTimes, Timing, repeated, time_paired
@@ -45,9 +39,8 @@ _LARGEST_BYTES = 1 << 30  # of made-up arguments
 _TF32_STEP = 2.0**-11  # of the factors of products of f32, by XLA on GPUs
 
 _MODELLED = ("builtin", "func", "stablehlo", "chlo")
-_LOOP = "stablehlo.while"
 _REFUSED = {
-    _LOOP: "how often a loop runs may depend on the arguments",
+    WHILE: "how often a loop runs may depend on the arguments",
     **dict.fromkeys(
         ("all_gather", "all_reduce", "all_to_all", "collective_broadcast", "collective_permute",
          "cross-replica-sum", "partition_id", "reduce_scatter", "replica_id"),
@@ -61,9 +54,8 @@ Compile = Callable[[ir.Module, Options, str, str], CompiledModule]
 _one_at_a_time = process_lock()
 
 
-def choose_fastest(
-    module: ir.Module, options: Options, entry: str, platform: str, compile_function: Compile
-) -> CompiledModule:
+def choose_fastest(module: ir.Module, options: Options, entry: str, platform: str,
+                   compile_function: Compile) -> CompiledModule:
     """The fastest of the candidates, or `module` itself if none beats it; remembered on disk.
 
     `compile_function` makes a candidate. It is run on the arguments of the call that has it
@@ -101,18 +93,16 @@ def choose_fastest(
     choice = _measure(original, programs, platform, arguments)
     kernels = {k.id for c in compiled.values() for k in c.report.kernels}
     remember(path, choice, recorded(kernels, options, platform))
-    compiled["xla"] = CompiledModule(module, dataclasses.replace(
-        everything.report, coverage=0.0, kernels=(), left=()
-    ))
+    compiled["xla"] = CompiledModule(module, dataclasses.replace(everything.report, coverage=0.0,
+                                                                 kernels=(), left=()))
     say(Level.FUNCTIONS, options.debug,
         [f"{entry}: {line}" for line in (*choice.comparisons, *choice.reasons)])
     return _chosen(compiled[choice.choose], choice)
 
 
 def _chosen(compiled: CompiledModule, choice: Choice) -> CompiledModule:
-    report = dataclasses.replace(
-        compiled.report, comparisons=choice.comparisons, reasons=choice.reasons
-    )
+    report = dataclasses.replace(compiled.report, comparisons=choice.comparisons,
+                                 reasons=choice.reasons)
     return dataclasses.replace(compiled, report=report)
 
 
@@ -159,7 +149,7 @@ def _why_not_made_up(candidate: CompiledModule, original: ir.Module) -> str:
 
 
 def _refusal(operation: ir.Operation, are_real: bool) -> str:
-    if are_real and operation.name == _LOOP:
+    if are_real and operation.name == WHILE:
         return ""
     dialect, _, name = operation.name.partition(".")
     if dialect not in _MODELLED:
@@ -184,7 +174,7 @@ def _measure(original: ir.Module, programs: Mapping[str, ir.Module], platform: s
     comparisons, remarks = [], []
     with _one_at_a_time, jax.ensure_compile_time_eval():
         arguments = [compat.place_on(platform, a)
-                     for a in given or invented_arguments(original)]
+                     for a in given or synthetic_arguments(original)]
         run_original = _bind(original, arguments, platform)
         expected = run_original()
         exact = functools.cache(lambda: exact_results(original, arguments, platform))

@@ -35,13 +35,7 @@ from hlo_mlc.interop.extraction import MAIN, extract, rename_to_main
 from hlo_mlc.interop.faults import Faults
 from hlo_mlc.interop.function import resolve_options
 from hlo_mlc.interop.jitted import MlcFunction, jitted
-from hlo_mlc.interop.program import (
-    Execute,
-    Program,
-    Shapes,
-    compile_as_jit,
-    program_call_p,
-)
+from hlo_mlc.interop.program import Execute, Program, Shapes, compile_as_jit, program_call_p
 from hlo_mlc.interop.timeline import CALLS, Timeline, record_timeline
 from hlo_mlc.report import Report
 from hlo_mlc.support.errors import FrontendError, UnsupportedOpError, UsageError
@@ -52,13 +46,9 @@ _ARGUMENTS = "builtin.module(stablehlo-refine-arguments{{types={types}}})"
 stablehlo.register_stablehlo_passes()
 
 
-def compile_stablehlo(
-    module: str | bytes | os.PathLike[str] | export.Exported,
-    *,
-    entry: str = MAIN,
-    target: str | None = None,
-    choose: str | None = None,
-) -> StablehloFunction:
+def compile_stablehlo(module: str | bytes | os.PathLike[str] | export.Exported, *,
+                      entry: str = MAIN, target: str | None = None,
+                      choose: str | None = None) -> StablehloFunction:
     """The function `entry` of a StableHLO module, compiled.
 
     `module` is MLIR text, MLIR bytecode, a StableHLO portable artifact, what `jax.export` gives or
@@ -167,10 +157,8 @@ class StablehloFunction:
             self._check(args, allowed=jax.ShapeDtypeStruct)
             return self._programs.of(tuple(tuple(array.shape) for array in args)).report
         if self._programs.latest is None:
-            raise UsageError(
-                f"@{self._name} has dynamic shapes and is compiled when it is called: "
-                "call it before you ask for a report"
-            )
+            raise UsageError(f"@{self._name} has dynamic shapes and is compiled when it is called: "
+                             "call it before you ask for a report")
         return self._programs.latest.report
 
     def explain(self, *args: Any, verbose: bool = False) -> Explanation:
@@ -246,10 +234,8 @@ class StablehloFunction:
 
     def _check(self, arrays: tuple[Any, ...], allowed: type | tuple[()] = ()) -> None:
         if len(arrays) != len(self._arguments):
-            raise UsageError(
-                f"@{self._name} takes {len(self._arguments)} arguments "
-                f"({', '.join(map(str, self._arguments))}), got {len(arrays)}"
-            )
+            raise UsageError(f"@{self._name} takes {len(self._arguments)} arguments "
+                             f"({', '.join(map(str, self._arguments))}), got {len(arrays)}")
         for index, (expected, array) in enumerate(zip(self._arguments, arrays, strict=True)):
             if not isinstance(array, (np.ndarray, np.generic, jax.Array, allowed)):
                 raise UsageError(
@@ -269,10 +255,8 @@ class StablehloFunction:
 
     def _compile(self, shapes: Shapes, platform: str, options: Options) -> Compiled:
         module = self._refine(shapes) if self._is_dynamic else self._module
-        compiled, report = compile_extracted(
-            _extract_main(module, MAIN), options, entry=MAIN, platform=platform,
-            faults=self._faults
-        )
+        compiled, report = compile_extracted(_extract_main(module, MAIN), options, entry=MAIN,
+                                             platform=platform, faults=self._faults)
         try:
             execute = self._by_jit(compiled or module, shapes) or \
                 compat.compile_for_cpu(compiled or module)
@@ -301,10 +285,8 @@ class StablehloFunction:
         write_rounded_sizes(module, MAIN, shapes)
         function = ir.SymbolTable(module.operation)[MAIN]
         with module.context, ir.Location.unknown():
-            types = [
-                ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
-                for shape, given in zip(shapes, function.type.inputs, strict=True)
-            ]
+            types = [ir.RankedTensorType.get(shape, ir.RankedTensorType(given).element_type)
+                     for shape, given in zip(shapes, function.type.inputs, strict=True)]
             pipeline = _ARGUMENTS.format(types=",".join(map(str, types)))
             try:
                 passmanager.PassManager.parse(pipeline).run(module.operation)
@@ -377,9 +359,8 @@ def _require_one_device(module: ir.Module) -> None:
 
 def _extract_main(module: ir.Module, entry: str) -> ir.Module:
     """A copy of @entry and all that it calls, where its name is @main."""
-    functions = [
-        operation for operation in module.body.operations if isinstance(operation, func.FuncOp)
-    ]
+    functions = [operation for operation in module.body.operations
+                 if isinstance(operation, func.FuncOp)]
     names = [function.name.value for function in functions]
     if entry not in names:
         found = ", ".join(f"@{name}" for name in names) or "none"

@@ -9,7 +9,7 @@ from hlo_mlc.backends.cpu import cpu_backend, rows_cpu_backend, sharded_cpu_back
 from hlo_mlc.backends.cuda import CudaBackend, GpuKernel
 from hlo_mlc.interop.devices import ANY_ROWS, CPU, CUDA, SHARDED, target_here
 from hlo_mlc.report import Report
-from hlo_mlc.runtime.records import pin_of, require_target, target_key
+from hlo_mlc.runtime.records import pin_of, require_target
 from hlo_mlc.support.options import Options
 from hlo_mlc.target.cuda import named, names
 
@@ -24,7 +24,7 @@ def gpu_backend(options: Options) -> CudaBackend:
     is_named = options.target in names()
     target = named(options.target) if is_named else target_here() or named(names()[-1])
     if options.records is not None:
-        require_target(options.records, target_key(target))
+        require_target(options.records, target.key)
     return CudaBackend(target, not is_named, pin_of(options), options.deterministic)
 
 

@@ -58,9 +58,8 @@ class _BodyCache(dict):
 
 
 @no_collection()
-def _lower_call(
-    ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any, function: TracedFunction
-) -> Any:
+def _lower_call(ctx: mlir.LoweringRuleContext, *operands: Any, call_jaxpr: Any,
+                function: TracedFunction) -> Any:
     """Lowers a call; takes the function it calls through the compiler the first time."""
     module_context = ctx.module_context
     lower = mlir.core_call_lowering
@@ -88,9 +87,8 @@ def _lower_call(
         return lower(ctx, *operands, **arguments)
     if compat.has_effects(call_jaxpr):
         return _lower_around_effects(ctx, operands, call_jaxpr, function, subject, leave)
-    body_context = module_context.replace(
-        cached_primitive_lowerings=cache, lowering_cache=cache.operations
-    )
+    body_context = module_context.replace(cached_primitive_lowerings=cache,
+                                          lowering_cache=cache.operations)
     results = lower(ctx.replace(module_context=body_context), *operands, **arguments)
     with function.faults.contained(subject, leave):
         (platform,) = ctx.platforms or module_context.platforms
@@ -133,9 +131,8 @@ def _kept(name: str, location: str) -> LeftReport:
                       named_at(name, short_line(location)))
 
 
-def _body_cache(
-    module_context: mlir.ModuleContext, operands: Sequence[Any], function: TracedFunction
-) -> _BodyCache:
+def _body_cache(module_context: mlir.ModuleContext, operands: Sequence[Any],
+                function: TracedFunction) -> _BodyCache:
     """The cache for what a call consists of: in JAX's own, because that lives and dies with the
     module.  What is compiled for some constants is called with no others."""
     constants = _constants(operands).items()

@@ -31,7 +31,6 @@ from hlo_mlc.runtime.records import (
     find_record,
     open_records,
     require_say,
-    target_key,
     today,
 )
 from hlo_mlc.runtime.variants import KernelCode, load_object
@@ -202,7 +201,7 @@ class KernelSchedule:
         """
         place, kernel = self.place, self.place.alone.cluster.kernel
         require_say(place.options, "schedule")
-        records, key = open_records(place.options), target_key(place.target)
+        records, key = open_records(place.options), place.target.key
         record = Record(kernel.fingerprint, key, self._schedules, self.measure(), OURS, today(),
                         kernel.name)
         kept = records.put(record, replaces=records.get(kernel.fingerprint, key))
@@ -216,7 +215,7 @@ class KernelSchedule:
         """
         require_say(self.place.options, "schedule")
         open_records(self.place.options).remove(self.place.alone.cluster.kernel.fingerprint,
-                                                target_key(self.place.target))
+                                                self.place.target.key)
         self.place.renew()
 
     @property
@@ -257,7 +256,7 @@ def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nes
 def _schedule_of(alone: KernelAlone, function: Any, options: Options, nest: int | None
                  ) -> KernelSchedule:
     kernel, target = alone.cluster.kernel, target_of(options)
-    known = find_record(kernel.fingerprint, target_key(target), options)
+    known = find_record(kernel.fingerprint, target.key, options)
     schedules: Schedules = {} if known is None else known.schedules
     if why_not_followed(kernel.program, target, schedules):
         schedules = {}

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from hlo_mlc.frontend.importer import import_function
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.interop.arguments import argument_types
 from hlo_mlc.interop.extraction import MAIN
 from hlo_mlc.runtime.measure import made_up
@@ -23,14 +23,14 @@ _PASSING = frozenset(f"stablehlo.{name}" for name in (
     "select", "slice", "sort", "subtract", "transpose"))
 
 
-def invented_arguments(module: ir.Module) -> list[np.ndarray]:
-    """Arguments for the function @main, see `invented_values`."""
+def synthetic_arguments(module: ir.Module) -> list[np.ndarray]:
+    """Arguments for the function @main, see `synthetic_values`."""
     graph = import_function(module, MAIN)
-    return invented_values(graph, graph.parameters, [
+    return synthetic_values(graph, graph.parameters, [
         (given.shape, given.dtype) for given in argument_types(module, MAIN, MAIN)])
 
 
-def invented_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
+def synthetic_values(graph: Graph, values: Sequence[Value], types: Sequence[tuple[Shape, DType]]
                     ) -> list[np.ndarray]:
     """Arrays of these types for values of a graph: integers that index something stay within it and
     reach all of it; matrices that loops multiply with are so small that states neither grow nor
@@ -50,7 +50,7 @@ def _terms_in_loops(graph: Graph, in_loop: bool = False) -> Mapping[Value, int]:
     terms: dict[Value, int] = {}
     for node in reversed(graph.nodes):
         known: list[tuple[Value, int]] = []
-        if node.op == "stablehlo.while":
+        if node.op == WHILE:
             body = node.regions[1]
             inside = _terms_in_loops(body, True)
             carried = zip(node.operands, body.parameters, strict=True)

@@ -21,7 +21,7 @@ from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.tuning import Session
 from hlo_mlc.interop.tuning_report import TunedKernel
-from hlo_mlc.runtime.records import open_records, target_key
+from hlo_mlc.runtime.records import open_records
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.progress import TuningProgress
 from hlo_mlc.tuning.shared import SharedKernel
@@ -39,7 +39,7 @@ def take_trials(url: str, options: Options, progress: TuningProgress) -> Iterato
     """
     storage, records = open_studies(url), open_records(options)
     here = [CPU] if first_gpu() is None else [CPU, CUDA]
-    platforms = {target_key(BACKENDS[platform](options).target): platform for platform in here}
+    platforms = {BACKENDS[platform](options).target.key: platform for platform in here}
     for platform in here:
         register_handler(platform)
     with quiet():

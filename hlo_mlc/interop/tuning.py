@@ -41,7 +41,7 @@ from hlo_mlc.interop.measuring import register_handler
 from hlo_mlc.interop.operands import calls_back, parts_of_call
 from hlo_mlc.interop.platforms import BACKENDS
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.interop.tuning_report import TunedKernel, TuningInterrupted, TuningReport
 from hlo_mlc.limits import MachineLimits, machine_limits
 from hlo_mlc.partition.cluster import Cluster
@@ -59,11 +59,11 @@ from hlo_mlc.runtime.records import (
     open_records,
     require_say,
     schedules_text,
-    target_key,
     today,
 )
 from hlo_mlc.support.errors import TuningError, UsageError
 from hlo_mlc.support.options import Options
+from hlo_mlc.target import Target
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.target.cuda import names as gpu_names
@@ -251,7 +251,7 @@ class Session:
         if self._given is None and any(kernel.data_dependent for kernel in report.kernels):
             return None
         ours = standalone(compiled, self._entry)
-        arguments = invented_arguments(original) if self._given is None else self._given
+        arguments = synthetic_arguments(original) if self._given is None else self._given
         times = self._times(original, ours, arguments)
         return Comparison(self._options.choose, times.b.median_us, times.a.median_us,
                           times.speedup)
@@ -282,7 +282,7 @@ class Session:
         tuned = _untuned(clusters)
         program = None if self._given is None else operands_program(graph, self._module, cluster)
         reason = "" if self._modelled else _why_not(cluster, given=program is not None)
-        known = self._records.get(kernel.fingerprint, target_key(self._target))
+        known = self._records.get(kernel.fingerprint, self._target.key)
         if known is not None and known.by_hand:
             reason = "it is scheduled by hand: schedule(...).unpin() has it tuned again"
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -342,7 +342,7 @@ class Session:
         if measured.speedup < _SURELY_FASTER:
             us = measured.default_us
             measured, schedules = Measured(us, us, 1.0), {}
-        record = Record(cluster.kernel.fingerprint, target_key(self._target), schedules,
+        record = Record(cluster.kernel.fingerprint, self._target.key, schedules,
                         dataclasses.replace(measured, modelled=True), made=today(),
                         name=cluster.kernel.name)
         return self._records.put(record, replaces=known if known and known.measured.modelled
@@ -355,7 +355,7 @@ class Session:
         """
         module = io.BytesIO()
         self._module.operation.write_bytecode(module)
-        return SharedKernel(fingerprint, target_key(self._target), module.getvalue(), self._entry,
+        return SharedKernel(fingerprint, self._target.key, module.getvalue(), self._entry,
                             self._options.choose, jax.config.jax_enable_x64,
                             self._trials or DEFAULT_TRIALS).attributes()
 
@@ -365,13 +365,13 @@ class Session:
         shape = cluster.kernel.program.results[0]
         return " ".join((role(cluster.kernel.program),
                          f"{'x'.join(map(str, shape.shape))}x{shape.dtype.name}",
-                         f"{cluster.kernel.fingerprint}-{target_key(self._target)}"
+                         f"{cluster.kernel.fingerprint}-{self._target.key}"
                          f"{'-modelled' * self._modelled}"))
 
     def _keep(self, cluster: Cluster, winner: Winner, known: Record | None, original: ir.Module,
               operands: Sequence[np.ndarray]) -> Record:
         """Records the winner, gives it to programs that run, and compares it with XLA's."""
-        record = Record(cluster.kernel.fingerprint, target_key(self._target), winner.schedules,
+        record = Record(cluster.kernel.fingerprint, self._target.key, winner.schedules,
                         winner.measured, made=today(), name=cluster.kernel.name)
         kept = self._records.put(record, replaces=known)
         built = rebuild_kernel(cluster.kernel, self._options, self._backend)
@@ -463,7 +463,7 @@ def _tunable(platform: str) -> str:
                      "CPU, do it")
 
 
-def _machine(target: CpuTarget | CudaTarget) -> str:
+def _machine(target: Target) -> str:
     """What people call a kind of machine."""
     if isinstance(target, CudaTarget):
         device = first_gpu()

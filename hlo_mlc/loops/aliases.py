@@ -8,7 +8,7 @@ from hlo_mlc.expr.core import Buffer
 from hlo_mlc.loops.accesses import SIDE_BY_SIDE, Access, Inside, Survey
 from hlo_mlc.loops.core import For, If, LoopProgram, While
 from hlo_mlc.loops.dependence import Memory, carried, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.regions import disjoint
 from hlo_mlc.loops.touching import reached
 
@@ -56,7 +56,7 @@ def _comes_after(write: Access, read: Access, textually: bool, memory: Memory,
     if len(next_to) == 2 and next_to[0] is next_to[1] and isinstance(next_to[0], If):
         return False  # one of the branches is taken
     inside = variables(tuple(next_to))
-    return settle(write, read, inside, written) is not None and not _are_apart(write, read)
+    return solve(write, read, inside, written) is not None and not _are_apart(write, read)
 
 
 def _are_apart(write: Access, read: Access) -> bool:

@@ -7,7 +7,7 @@ loop variables must have had the same value?
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -16,15 +16,8 @@ from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.loops.accesses import Access, Inside, accesses
 from hlo_mlc.loops.core import Accumulate, Call, For, LoopProgram, Stmt, walk
-from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.facts import (
-    Facts,
-    below,
-    impossible,
-    learned,
-    never_positive,
-    resolved,
-)
+from hlo_mlc.loops.equations import solve
+from hlo_mlc.loops.facts import Facts, below, impossible, learned, never_positive, resolved
 from hlo_mlc.loops.regions import (
     Points,
     Unknown,
@@ -35,9 +28,10 @@ from hlo_mlc.loops.regions import (
     parted_axes,
 )
 from hlo_mlc.loops.rewrite import inlined
+from hlo_mlc.tensor.combine import merging
 
-__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "lane_invariant", "pairs",
-           "same_reduction", "variables"]
+__all__ = ["Access", "Conflict", "Memory", "accesses", "carried", "commutes", "lane_invariant",
+           "meetings", "pairs", "same_reduction", "variables"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +56,11 @@ def same_reduction(a: Access, b: Access) -> bool:
     return (isinstance(a.stmt, Accumulate) and isinstance(b.stmt, Accumulate) and a.writes
             and b.writes and a.stmt.buffers == b.stmt.buffers
             and a.stmt.combiner == b.stmt.combiner)
+
+
+def commutes(stmt: Accumulate) -> bool:
+    """Whether the order of terms does not matter to an update."""
+    return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +111,19 @@ def pairs(memory: Memory, first: Iterable[Access],
         for b in second:
             if (a.writes or b.writes) and memory.may_overlap(a.buffer, b.buffer):
                 yield a, b
+
+
+def meetings(memory: Memory, first: Collection[Access], second: Collection[Access],
+             varying: set[Var]) -> Iterator[tuple[Access, Access, set[Var]]]:
+    """Pairs that may touch the same element, whose order matters (that of updates by one declared
+    reduction that commutes does not), and those of the `varying` variables that then agree."""
+    unstable = {a.buffer for a in (*first, *second) if a.writes}
+    for a, b in pairs(memory, first, second):
+        if same_reduction(a, b) and commutes(a.stmt):
+            continue
+        agree = solve(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) else set()
+        if agree is not None:
+            yield a, b, agree
 
 
 def variables(statements: tuple[Stmt, ...]) -> set[Var]:
@@ -211,7 +223,7 @@ class _Question:
 
     def _settled(self, a: Access, b: Access, known: Set[Expr] = frozenset(),
                  highest: Mapping[Expr, int] = MappingProxyType({})) -> bool:
-        settled = settle(a, b, self.varying, self.unstable, known, highest)
+        settled = solve(a, b, self.varying, self.unstable, known, highest)
         return settled is None or self.loop.var in settled
 
     def _differ(self, a: Access, b: Access) -> bool:
@@ -223,7 +235,7 @@ class _Question:
 
     def apart(self, a: Access, b: Access) -> bool:
         """Whether the accesses miss each other in different iterations, by all that is known about
-        bounds of loops, branches and guards.  Slower than `settle`, so asked last."""
+        bounds of loops, branches and guards.  Slower than `solve`, so asked last."""
         loop, varying = self.loop, self.varying
         outer, = learned(loop)
         ours, theirs = (*outer, *a.facts()), (*outer, *b.facts())

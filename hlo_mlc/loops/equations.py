@@ -27,7 +27,7 @@ class Place(Protocol):
     indices: tuple[Expr, ...]
 
 
-def settle(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
+def solve(a: Place, b: Place, varying: set[Var], unstable: Set[Buffer],
            known: Set[Expr] = frozenset(), highest: Mapping[Expr, int] = MappingProxyType({})
            ) -> set[Var] | None:
     """The variables that are equal whenever an instance of `a` and one of `b` touch the same

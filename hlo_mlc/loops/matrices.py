@@ -65,9 +65,9 @@ class Product:
 
 def parts(loop: For) -> Product | None:
     """What the loop multiplies, or None where it is not of the form that is expected."""
-    inner = loop.body[0]
+    inner = loop.body[0] if loop.body else None
     if constant_extent(loop) != LANE_ELEMENTS or not isinstance(inner, For) \
-            or len(loop.body) + len(inner.body) > 2:
+            or (len(loop.body), len(inner.body)) != (1, 1):
         return None
     update = inner.body[0]
     if not isinstance(update, Accumulate) or update.combiner.name != "add" \

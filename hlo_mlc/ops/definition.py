@@ -156,6 +156,7 @@ class OpDef:
     cost: how many simple operations an element of an elementwise op takes, roughly.
     is_exact: whether a result is exact or rounded once, so that any library computes the same.
     few_bits: what it is of integers of less than a byte; None is what ops of its kind are.
+    sources: the operands of which all elements of the results are some, if they are.
     supports(node): "" where `lower` handles this node, else the reason why not (for a person).
     reference(node, operands): the results as NumPy arrays; the definition that tests compare with.
     lower(node, reads): tensor expressions; only called where supports(node) == "".
@@ -173,6 +174,7 @@ class OpDef:
     cost: int = 0
     is_exact: bool = False
     few_bits: FewBits | None = None
+    sources: slice | None = None
 
     @property
     def of_few_bits(self) -> FewBits:

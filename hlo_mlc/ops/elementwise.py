@@ -27,7 +27,8 @@ Build = Callable[[Node, tuple[Expr, ...]], Expr]  # the result from the operands
 
 def _define(name: str, build: Build, examples: Sequence[str],
             supports: Callable[[Node], str] = lambda node: "", *, cost: int = 1,
-            is_exact: bool = True, few_bits: FewBits | None = None) -> OpDef:
+            is_exact: bool = True, few_bits: FewBits | None = None,
+            sources: slice | None = None) -> OpDef:
     def reference(node: Node, operands: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         elements = tuple(Var(f"x{k}", v.type.dtype) for k, v in enumerate(node.operands))
         value = evaluate(build(node, elements), dict(zip(elements, operands, strict=True)))
@@ -44,7 +45,7 @@ def _define(name: str, build: Build, examples: Sequence[str],
 
     source = f"{name.partition('.')[2]}, StableHLO or CHLO specification"
     return OpDef(name, OpKind.ELEMENTWISE, reference, lower, supports, tuple(examples), source,
-                 cost, is_exact, few_bits)
+                 cost, is_exact, few_bits, sources)
 
 
 def _example(name: str, operands: Sequence[str], result: str, attributes: str = "") -> str:
@@ -155,10 +156,8 @@ def _is_infinity(value: float) -> Callable[[Expr], Expr]:
 
 
 def _formats(name: str, pairs: Sequence[tuple[str, int, int]]) -> list[str]:
-    return [
-        _example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
-        for t, e, m in pairs
-    ]
+    return [_example(name, [t], t, f"exponent_bits = {e} : i32, mantissa_bits = {m} : i32")
+            for t, e, m in pairs]
 
 
 DEFINITIONS: tuple[OpDef, ...] = (
@@ -237,7 +236,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
     _define("stablehlo.select", lambda node, elements: apply("select", *elements),
             [_example("stablehlo.select", [p, t, t], t)
              for p in ("i1", "tensor<i1>") for t in ("f32", "bf16", "i32", "i1")],
-            few_bits=_SAME),
+            few_bits=_SAME, sources=slice(1, None)),
     _define("stablehlo.clamp", _clamp,
             [_example("stablehlo.clamp", [f"tensor<{t}>", t, f"tensor<{t}>"], t)
              for t in ("f32", "bf16", "i32", "ui8")]

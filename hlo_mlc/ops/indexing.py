@@ -259,7 +259,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
                         "operand_batching_dims = [0], start_indices_batching_dims = [1], "
                         "start_index_map = [2, 1], index_vector_dim = 3", "1, 1, 2, 2"),
         _gather_example("5x3xf32", "0x1xi32", "0x3xf32", _ROWS, "1, 3"),
-    ), "gather, StableHLO specification"),
+    ), "gather, StableHLO specification", sources=slice(1)),
     OpDef("stablehlo.scatter", OpKind.UPDATE, _scatter_reference, _scatter, _supports_scatter, (
         _scatter_example("5x3xf32", "6x1xi32", "6x3xf32", _INTO_ROWS),
         _scatter_example("5x3xf32", "6xi64", "6x3xf32", _INTO_ROWS),
@@ -285,5 +285,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
               _update_slice_example("5x6xi1", "2x3xi1", "i64"),
               _update_slice_example("5x6xbf16", "1x3xbf16", "ui64"),
               _update_slice_example("5x6xf32", "0x3xf32", "ui8"),
-          ), "dynamic_update_slice, StableHLO specification"),
+          ), "dynamic_update_slice, StableHLO specification", sources=slice(2)),
 )

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from hlo_mlc.expr.dtypes import FLOATS_OF_A_BYTE, Kind
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import BRANCHES, CONTROL_FLOW, WHILE, Graph, Node, Value
 from hlo_mlc.ops import (
     complex_numbers,
     contraction,
@@ -39,6 +39,10 @@ ELEMENTWISE, MOVEMENT, UPDATES, SUMMING, SOLVES = (
         {OpKind.SOLVE}))
 """Names of the ops of these kinds."""
 
+SOURCES: Mapping[str, slice] = {
+    n: d.sources for n, d in DEFINITIONS.items() if d.sources is not None}
+"""Of ops that compute nothing: the operands that all elements of their results come from."""
+
 Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 references: Mapping[str, Reference] = {n: d.reference for n, d in DEFINITIONS.items()}
 
@@ -57,11 +61,10 @@ LEFT_TO_XLA: Mapping[str, str] = {
                      "stablehlo.reduce_scatter", "stablehlo.partition_id",
                      "stablehlo.replica_id"), _COLLECTIVE),
     "stablehlo.rng": "XLA keeps the state of its own generator",
-    **dict.fromkeys(("stablehlo.if", "stablehlo.case"),
-                    "XLA chooses between branches that are more than a few simple operations"),
+    **dict.fromkeys(BRANCHES, "XLA chooses between branches that are more than a few simple "
+                              "operations"),
 }
 """Ops of the specification without a definition, and why."""
-_CONTROL = ("stablehlo.while", "stablehlo.if", "stablehlo.case")
 # What looks into the bits of floats: in some forms of a byte the zero with a sign is NaN.
 _BY_BITS = frozenset(("stablehlo.reduce_precision", "chlo.next_after"))
 # A while loop that runs longer than this is taken for one that does not end.
@@ -123,7 +126,7 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
         operands = [known[v] for v in node.operands]
         if node.op in instead:
             results = instead[node.op](node, operands)
-        elif node.op in _CONTROL and not node.opaque:
+        elif node.op in CONTROL_FLOW and not node.opaque:
             results = _run(node, operands, known, instead)
         elif node.literal is None and (reason := supports(node)):
             raise UnsupportedOpError(node.op, reason, location=node.location or None)
@@ -136,7 +139,7 @@ def evaluate_graph(graph: Graph, arrays: Sequence[np.ndarray],
 def _run(node: Node, operands: Sequence[np.ndarray],
          known: Mapping[Value, np.ndarray], instead: Mapping[str, Reference],
          ) -> tuple[np.ndarray, ...]:
-    if node.op == "stablehlo.while":
+    if node.op == WHILE:
         condition, body = node.regions
         state = tuple(operands)
         for _ in range(_MAX_TRIPS):

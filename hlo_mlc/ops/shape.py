@@ -26,7 +26,7 @@ Arrays = Sequence[np.ndarray]
 
 def _define(name: str, reference: Callable[[Node, Arrays], np.ndarray],
             element: Callable[[Node, Sequence[Read], Indices], Expr],
-            examples: Sequence[str]) -> OpDef:
+            examples: Sequence[str], sources: slice | None = slice(1)) -> OpDef:
     """An op of one result, from the value of the element at `indices`."""
 
     def lower(node: Node, reads: Sequence[Read]) -> Pointwise:
@@ -34,7 +34,7 @@ def _define(name: str, reference: Callable[[Node, Arrays], np.ndarray],
 
     return OpDef(f"stablehlo.{name}", OpKind.MOVEMENT,
                  lambda node, operands: (reference(node, operands),), lower, lambda node: "",
-                 tuple(examples), f"{name}, StableHLO specification")
+                 tuple(examples), f"{name}, StableHLO specification", sources=sources)
 
 
 def _shape(node: Node) -> tuple[int, ...]:
@@ -254,7 +254,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
              _pad_example("4xbf16", "5xbf16", "3", "-2", "0"),
              _pad_example("0xf32", "3xf32", "1", "2", "0"),
              _pad_example("4xf32", "6xf32", "-7", "9", "0"),
-             _pad_example("4xf32", "2xf32", "6", "-8", "0")]),
+             _pad_example("4xf32", "2xf32", "6", "-8", "0")], slice(2)),
     _define("concatenate",
             lambda node, operands: np.concatenate(operands, node.attributes["dimension"]),
             _concatenate,
@@ -264,7 +264,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
                        "tensor<2x0xf32>, tensor<2x4xf32>) -> tensor<2x7xf32>"),
              _function("%a: tensor<2xi1>, %b: tensor<1xi1>", "tensor<3xi1>",
                        "stablehlo.concatenate %a, %b, dim = 0 : (tensor<2xi1>, tensor<1xi1>) "
-                       "-> tensor<3xi1>")]),
+                       "-> tensor<3xi1>")], slice(None)),
     _define("reverse", lambda node, operands: np.flip(operands[0], node.attributes["dimensions"]),
             _reverse,
             [_one("2x3x4xf32", "2x3x4xf32",
@@ -272,7 +272,7 @@ DEFINITIONS: tuple[OpDef, ...] = (
              _one("3xui8", "3xui8", "stablehlo.reverse %a, dims = [] : tensor<3xui8>")]),
     _define("iota", _iota_reference, _iota,
             [_function("", f"tensor<3x5x{t}>", f"stablehlo.iota dim = {d} : tensor<3x5x{t}>")
-             for d, t in ((0, "i32"), (1, "f32"), (1, "bf16"), (0, "ui8"), (1, "i64"))]),
+             for d, t in ((0, "i32"), (1, "f32"), (1, "bf16"), (0, "ui8"), (1, "i64"))], None),
     _define("dynamic_slice", _dynamic_slice_reference, _dynamic_slice,
             [_function(f"%a: tensor<5x6xf32>, %i: tensor<{t}>, %j: tensor<{t}>", "tensor<2x6xf32>",
                        "stablehlo.dynamic_slice %a, %i, %j, sizes = [2, 6] : (tensor<5x6xf32>, "
@@ -284,5 +284,5 @@ DEFINITIONS: tuple[OpDef, ...] = (
             lambda node, reads, indices: const(_shape(node)[node.attributes["dimension"]],
                                                node.results[0].type.dtype),
             [_one("5x6xf32", "i32", "stablehlo.get_dimension_size %a, dim = 1 : "
-                                    "(tensor<5x6xf32>) -> tensor<i32>")]),
+                                    "(tensor<5x6xf32>) -> tensor<i32>")], None),
 )

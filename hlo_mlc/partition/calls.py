@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from hlo_mlc.expr.dtypes import TensorType
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import operands_first
 from hlo_mlc.partition.cluster import Cluster
 from hlo_mlc.partition.row_blocks import RowCall
 
-LOOP = "stablehlo.while"
 WHOLE = frozenset(("sdy.manual_computation",))  # its region is all that a device runs
-CONTROL_FLOW = frozenset((LOOP, "stablehlo.if", "stablehlo.case", *WHOLE))
+HOLDING = CONTROL_FLOW | WHOLE
+"""Whose regions may have kernels in them."""
 
 
 def with_calls(graph: Graph, produced: Mapping[Value, Cluster]) -> Graph:
@@ -74,7 +74,7 @@ def _attributes(call: RowCall, rows: int) -> dict[str, object]:
 
 def _with_kernels(node: Node, produced: Mapping[Value, Cluster]) -> Node:
     """Control flow with the kernels in its regions; any other node as it is."""
-    if node.op not in CONTROL_FLOW or not any(
+    if node.op not in HOLDING or not any(
             v in produced for region in node.regions for n in region.walk() for v in n.results):
         return node
     return Node(node.op, node.operands, node.results, node.attributes,

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.expr.layout import stored
+from hlo_mlc.frontend.emit import KERNEL_OP
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.ops.registry import lookup
 from hlo_mlc.support.errors import UnsupportedOpError
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
-_KERNEL = "hlo_mlc.kernel"
 _RESHAPE = "stablehlo.reshape"
 _CONSTANTS = ("stablehlo.constant", "stablehlo.iota")
 
@@ -77,7 +77,7 @@ def plan_memory(graph: Graph, scratch_bytes: Mapping[str, int]) -> MemoryPlan:
     constants: list[np.ndarray] = []
     places: dict[Value, Place] = {v: Place("operand", n) for n, v in enumerate(graph.parameters)}
     made: dict[Value, int] = {}  # by which call
-    calls = [node for node in graph.nodes if node.op == _KERNEL]
+    calls = [node for node in graph.nodes if node.op == KERNEL_OP]
     for node in graph.nodes:
         if node.op in _CONSTANTS:
             places[node.results[0]] = Place("constant", len(constants))
@@ -118,7 +118,7 @@ def _roots(graph: Graph) -> dict[Value, Value]:
     for node in graph.nodes:
         if node.op == _RESHAPE:
             roots[node.results[0]] = roots[node.operands[0]]
-        elif node.op in (_KERNEL, *_CONSTANTS):
+        elif node.op in (KERNEL_OP, *_CONSTANTS):
             roots.update({value: value for value in node.results})
         else:
             raise _not_a_kernel(node)

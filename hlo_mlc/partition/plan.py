@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr.core import Buffer, Expr
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
-from hlo_mlc.partition.calls import CONTROL_FLOW, LOOP, WHOLE, with_calls
+from hlo_mlc.partition.calls import HOLDING, WHOLE, with_calls
 from hlo_mlc.partition.cluster import Cluster, Context, cluster_of, counts, is_table
 from hlo_mlc.partition.estimate import Estimate
 from hlo_mlc.partition.fuse.groups import Fuser, Unit, in_order, merge_runs, readers
@@ -76,7 +76,7 @@ def partition(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     while True:
         plan = _planned(graph, choose, small, donated, frozenset(), limits, opened)
         more = {node: verdict.reason for cluster, verdict in plan.rejected if verdict.opens
-                for node in cluster.nodes if node.op == LOOP}
+                for node in cluster.nodes if node.op == WHILE}
         if not more:
             break
         opened |= more
@@ -174,7 +174,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     fuser.join_handed(needed)
     fuser.join_siblings()
     fuser.join_updates(needed)
-    fuser.settle()
+    fuser.compact()
     plan.apart.update(fuser.refusals)
     mergeable = {u.number: not u.is_outside and small(u) for u in fuser.units}
     runs = merge_runs(in_order(fuser.units), mergeable)
@@ -189,7 +189,7 @@ def _planned(graph: Graph, choose: Chooser, small: Callable[[Unit], bool],
     free = {b for b, v in values.items() if v not in results and v not in orders
             and outside.isdisjoint(read_by.get(b, outside))} if orders else set()
     context = Context(results, values, read_by, makers, tables, heirs, orders, free,
-                      limits, len(runs) == 1 and around <= WHOLE, LOOP in around)
+                      limits, len(runs) == 1 and around <= WHOLE, WHILE in around)
     for run in runs:
         if run[0].is_outside:
             continue
@@ -211,7 +211,7 @@ def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
     """What is to become of the bodies of control flow that stays with XLA."""
     plan = Plan(graph, limits)
     for node in graph.nodes:
-        if not reasons[node] or node.op not in CONTROL_FLOW:
+        if not reasons[node] or node.op not in HOLDING:
             continue
         for region in node.regions:
             inner = _planned(region, choose, small, _carried(node, region), around | {node.op},
@@ -226,7 +226,7 @@ def _planned_regions(graph: Graph, reasons: Mapping[Node, str], choose: Chooser,
 
 def _carried(node: Node, region: Graph) -> list[tuple[int, int]]:
     """The parameters of the body of a loop whose memory is for what takes their place."""
-    if node.op != "stablehlo.while" or region is not node.regions[1]:
+    if node.op != WHILE or region is not node.regions[1]:
         return []
     return [(k, k) for k in range(len(region.results))]
 
@@ -235,7 +235,7 @@ def _remaining(graph: Graph, left: frozenset[Value]) -> int:
     """Its non-trivial operations that are not in kernels, and those of the loops whose results are
     left to XLA."""
     inner = sum(_remaining(region, left) for node in graph.nodes
-                if node.op in CONTROL_FLOW and not left.isdisjoint(node.results)
+                if node.op in HOLDING and not left.isdisjoint(node.results)
                 for region in node.regions)
     return inner + sum(counts(node) for node in graph.nodes)
 
@@ -273,7 +273,7 @@ def _lower(graph: Graph, reasons: dict[Node, str], limits: FusionLimits
                 if value.type is not None:
                     lowering.define(value)
             fuser.add_outside(node, before, {known[v] for v in node.results if v in known})
-        elif node.op == "stablehlo.while":
+        elif node.op == WHILE:
             steps = lower_while(node, lowering)
             if steps is not None:
                 fuser.add_steps(node, steps, before)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.effects import is_removable
 from hlo_mlc.graph.rewrite import with_body, with_parts
-
-WHILE_OP = "stablehlo.while"
 
 
 def close_loops(graph: Graph) -> Graph:
@@ -22,7 +20,7 @@ def close_loops(graph: Graph) -> Graph:
 
 def is_open_loop(node: Node) -> bool:
     """Whether what this while loop carries may be changed: all of it is modelled."""
-    return node.op == WHILE_OP and not node.opaque and len(node.regions) == 2 and \
+    return node.op == WHILE and not node.opaque and len(node.regions) == 2 and \
         all(v.type is not None and v.type.is_static for v in node.results)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, Kind, TensorType
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import CONTROL_FLOW, WHILE, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values, with_parts
 from hlo_mlc.ops.registry import SOLVES, supports
 from hlo_mlc.passes import complex_functions
@@ -32,7 +32,6 @@ from hlo_mlc.passes.fourier import along_each, axis_by_axis, product_type, trans
 from hlo_mlc.passes.real_parts import Real
 
 Parts = tuple[Value, Value]
-_CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
 
 
 # What kernels are faster at than XLA, on complex numbers: an exponential of a million f32 took 0.1
@@ -59,7 +58,7 @@ def gains_in_parts(graph: Graph) -> bool:
     """Whether kernels may be faster than XLA at what the graph does with complex numbers."""
     return any(
         (node.op in SOLVES and _concerns_complex(node) and not supports(node))
-        or (node.op == "stablehlo.while" and any(map(_is_known_inside, node.regions)))
+        or (node.op == WHILE and any(map(_is_known_inside, node.regions)))
         or (_has_rule(node) and _concerns_complex(node) and (
             node.op in _FASTER or any(v.type.bytes >= _LARGE for v in node.results)))
         for node in graph.walk())
@@ -68,7 +67,7 @@ def gains_in_parts(graph: Graph) -> bool:
 def _is_known_inside(region: Graph) -> bool:
     """Whether it computes with complex numbers, and nothing but what has a rule here."""
     concerned = [node for node in region.walk() if _concerns_complex(node)]
-    return bool(concerned) and all(_has_rule(node) or node.op in _CONTROL for node in concerned)
+    return bool(concerned) and all(_has_rule(node) or node.op in CONTROL_FLOW for node in concerned)
 
 
 def _has_rule(node: Node) -> bool:
@@ -174,7 +173,7 @@ class _Splitter(NodeList):
     def _node(self, node: Node) -> None:
         self.location = node.location
         concerned = (*node.operands, *node.results)
-        if node.op in _CONTROL and not node.opaque \
+        if node.op in CONTROL_FLOW and not node.opaque \
                 and all(v.type is not None for v in concerned):
             self._control(node)
             return

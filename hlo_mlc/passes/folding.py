@@ -10,7 +10,7 @@ import numpy as np
 from hlo_mlc.expr.dtypes import Kind, TensorType
 from hlo_mlc.graph.core import Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, Rule
-from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE
+from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, SOURCES
 from hlo_mlc.passes.splat import splat
 from hlo_mlc.support.errors import PassError
 
@@ -20,11 +20,8 @@ Reference = Callable[[Node, Sequence[np.ndarray]], tuple[np.ndarray, ...]]
 # Larger results would grow the program (and what XLA has to hash) for nothing.
 MAX_FOLDED_BYTES = 64 * 1024
 
-# What only moves elements.  Broadcasts are not folded: the constant would be larger than what it is
-# made of.
-_MOVEMENT = frozenset(f"stablehlo.{name}" for name in (
-    "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "pad", "reshape", "reverse",
-    "slice", "transpose"))
+# Broadcasts are not folded: the constant would be larger than what it is made of.
+_MOVEMENT = SOURCES.keys() - {"stablehlo.broadcast_in_dim"}
 
 
 def constant_folding(references: Mapping[str, Reference]) -> Rule:
@@ -65,11 +62,8 @@ def _evaluate(reference: Reference, node: Node, operands: list[np.ndarray]) -> n
         (result,) = reference(node, operands)
     expected = node.results[0].type
     if (result.shape, result.dtype) != (expected.shape, expected.dtype.numpy):
-        raise PassError(
-            f"expected the reference of {node.op} to give {expected}, "
-            f"got {result.dtype}{list(result.shape)}",
-            location=node.location or None,
-        )
+        raise PassError(f"expected the reference of {node.op} to give {expected}, "
+                        f"got {result.dtype}{list(result.shape)}", location=node.location or None)
     return result
 
 
@@ -79,11 +73,8 @@ def _on_scalars(node: Node) -> Node:
     def scalar(value: Value) -> Value:
         return Value(TensorType((), value.type.dtype))
 
-    return dataclasses.replace(
-        node,
-        operands=tuple(map(scalar, node.operands)),
-        results=tuple(map(scalar, node.results)),
-    )
+    return dataclasses.replace(node, operands=tuple(map(scalar, node.operands)),
+                               results=tuple(map(scalar, node.results)))
 
 
 def _compact(array: np.ndarray) -> np.ndarray:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.graph.effects import is_mergeable
 from hlo_mlc.graph.rewrite import with_body, with_parts
 from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
-from hlo_mlc.passes.carried import WHILE_OP, is_open_loop
+from hlo_mlc.passes.carried import is_open_loop
 
 # Computed where they are read, in every trip, at no cost.
-_FREE = frozenset(f"stablehlo.{name}" for name in (
+FREE = frozenset(f"stablehlo.{name}" for name in (
     "broadcast_in_dim", "constant", "iota", "reshape"))
 # Cost less to compute again than to load, where the result is larger than what it is made of.
 _CHEAP = MOVEMENT | {name for name in ELEMENTWISE if DEFINITIONS[name].cost <= 2}
@@ -22,7 +22,7 @@ _MOST_OPERATIONS = 4
 # Bytes that a value may take which is larger than what it is made of.
 _MOST_GROWN_BYTES = 64 << 20
 # Nobody knows what they cost, or whether they end.
-_UNKNOWN = frozenset((WHILE_OP, "stablehlo.custom_call"))
+_UNKNOWN = frozenset((WHILE, "stablehlo.custom_call"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _staying(invariant: dict[Value, Node]) -> set[Node]:
         operands = [behind.get(v, (v.type.bytes, 0)) for v in dict.fromkeys(node.used)]
         read, operations = (sum(part) for part in zip(*operands, strict=True)) \
             if operands else (0, 0)
-        if node.op not in _FREE:
+        if node.op not in FREE:
             operations += 1
             made = sum(v.type.bytes for v in node.results)
             cheap = node.op in _CHEAP and operations <= _MOST_OPERATIONS

@@ -27,10 +27,8 @@ def zero_size(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
         or not is_removable(node)
     ):
         return None
-    return tuple(
-        context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
-        for result in node.results
-    )
+    return tuple(context.constant(np.zeros(result.type.shape, result.type.dtype.numpy))
+                 for result in node.results)
 
 
 def same_type(node: Node, context: Rewriter) -> Value | None:
@@ -90,9 +88,8 @@ def broadcast_of_broadcast(node: Node, context: Rewriter) -> Value | None:
         return None
     outer = node.attributes["broadcast_dimensions"]
     dimensions = tuple(outer[axis] for axis in inner.attributes["broadcast_dimensions"])
-    return context.add(
-        node.op, inner.operands, node.results[0].type, {"broadcast_dimensions": dimensions}
-    )
+    return context.add(node.op, inner.operands, node.results[0].type,
+                       {"broadcast_dimensions": dimensions})
 
 
 def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
@@ -121,11 +118,8 @@ def slice_of_slice(node: Node, context: Rewriter) -> Value | None:
 def pad_nothing(node: Node, context: Rewriter) -> Value | None:
     """`pad(x, v, 0, 0, 0)` -> `x`"""
     attributes = node.attributes
-    amounts = (
-        *attributes["edge_padding_low"],
-        *attributes["edge_padding_high"],
-        *attributes["interior_padding"],
-    )
+    amounts = (*attributes["edge_padding_low"], *attributes["edge_padding_high"],
+               *attributes["interior_padding"])
     return None if any(amounts) else node.operands[0]
 
 
@@ -170,10 +164,8 @@ def dynamic_slice_at_constant(node: Node, context: Rewriter) -> Value | None:
     if any(start is None for start in known):
         return None
     sizes = node.attributes["slice_sizes"]
-    first = tuple(
-        min(max(int(start), 0), extent - size)
-        for start, extent, size in zip(known, operand.type.shape, sizes, strict=True)
-    )
+    first = tuple(min(max(int(start), 0), extent - size)
+                  for start, extent, size in zip(known, operand.type.shape, sizes, strict=True))
     attributes = {
         "start_indices": first,
         "limit_indices": tuple(start + size for start, size in zip(first, sizes, strict=True)),

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hlo_mlc.expr.dtypes import I8, PACKED, U8, U16, U32, U64, DType, Kind, TensorType
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value
 from hlo_mlc.graph.rewrite import NodeList, with_other_values
 from hlo_mlc.ops.definition import FewBits
 from hlo_mlc.ops.registry import lookup
@@ -24,7 +24,6 @@ from hlo_mlc.ops.registry import lookup
 _CONVERT, _BITCAST = "stablehlo.convert", "stablehlo.bitcast_convert"
 _WHOLE = {8: U8, 16: U16, 32: U32, 64: U64}
 _IOTA, _CLZ = "stablehlo.iota", "stablehlo.count_leading_zeros"
-_CONTROL = frozenset(("stablehlo.while", "stablehlo.case", "stablehlo.if"))
 # Of what a region combines so, the bits in front go once, after all of it.
 _RINGS = frozenset(("stablehlo.add", "stablehlo.multiply"))
 
@@ -57,7 +56,7 @@ def _is_known(node: Node) -> bool:
 
 
 def _few_bits(node: Node) -> FewBits:
-    if node.op in _CONTROL:
+    if node.op in CONTROL_FLOW:
         return FewBits.SAME
     definition = lookup(node.op)
     return FewBits.NONE if definition is None else definition.of_few_bits
@@ -122,7 +121,7 @@ class _Unpacking(NodeList):
         self.location = node.location
         concerned = (*node.operands, *node.results, *(
             v for region in node.regions for v in (*region.captures, *region.parameters)))
-        if not any(map(_is_packed, concerned)) and node.op not in _CONTROL:
+        if not any(map(_is_packed, concerned)) and node.op not in CONTROL_FLOW:
             self.nodes.append(node)
         elif not _is_known(node):
             self._as_it_is(node)
@@ -141,7 +140,7 @@ class _Unpacking(NodeList):
 
     def _in_bytes(self, node: Node) -> None:
         operands, literal = tuple(map(self._byte, node.operands)), node.literal
-        if node.op not in _CONTROL and len(node.regions) == 1 and _is_ring(node.regions[0]):
+        if node.op not in CONTROL_FLOW and len(node.regions) == 1 and _is_ring(node.regions[0]):
             regions, is_wrapped = (_plain(node.regions[0]),), True
         else:
             regions = tuple(map(self.inside, node.regions))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from hlo_mlc.expr.dtypes import BOOL, I32, TensorType
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import WHILE, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import Rewriter, Rule
 from hlo_mlc.passes.rows import NewNodes
 from hlo_mlc.passes.splat import is_splat_of
@@ -77,7 +77,7 @@ def scan_as_loop(node: Node, context: Rewriter) -> tuple[Value, ...] | None:
     state = (start, *buffers, *node.operands[len(inputs):])
     body = _body(node, region, inputs, len(outputs), axis, trips)
     results = tuple(Value(v.type) for v in state)
-    outside.nodes.append(Node("stablehlo.while", state, results, {},
+    outside.nodes.append(Node(WHILE, state, results, {},
                               (_condition(state, trips), body), location=node.location))
     return context.splice(Graph((), tuple(outside.nodes), results))[1:]
 

@@ -95,9 +95,8 @@ def simplification(references: Mapping[str, Reference]) -> tuple[Pass, ...]:
     )
 
 
-def simplify(
-    graph: Graph, references: Mapping[str, Reference], *, verify: bool = False
-) -> tuple[Graph, tuple[PassRecord, ...]]:
+def simplify(graph: Graph, references: Mapping[str, Reference], *,
+             verify: bool = False) -> tuple[Graph, tuple[PassRecord, ...]]:
     """The graph after at most four rounds of simplification, and what each pass did.
 
     It is the very graph that was given where nothing applied.

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hlo_mlc.graph.core import Graph, Node, Value, constant_node
+from hlo_mlc.graph.core import CONTROL_FLOW, Graph, Node, Value, constant_node
 from hlo_mlc.graph.rewrite import with_body, with_parts
-
-# Ops whose regions may use values from outside.
-_CAPTURING = frozenset(f"stablehlo.{name}" for name in ("case", "if", "while"))
 
 
 def sink_constants(graph: Graph) -> Graph:
@@ -29,7 +26,7 @@ def _lift(graph: Graph) -> Graph:
     """The graph without tables in its loops and branches, inner ones first."""
     nodes: list[Node] = []
     for node in graph.nodes:
-        if node.regions and node.op in _CAPTURING and not node.opaque:
+        if node.regions and node.op in CONTROL_FLOW and not node.opaque:
             regions = [_lift(region) for region in node.regions]
             tables = [n for region in regions for n in region.nodes if _is_table(n)]
             if tables:

@@ -13,17 +13,13 @@ import numpy as np
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.graph.core import Graph, Node, Value
 from hlo_mlc.graph.rewrite import Rewriter, apply_rules
+from hlo_mlc.ops.registry import SOURCES
 from hlo_mlc.passes.carried import is_open_loop
 from hlo_mlc.passes.splat import element_of, is_splat_of
 
 _ADD_OP = "stablehlo.add"
 _UPDATE_OP, _SCATTER_OP = "stablehlo.dynamic_update_slice", "stablehlo.scatter"
 _BARRIER_OP = "stablehlo.optimization_barrier"
-# The operands that all elements come from.
-_MOVES = {f"stablehlo.{name}": slice(1) for name in (
-    "broadcast_in_dim", "dynamic_slice", "gather", "reshape", "reverse", "slice", "transpose")}
-_MOVES |= {"stablehlo.concatenate": slice(None), "stablehlo.pad": slice(2),
-           "stablehlo.select": slice(1, None), _UPDATE_OP: slice(2)}
 
 
 def update_in_place(graph: Graph) -> Graph:
@@ -134,4 +130,4 @@ def _may_be_signed(node: Node, signed: set[Value]) -> bool:
     if node.op == _SCATTER_OP:
         kind = _kind(node)
         return operands[0] in signed or not kind or (kind == "set" and operands[-1] in signed)
-    return node.op not in _MOVES or not signed.isdisjoint(operands[_MOVES[node.op]])
+    return node.op not in SOURCES or not signed.isdisjoint(operands[SOURCES[node.op]])

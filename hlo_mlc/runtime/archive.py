@@ -9,7 +9,6 @@ a file can write its digest.
 from __future__ import annotations
 
 import hashlib
-import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hlo_mlc.runtime.files import PUBLIC, write_whole
+from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import ArchiveError, UsageError
 
 MAGIC = b"HLOMLCX\x01"
@@ -25,7 +25,6 @@ FORMAT = 1
 file takes no compiler."""
 
 _DIGEST_BYTES = 32
-_LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 64  # of blocks, so that arrays in them can be used where they lie
 _START = len(MAGIC) + _DIGEST_BYTES
 
@@ -56,9 +55,8 @@ def write_archive(path: Path, archive: Archive) -> int:
     for name, block in archive.blocks.items():
         places[name] = (offset, len(block))
         offset += -(-len(block) // _ALIGNMENT) * _ALIGNMENT
-    content = json.dumps({"blocks": places, "description": archive.description}).encode()
-    begin = _START + _LENGTH.size + len(content)
-    parts = [_LENGTH.pack(len(content)), content, bytes(-begin % _ALIGNMENT)]
+    head = described({"blocks": places, "description": archive.description})
+    parts = [head, bytes(-(_START + len(head)) % _ALIGNMENT)]
     for block in archive.blocks.values():
         parts += [block, bytes(-len(block) % _ALIGNMENT)]
     digest = hashlib.sha256()
@@ -89,9 +87,8 @@ def read_archive(path: Path) -> Archive:
         raise ArchiveError(f"{path} is damaged: its digest does not match. Export it again, or "
                            "copy it again")
     try:
-        (length,) = _LENGTH.unpack_from(rest)
-        content = json.loads(bytes(rest[_LENGTH.size:_LENGTH.size + length]))
-        first = _START + _LENGTH.size + length
+        content, end = taken_apart(rest)
+        first = _START + end
         first += -first % _ALIGNMENT
         blocks = {}
         for name, (offset, size) in content["blocks"].items():

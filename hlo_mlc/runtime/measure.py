@@ -67,13 +67,8 @@ def made_up(shape: Sequence[int], dtype: np.typing.DTypeLike, rng: np.random.Gen
     return array
 
 
-def bind_kernel(
-    code: KernelCode,
-    arrays_in: Sequence[np.ndarray],
-    arrays_out: Sequence[np.ndarray],
-    dims: Sequence[int] = (),
-    threads: int = 1,
-) -> Callable[[], None]:
+def bind_kernel(code: KernelCode, arrays_in: Sequence[np.ndarray], arrays_out: Sequence[np.ndarray],
+                dims: Sequence[int] = (), threads: int = 1) -> Callable[[], None]:
     """A function that runs `code` on these arrays, with nothing left to prepare at each call.
 
     `dims` are the values of the kernel's symbolic dimensions; the caller is one of the `threads`.
@@ -153,9 +148,8 @@ class PairedTimes:
         return replace(self, a=self.a.per_call(calls), b=self.b.per_call(calls))
 
 
-def time_paired(
-    run_a: Callable[[], object], run_b: Callable[[], object], rounds: int, warmup: int = 1
-) -> PairedTimes:
+def time_paired(run_a: Callable[[], object], run_b: Callable[[], object], rounds: int,
+                warmup: int = 1) -> PairedTimes:
     """Times `run_a` and `run_b` in turns, A B A B, after `warmup` untimed rounds.
 
     Each must have done all of its work when it returns (`jax.block_until_ready`).
@@ -179,9 +173,8 @@ def time_paired(
     return PairedTimes.of(times_a, times_b)
 
 
-def time_in_turns(
-    run_a: Callable[[], object], run_b: Callable[[], object], seconds: float
-) -> PairedTimes:
+def time_in_turns(run_a: Callable[[], object], run_b: Callable[[], object],
+                  seconds: float) -> PairedTimes:
     """Times one call of each, in as many rounds as fit into `seconds`. Short ones are called
     several times in a row, so that the clock and the scheduler do not show."""
     began = time.perf_counter()

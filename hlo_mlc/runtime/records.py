@@ -28,8 +28,6 @@ from hlo_mlc.support.errors import CacheError, ConfigurationError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.support.versions import version
 from hlo_mlc.support.warning import warn
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import KIB, CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
 from hlo_mlc.templates.base import Way
@@ -73,7 +71,7 @@ class Record:
     """
 
     kernel: str  # its fingerprint
-    target: str  # see target_key
+    target: str  # its key
     schedules: Schedules
     measured: Measured
     choice: str = ""
@@ -111,16 +109,6 @@ def schedule_text(way: Way) -> str:
 def schedules_text(schedules: Schedules) -> list[str]:
     """The same for each nest, its position in front."""
     return [f"{position} {schedule_text(way)}" for position, way in sorted(schedules.items())]
-
-
-def target_key(target: CpuTarget | CudaTarget) -> str:
-    """The name of a target in records: equal for targets on which schedules mean the same."""
-    if isinstance(target, CudaTarget):
-        return f"{target.name}-{target.shared_bytes // KIB}K"
-    identity = (target.triple, target.cpu, target.features, target.cores, target.l1_bytes,
-                target.l2_bytes, target.l3_bytes, *(["deterministic"] * target.deterministic))
-    digest = hashlib.sha256(repr(identity).encode()).hexdigest()
-    return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', target.cpu)}-{target.cores}-{digest[:12]}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,20 +95,16 @@ def load_object(object_bytes: bytes, symbol: str, scratch_bytes: int = 0) -> Ker
     """
     machine = object_bytes[elf.MACHINE]
     if object_bytes[:len(elf.MAGIC)] == elf.MAGIC and machine != _machine_code():
-        raise CodegenError(
-            f"The object file of kernel {symbol!r} is for another machine "
-            f"(ELF machine {int.from_bytes(machine, 'little')})"
-        )
+        raise CodegenError(f"The object file of kernel {symbol!r} is for another machine "
+                           f"(ELF machine {int.from_bytes(machine, 'little')})")
     try:
         block = block_of(elf.read_object(object_bytes))
         offset = block.offset(symbol)
         pages = _Pages(block.size)
         code = block.linked(pages.address, _function_of_process)
     except CodegenError as error:
-        raise CodegenError(
-            f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
-            f"cannot be loaded: {error}"
-        ) from error
+        raise CodegenError(f"The object file ({len(object_bytes)} bytes) of kernel {symbol!r} "
+                           f"cannot be loaded: {error}") from error
     pages.publish(code)
     return KernelCode(pages.address + offset, scratch_bytes, pages)
 
@@ -244,9 +240,8 @@ def read_profile(kernel_id: str) -> Profile | None:
     """What was counted for `kernel_id` since the last reset; None if there is no such kernel."""
     calls = ctypes.c_int64()
     nanoseconds = ctypes.c_int64()
-    found = library.load().mlc_profile_read(
-        _encode(kernel_id), ctypes.byref(calls), ctypes.byref(nanoseconds)
-    )
+    found = library.load().mlc_profile_read(_encode(kernel_id), ctypes.byref(calls),
+                                            ctypes.byref(nanoseconds))
     return Profile(calls.value, nanoseconds.value) if found > 0 else None
 
 

@@ -8,14 +8,7 @@ from hlo_mlc.expr.build import FALSE, TRUE, all_of
 from hlo_mlc.expr.core import Expr, loads
 from hlo_mlc.expr.dtypes import BOOL
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, LoopProgram, Stmt, Store, bodies, walk
-from hlo_mlc.loops.rewrite import (
-    Body,
-    expressions,
-    map_expressions,
-    transform,
-    when,
-    with_bodies,
-)
+from hlo_mlc.loops.rewrite import Body, expressions, map_expressions, transform, when, with_bodies
 from hlo_mlc.schedule.loops import lane_variables, rewrite_loops
 from hlo_mlc.schedule.ranges import renamed
 from hlo_mlc.tensor.guards import conjuncts, everywhere, guards, vanishes_outside, where_true

@@ -18,13 +18,12 @@ from hlo_mlc.loops.core import (
     If,
     LoopKind,
     LoopProgram,
-    Stmt,
     Store,
     While,
     walk,
 )
 from hlo_mlc.loops.dependence import Access, accesses, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -33,10 +32,11 @@ from hlo_mlc.loops.rewrite import (
     paths,
     redirect,
     transform,
+    transform_loops,
     when,
     with_body,
 )
-from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops
+from hlo_mlc.schedule.loops import changed, most_iterations, refuse, require_loops
 from hlo_mlc.schedule.storage import nest_like, refuse_large, refuse_tasks, taken_out
 from hlo_mlc.schedule.tiles import Tile, tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
@@ -323,17 +323,9 @@ def stream(program: LoopProgram, name: str) -> LoopProgram:
 
     Halide: store_in with a streaming hint; elsewhere non-temporal stores.
     """
-    found = 0
-
-    def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, Store) or stmt.buffer.name != name:
-            return None
-        found += 1
-        return (replace(stmt, streaming=True),)
-
-    body = transform(program.body, visit)
-    if not found:
+    body = transform(program.body, lambda s: (replace(s, streaming=True),)
+                     if isinstance(s, Store) and s.buffer.name == name else None)
+    if body is program.body:
         raise ScheduleError(f"stream: nothing is stored to a buffer called {name!r}")
     return with_body(program, body)
 
@@ -348,26 +340,18 @@ def _staged(program: LoopProgram, primitive: str, name: str, at: str,
     for inner in walk(program.body):
         if isinstance(inner, Allocate) and inner.buffer.name == _tile_name(name, at):
             raise refuse(primitive, inner, f"keeps a part of {name} at {at} already")
-    found = 0
 
-    def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, For) or stmt.var.name != at:
-            return None
+    def visit(stmt: For) -> Body | None:
         if stmt.kind is LoopKind.VECTORIZE:
             raise refuse(primitive, stmt, "is a vector; stage around a loop outside of it")
         refuse_tasks(primitive, stmt.body, buffers[name])
         touched = accesses(stmt.body, buffers[name])
         if not touched:
             return None
-        found += 1
         return (For(stmt.var, stmt.extent, stmt.kind, stage(stmt, touched)),)
 
-    body = transform(program.body, visit)
-    if not found:
-        stmt = require_loops(program, primitive, at)[0]
-        raise refuse(primitive, stmt, f"does not use {name}")
-    return with_body(program, body)
+    return changed(program, transform_loops(program.body, at, visit), primitive, at,
+                   f"does not use {name}")
 
 
 def _turned(of: tuple[T, ...], by: int) -> tuple[T, ...]:
@@ -424,9 +408,9 @@ def _cover(stmt: For, touched: list[Access], size: int) -> list[int] | None:
             continue
         free = frozenset().union(*(i.free for i in a.indices))
         loops = [s for s in certain[id(a.stmt)] if s.var in free]
-        settled = settle(a, a, varying, unstable)
+        settled = solve(a, a, varying, unstable)
         if settled is None or any(s.var not in settled for s in loops) \
-                or any(settle(a, b, varying, unstable) is not None for b in chosen):
+                or any(solve(a, b, varying, unstable) is not None for b in chosen):
             continue
         counts = [s.extent.value for s in loops if not s.extent.free and not loads(s.extent)]
         if len(counts) < len(loops):

@@ -8,7 +8,7 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
 from hlo_mlc.loops.core import Accumulate, Allocate, Call, For, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import Body, constant_extent, redirect, transform, with_body
 from hlo_mlc.schedule.loops import refuse
 from hlo_mlc.schedule.storage import taken_out
@@ -103,11 +103,11 @@ def _check_places(statements: Body, last: int, copy: _Copy, buffer: Buffer, memo
     if any(a.buffer == buffer for s in statements[last + 1:] for a in accesses((s,))):
         raise refuse("coalesce", copy.nest, f"is not the last to use {buffer.name}")
     own = {s.var for s in walk((copy.nest,)) if isinstance(s, For)}
-    settled = settle(goal, goal, own, unstable)
+    settled = solve(goal, goal, own, unstable)
     if settled is not None and not own <= settled:
         raise refuse("coalesce", copy.nest, "may copy several elements to one place")
     for other in others:
         if memory.may_overlap(other.buffer, copy.store.buffer) and not (
                 memory.comparable(other.buffer, copy.store.buffer)
-                and settle(goal, other, varying, unstable) is None):
+                and solve(goal, other, varying, unstable) is None):
             raise refuse("coalesce", copy.nest, f"copies to where {other} is")

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from hlo_mlc.expr import build
 from hlo_mlc.expr.core import Var
 from hlo_mlc.loops.core import For, LoopProgram
-from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
-from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import Body, substitute
+from hlo_mlc.loops.dependence import Memory, accesses, meetings, variables
+from hlo_mlc.loops.rewrite import Body, substitute, transform_loops
 from hlo_mlc.schedule.loops import (
+    changed,
     check_permutable,
-    commutes,
     only_loop,
     refuse,
     require_loops,
@@ -48,17 +47,14 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
     """
     require_loops(program, "distribute", inner or name)
     memory = Memory.of(program)
-    found = False
 
     def cut(stmt: For) -> Body | None:
-        nonlocal found
         band = [stmt]
         while (only := only_loop(band[-1])) is not None and only.var.name != inner:
             band.append(only)
         parts = _parts(band[-1].body, inner)
         if not parts:
             return None
-        found = True
         if behind:
             parts = [(), parts[0] + parts[1], *parts[2:]]
         for n, part in enumerate(parts if checked else ()):
@@ -76,12 +72,9 @@ def distribute(program: LoopProgram, name: str, inner: str = "", behind: str = "
         return tuple(s for n, part in enumerate(parts) for s in nest(
             part, late if behind and n == 2 else {}))
 
-    result = rewrite_loops(program, "distribute", name, cut)
-    if not found:
-        raise refuse("distribute", require_loops(program, "distribute", name)[0],
-                     f"must hold the loop {inner} as one of its statements" if inner else
-                     "must hold several statements")
-    return result
+    return changed(program, transform_loops(program.body, name, cut), "distribute", name,
+                   f"must hold the loop {inner} as one of its statements" if inner else
+                   "must hold several statements")
 
 
 def _parts(body: Body, inner: str) -> list[Body]:
@@ -142,14 +135,8 @@ def check_same_iteration(primitive: str, band: Sequence[For], first: Body, secon
     """Refuse unless what `first` and `second` both touch, they touch in the same iteration of all
     the loops, or both update it by one declared reduction that commutes."""
     before, after = accesses(first), accesses(second)
-    varying = variables((band[0], *first, *second))
-    unstable = {a.buffer for a in (*before, *after) if a.writes}
-    for a, b in pairs(memory, before, after):
-        if same_reduction(a, b) and commutes(a.stmt):
-            continue
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
-        free = settled is not None and next((s for s in band if s.var not in settled), None)
-        if free:
+    for a, b, agree in meetings(memory, before, after, variables((band[0], *first, *second))):
+        free = next((s for s in band if s.var not in agree), None)
+        if free is not None:
             raise refuse(primitive, free, f"carries a dependence: {a} and {b} may touch the same "
                          f"element of {a.buffer.name} in different iterations")

@@ -10,15 +10,8 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Expr, loads
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
 from hlo_mlc.loops.dependence import Memory, accesses, pairs, variables
-from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import (
-    Body,
-    allocated,
-    substitute,
-    transform_lists,
-    when,
-    with_body,
-)
+from hlo_mlc.loops.equations import solve
+from hlo_mlc.loops.rewrite import Body, allocated, substitute, transform_lists, when, with_body
 from hlo_mlc.schedule.fission import check_same_iteration
 from hlo_mlc.schedule.loops import refuse, require_kind, require_loops
 from hlo_mlc.support.errors import ScheduleError
@@ -40,16 +33,13 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
     require_loops(program, "fuse_loops", first)
     require_loops(program, "fuse_loops", second)
     memory = Memory.of(program)
-    merged = 0
 
     def visit(statements: Body) -> Body:
-        nonlocal merged
         before, after = _holder(statements, first, 0), None
         if before is not None:
             after = _holder(statements, second, before + 1)
         if before is None or after is None:
             return statements
-        merged += 1
         opened, scopes = _opened(statements[before:after + 1], first, second)
         if len({scope.buffer.name for scope in scopes}) < len(scopes):
             raise refuse("fuse_loops", statements[after], "would share a scope with a private "
@@ -59,7 +49,7 @@ def fuse_loops(program: LoopProgram, first: str, second: str) -> LoopProgram:
         return (*statements[:before], *body, *statements[after + 1:])
 
     result = transform_lists(program.body, visit)
-    if not merged:
+    if result is program.body:
         raise ScheduleError(f"fuse_loops: expected {first!r} and, after it in the same list of "
                             f"statements, {second!r}; fuse the loops around them first")
     return with_body(program, result)
@@ -149,20 +139,17 @@ def fuse_last(program: LoopProgram, last: str, at: tuple[str, ...]) -> LoopProgr
     """
     if not at:
         raise ScheduleError(f"fuse_last: expected the loops in which {last!r} is to be done")
-    found = False
 
     def visit(statements: Body) -> Body:
-        nonlocal found
         place = next((n for n, (a, b) in enumerate(pairwise(statements))
                       if _is_loop(a, at[0]) and _is_loop(b, last)), None)
         if place is None:
             return statements
-        found = True
         outer, one = statements[place:place + 2]
         return (*statements[:place], _ending(outer, at[1:], one, ()), *statements[place + 2:])
 
     result = transform_lists(program.body, visit)
-    if not found:
+    if result is program.body:
         raise ScheduleError(f"fuse_last: expected {at[0]!r} and right behind it {last!r}")
     return with_body(program, result)
 
@@ -262,5 +249,5 @@ def _independent(first: Body, second: Body, memory: Memory) -> bool:
     before, after = accesses(first), accesses(second)
     varying = variables((*first, *second))
     unstable = {a.buffer for a in (*before, *after) if a.writes}
-    return all(memory.comparable(a.buffer, b.buffer) and settle(a, b, varying, unstable) is None
+    return all(memory.comparable(a.buffer, b.buffer) and solve(a, b, varying, unstable) is None
                for a, b in pairs(memory, before, after))

@@ -13,12 +13,11 @@ from hlo_mlc.expr.core import Expr, Var, loads
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.facts import Facts, exactly
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, bodies, walk
-from hlo_mlc.loops.dependence import Memory, accesses, pairs, same_reduction, variables
-from hlo_mlc.loops.equations import settle
-from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies, with_body
+from hlo_mlc.loops.dependence import Memory, accesses, meetings, variables
+from hlo_mlc.loops.rewrite import Body, map_expressions, when, with_bodies
 from hlo_mlc.schedule.loops import (
     band_of,
-    commutes,
+    changed,
     refuse,
     require_constant,
     require_kind,
@@ -55,16 +54,13 @@ def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checke
     for name in (*names, inner) if inner else names:
         require_loops(program, "jam", name)
     memory = Memory.of(program) if checked else None
-    found = False
 
     def inside(statements: Body, known: Facts) -> Body:
-        nonlocal found
         result: list[Stmt] = []
         for stmt in statements:
             nest = band_of(stmt, {*names}) \
                 if isinstance(stmt, For) and stmt.var.name in names else None
             if nest is not None and len(nest[0]) == len(names):
-                found = True
                 band, guard = nest
                 result += _jammed(band, guard, known, inner, memory)
                 continue
@@ -78,11 +74,8 @@ def jam(program: LoopProgram, names: tuple[str, ...], inner: str = "", *, checke
         new = tuple(result)
         return statements if new == statements else new
 
-    body = inside(program.body, ())
-    if not found:
-        raise refuse("jam", require_loops(program, "jam", names[0])[0],
-                     f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
-    return with_body(program, body)
+    return changed(program, inside(program.body, ()), "jam", names[0],
+                   f"and {', '.join(names[1:]) or 'nothing else'} are not perfectly nested")
 
 
 def _jammed(band: Sequence[For], guard: Expr, known: Facts, inner: str, memory: Memory | None
@@ -153,14 +146,9 @@ def _check_independent(band: Sequence[For], body: Body, memory: Memory) -> None:
     """Refuse iterations that may not be done in any order."""
     touched = accesses(body)
     written = [a for a in touched if a.writes]
-    varying, unstable = variables((band[0],)), {a.buffer for a in written}
-    for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b) and commutes(a.stmt):
-            continue
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
-        free = settled is not None and next((s for s in band if s.var not in settled), None)
-        if free:
+    for a, b, agree in meetings(memory, written, touched, variables((band[0],))):
+        free = next((s for s in band if s.var not in agree), None)
+        if free is not None:
             raise refuse("jam", free, f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}")
 

@@ -22,7 +22,7 @@ from hlo_mlc.loops.core import (
     folding,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses, carried
+from hlo_mlc.loops.dependence import Memory, accesses, carried, commutes
 from hlo_mlc.loops.matrices import parts
 from hlo_mlc.loops.rewrite import (
     Body,
@@ -31,11 +31,12 @@ from hlo_mlc.loops.rewrite import (
     redirect,
     substitute,
     transform,
+    transform_loops,
     with_body,
 )
 from hlo_mlc.loops.text import headline
 from hlo_mlc.schedule.loops import (
-    commutes,
+    changed,
     refuse,
     refuse_inside,
     require_constant,
@@ -185,21 +186,14 @@ def tensorize(program: LoopProgram, name: str) -> LoopProgram:
     Loops of that name that are no such product (`loops/matrices.py`) stay as they are.  TVM:
     tensorize.
     """
-    found = False
-
     def mark(stmt: For) -> Body | None:
-        nonlocal found
         if parts(stmt) is None:
             return None
         require_kind("tensorize", stmt, LoopKind.SERIAL)
-        found = True
         return (For(stmt.var, stmt.extent, LoopKind.TENSOR, stmt.body),)
 
-    result = rewrite_loops(program, "tensorize", name, mark)
-    if not found:
-        raise refuse("tensorize", require_loops(program, "tensorize", name)[0],
-                     "is not what an instruction does")
-    return result
+    return changed(program, transform_loops(program.body, name, mark), "tensorize", name,
+                   "is not what an instruction does")
 
 
 def atomic(program: LoopProgram, name: str) -> LoopProgram:
@@ -211,21 +205,17 @@ def atomic(program: LoopProgram, name: str) -> LoopProgram:
     An update combines the element there with something by an op of which any order gives one
     result, up to rounding; what else is stored to the buffer stays as it is.  Halide: atomic.
     """
-    found = False
-
     def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
         if not isinstance(stmt, Store) or stmt.buffer.name != name:
             return None
         update = update_of(stmt.value, Load(stmt.buffer, stmt.indices))
         if update is None:
             return None
-        found = True
         combiner, term = update
         return (Accumulate((stmt.buffer,), stmt.indices, combiner, (term,), stmt.guard, True),)
 
     body = transform(program.body, visit)
-    if not found:
+    if body is program.body:
         raise ScheduleError(f"atomic: no store to a buffer called {name!r} updates its element by "
                             "an op of which order does not matter")
     return with_body(program, body)

@@ -12,25 +12,8 @@ from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Load, Var, loads
 from hlo_mlc.expr.core import walk as walk_expressions
 from hlo_mlc.expr.dtypes import INDEX
-from hlo_mlc.loops.core import (
-    Accumulate,
-    For,
-    If,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-    walk,
-)
-from hlo_mlc.loops.dependence import (
-    Access,
-    Memory,
-    accesses,
-    pairs,
-    same_reduction,
-    variables,
-)
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
+from hlo_mlc.loops.dependence import Access, Memory, accesses, meetings, variables
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,
@@ -48,7 +31,6 @@ from hlo_mlc.loops.rewrite import (
 )
 from hlo_mlc.loops.text import body_text, headline
 from hlo_mlc.support.errors import ScheduleError
-from hlo_mlc.tensor.combine import merging
 
 
 def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For, ...]:
@@ -58,7 +40,8 @@ def require_loops(program: LoopProgram, primitive: str, name: str) -> tuple[For,
     """
     found = loops_named(program.body, name)
     if not found:
-        raise _unknown(program, primitive, name)
+        known = ", ".join(loop_names(program.body)) or "none"
+        raise ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
     return found
 
 
@@ -69,22 +52,21 @@ def rewrite_loops(program: LoopProgram, primitive: str, name: str,
 
     Raises: ScheduleError where there is none.
     """
-    found = False
-
-    def visit(stmt: For) -> Body | None:
-        nonlocal found
-        found = True
-        return rewrite(stmt)
-
-    body = transform_loops(program.body, name, visit)
-    if not found:
-        raise _unknown(program, primitive, name)
+    body = transform_loops(program.body, name, rewrite)
+    if body is program.body:
+        require_loops(program, primitive, name)
     return with_body(program, body)
 
 
-def _unknown(program: LoopProgram, primitive: str, name: str) -> ScheduleError:
-    known = ", ".join(loop_names(program.body)) or "none"
-    return ScheduleError(f"{primitive}: no loop is called {name!r}; the loops are: {known}")
+def changed(program: LoopProgram, body: Body, primitive: str, name: str, reason: str
+            ) -> LoopProgram:
+    """The program with a body that was rewritten from its own.
+
+    Raises: ScheduleError where that is its own still, for this reason if there is such a loop.
+    """
+    if body is program.body:
+        raise refuse(primitive, require_loops(program, primitive, name)[0], reason)
+    return with_body(program, body)
 
 
 def refuse(primitive: str, stmt: Stmt, reason: str) -> ScheduleError:
@@ -164,24 +146,19 @@ def unswitch(program: LoopProgram, name: str) -> LoopProgram:
     ask no such thing stay as they are, also where lanes of a vector around them disagree about it.
     LLVM: loop unswitching.
     """
-    found, lanes = False, lane_variables(program)
+    lanes = lane_variables(program)
 
     def ask(stmt: For) -> Body | None:
-        nonlocal found
         varying = variables((stmt,)) | lanes
         condition = next((c for c in _conditions(stmt.body) if c.free.isdisjoint(varying)
                           and not loads(c)), None)
         if condition is None:
             return None
-        found = True
         return (If(condition, *(_settled(stmt, condition, answer)
                                 for answer in (build.TRUE, build.FALSE))),)
 
-    result = rewrite_loops(program, "unswitch", name, ask)
-    if not found:
-        raise refuse("unswitch", require_loops(program, "unswitch", name)[0],
-                     "asks nothing that is the same in all its iterations")
-    return result
+    return changed(program, transform_loops(program.body, name, ask), "unswitch", name,
+                   "asks nothing that is the same in all its iterations")
 
 
 def lane_variables(program: LoopProgram) -> frozenset[Var]:
@@ -237,17 +214,14 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
     for name in names:
         require_loops(program, "reorder", name)
     memory = Memory.of(program) if checked else None
-    moved = 0
 
     def visit(stmt: Stmt) -> Body | None:
-        nonlocal moved
         if not isinstance(stmt, For) or stmt.var.name not in names:
             return None
         found = band_of(stmt, set(names))
         if found is None:
             return None
         band, guard = found
-        moved += 1
         loops = {s.var.name: s for s in band}
         wanted = iter(names)
         order = [loops[next(wanted)] if s.var.name in names else s for s in band]
@@ -263,12 +237,9 @@ def reorder(program: LoopProgram, names: tuple[str, ...], *, checked: bool = Tru
             body = (For(current.var, current.extent, current.kind, body),)
         return body
 
-    result = transform(program.body, visit)
-    if not moved:
-        outermost = require_loops(program, "reorder", names[0])[0]
-        raise refuse("reorder", outermost, f"and {', '.join(names[1:])} are not perfectly nested; "
-                     "distribute the loops between them first")
-    return with_body(program, result)
+    return changed(program, transform(program.body, visit), "reorder", names[0],
+                   f"and {', '.join(names[1:])} are not perfectly nested; distribute the loops "
+                   "between them first")
 
 
 def band_of(outermost: For, names: set[str]) -> tuple[list[For], Expr] | None:
@@ -315,29 +286,19 @@ def rename(program: LoopProgram, name: str, inner: str, to: str) -> LoopProgram:
         if loops_named(program.body, to):
             raise ScheduleError(f"rename: expected a name for {name!r} that no loop has, got "
                                 f"{to!r}")
-    found = False
 
     def renamed(stmt: For) -> Body | None:
-        nonlocal found
         if inner and not loops_named(stmt.body, inner):
             return None
-        found = True
         own = Var(to, stmt.var.dtype, stmt.var.extent)
         return (For(own, stmt.extent, stmt.kind, substitute(stmt.body, {stmt.var: own})),)
 
-    result = rewrite_loops(program, "rename", name, renamed)
-    if not found:
-        raise refuse("rename", require_loops(program, "rename", name)[0],
+    result = changed(program, transform_loops(program.body, name, renamed), "rename", name,
                      f"holds no loop called {inner}")
     for outer in loops_named(result.body, to) if loops_named(program.body, to) else ():
         if loops_named(outer.body, to):
             raise refuse("rename", outer, "would hold another loop of that name")
     return result
-
-
-def commutes(stmt: Accumulate) -> bool:
-    """Whether the order of terms does not matter to an update."""
-    return merging(stmt.combiner, stmt.terms, ()) is stmt.combiner
 
 
 def check_permutable(band: list[For], order: list[For], memory: Memory,
@@ -348,17 +309,13 @@ def check_permutable(band: list[For], order: list[For], memory: Memory,
             raise refuse(primitive, stmt, f"is a vector; {primitive} before vectorize")
     touched = accesses(band[-1].body)
     written = [a for a in touched if a.writes]
-    varying, unstable = variables((band[0],)), {a.buffer for a in written}
-    for a, b in pairs(memory, written, touched):
-        if same_reduction(a, b) and commutes(a.stmt):
-            continue
-        settled = settle(a, b, varying, unstable) if memory.comparable(a.buffer, b.buffer) \
-            else set()
+    varying = variables((band[0],))
+    for a, b, agree in meetings(memory, written, touched, varying):
         # Instances that agree in all other loops keep their order where these keep theirs.
-        before, after = ([s.var.name for s in loops if s.var not in (settled or ())]
+        before, after = ([s.var.name for s in loops if s.var not in agree]
                          for loops in (band, order))
-        if settled is not None and before != after and not _stores_the_same(
-                a, b, varying - settled, [w.buffer for w in written], memory):
+        if before != after and not _stores_the_same(
+                a, b, varying - agree, [w.buffer for w in written], memory):
             raise refuse(primitive, band[0], f"would change the order in which {a} and {b} touch "
                          f"{a.buffer.name}: nothing ties the iterations of "
                          f"{', '.join(sorted(before))} together")

@@ -9,15 +9,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.loops.core import Allocate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses
-from hlo_mlc.loops.rewrite import (
-    Body,
-    allocated,
-    loop,
-    redirect,
-    substitute,
-    transform,
-    with_body,
-)
+from hlo_mlc.loops.rewrite import Body, allocated, loop, redirect, substitute, transform, with_body
 from hlo_mlc.schedule.loops import refuse, require_constant, rewrite_loops
 from hlo_mlc.schedule.storage import taken_out
 from hlo_mlc.support.errors import ScheduleError

@@ -20,7 +20,7 @@ from hlo_mlc.loops.core import (
     bodies,
     walk,
 )
-from hlo_mlc.loops.dependence import Memory, accesses
+from hlo_mlc.loops.dependence import Memory, accesses, variables
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -31,9 +31,9 @@ from hlo_mlc.loops.rewrite import (
     redirect,
     transform,
     with_bodies,
-    with_body,
 )
 from hlo_mlc.schedule.loops import (
+    changed,
     check_permutable,
     only_loop,
     refuse,
@@ -66,10 +66,7 @@ def privatize(program: LoopProgram, name: str) -> LoopProgram:
     these begin with, and terms may be taken in any order or their positions tell which comes first.
     Halide and TVM: rfactor; OpenMP: reduction.
     """
-    found = False
-
     def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
         private, rest = taken_out((stmt,))
         for place, fold in enumerate(rest if private else ()):
             *nest, update = _perfect(fold)
@@ -77,7 +74,6 @@ def privatize(program: LoopProgram, name: str) -> LoopProgram:
             if own is None or not isinstance(update, Accumulate) \
                     or not {*private}.issuperset(update.buffers):
                 continue
-            found = True
             before, start = rest[:place], rest[max(0, place - len(update.buffers)):place]
             before = before[:len(before) - len(start)]
             if any(accesses(before, b) for b in update.buffers):
@@ -89,11 +85,8 @@ def privatize(program: LoopProgram, name: str) -> LoopProgram:
                 *folded, *transform(behind, visit)))))
         return None
 
-    body = transform(program.body, visit)
-    if not found:
-        raise refuse("privatize", require_loops(program, "privatize", name)[0],
-                     "is in no nest that does nothing but update private buffers")
-    return with_body(program, body)
+    return changed(program, transform(program.body, visit), "privatize", name,
+                   "is in no nest that does nothing but update private buffers")
 
 
 def _perfect(stmt: Stmt) -> list[Stmt]:
@@ -192,27 +185,20 @@ def fold_apart(program: LoopProgram, name: str, lanes: str = "", *, checked: boo
         require_loops(program, "fold_apart", lanes)
     memory = Memory.of(program) if checked else None
     taken = {s.buffer.name for s in walk(program.body) if isinstance(s, Allocate)}
-    found = False
 
     def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
         band = _down_to(stmt, name)
         if band is None:
             return None
-        updates = _updates(band[-1])
-        inner = [s.var for s in band]
+        updates, inner = _updates(band[-1]), variables((stmt,))
         if not updates or any(not i.free.isdisjoint(inner) for u in updates for i in u.indices):
             return None
-        found = True
         if any(_part(b, name) in taken for u in updates for b in u.buffers):
             raise refuse("fold_apart", stmt, "is apart already")
         return _folded_apart(band, updates, lanes, memory)
 
-    body = transform(program.body, visit)
-    if not found:
-        raise refuse("fold_apart", require_loops(program, "fold_apart", name)[0],
-                     "is in no nest that folds its terms into one element")
-    return with_body(program, body)
+    return changed(program, transform(program.body, visit), "fold_apart", name,
+                   "is in no nest that folds its terms into one element")
 
 
 def _part(buffer: Buffer, name: str) -> str:

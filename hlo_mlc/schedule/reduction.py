@@ -8,16 +8,7 @@ from dataclasses import dataclass
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var
-from hlo_mlc.loops.core import (
-    MAX_LANES,
-    Accumulate,
-    For,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-    walk,
-)
+from hlo_mlc.loops.core import MAX_LANES, Accumulate, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.dependence import Memory, accesses, carried
 from hlo_mlc.loops.rewrite import (
     Body,

@@ -22,15 +22,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried
-from hlo_mlc.loops.rewrite import (
-    Body,
-    expressions,
-    guarded,
-    loop,
-    substitute,
-    transform,
-    when,
-)
+from hlo_mlc.loops.rewrite import Body, expressions, guarded, loop, substitute, transform, when
 from hlo_mlc.schedule.loops import (
     refuse,
     require_constant,

@@ -37,7 +37,7 @@ from hlo_mlc.loops.rewrite import (
     with_bodies,
     with_body,
 )
-from hlo_mlc.schedule.loops import refuse, require_kind, require_loops, rewrite_loops
+from hlo_mlc.schedule.loops import changed, refuse, require_kind, require_loops, rewrite_loops
 from hlo_mlc.schedule.storage import refuse_large, taken_out
 from hlo_mlc.support.errors import ScheduleError
 from hlo_mlc.tensor.guards import conjuncts
@@ -129,10 +129,8 @@ def begin_inside(program: LoopProgram, name: str) -> LoopProgram:
     block, which decompose_reduction takes out of its loops.
     """
     updated = {b for s in walk(program.body) if isinstance(s, Accumulate) for b in s.buffers}
-    found = False
 
     def visit(statements: Body) -> Body:
-        nonlocal found
         result: list[Stmt] = []
         for stmt in statements:
             if not _begins_with(stmt, name):
@@ -143,14 +141,10 @@ def begin_inside(program: LoopProgram, name: str) -> LoopProgram:
                     and result[-1].buffer.scope in ("register", "stack"):
                 begun.insert(0, result.pop())
             result.append(_beginning(stmt, begun) if begun else stmt)
-            found = found or bool(begun)
         return tuple(result) if len(result) < len(statements) else statements
 
-    body = transform_lists(program.body, visit)
-    if not found:
-        raise refuse("begin_inside", require_loops(program, "begin_inside", name)[0],
-                     "has nothing before it that folds begin with")
-    return with_body(program, body)
+    return changed(program, transform_lists(program.body, visit), "begin_inside", name,
+                   "has nothing before it that folds begin with")
 
 
 def _begins_with(stmt: Stmt, name: str) -> bool:
@@ -346,17 +340,9 @@ def _reading_own(statements: Body, buffer: Buffer, larger: Buffer, names: tuple[
 def _of_private(program: LoopProgram, primitive: str, name: str,
                 rewrite: Callable[[Allocate], Body]) -> LoopProgram:
     """What becomes of the scopes of all private buffers of a name."""
-    found = False
-
-    def visit(stmt: Stmt) -> Body | None:
-        nonlocal found
-        if not isinstance(stmt, Allocate) or stmt.buffer.name != name:
-            return None
-        found = True
-        return rewrite(stmt)
-
-    body = transform(program.body, visit)
-    if not found:
+    body = transform(program.body, lambda s: rewrite(s)
+                     if isinstance(s, Allocate) and s.buffer.name == name else None)
+    if body is program.body:
         known = ", ".join(sorted({s.buffer.name for s in walk(program.body)
                                   if isinstance(s, Allocate)})) or "none"
         raise ScheduleError(f"{primitive}: no private buffer is called {name!r}; there are: "

@@ -25,7 +25,7 @@ from hlo_mlc.loops.core import (
     walk,
 )
 from hlo_mlc.loops.dependence import Memory, accesses, carried, variables
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.loops.rewrite import (
     Body,
     allocated,
@@ -35,10 +35,11 @@ from hlo_mlc.loops.rewrite import (
     substitute,
     transform,
     transform_lists,
+    transform_loops,
     with_bodies,
     with_body,
 )
-from hlo_mlc.schedule.loops import most_iterations, refuse, require_loops, rewrite_loops
+from hlo_mlc.schedule.loops import changed, most_iterations, refuse, require_loops, rewrite_loops
 from hlo_mlc.schedule.tiles import tile_around, unstable_in
 from hlo_mlc.support.errors import ScheduleError
 
@@ -126,7 +127,7 @@ def _apart(users: list[Stmt], buffer: Buffer) -> bool:
     groups = [accesses((s,), buffer) for s in users]
     computed = any(loads(i) for group in groups for a in group for i in a.indices)
     varying, unstable = variables(tuple(users)), unstable_in(tuple(users)) if computed else set()
-    return all(settle(a, b, varying, unstable) is None
+    return all(solve(a, b, varying, unstable) is None
                for n, group in enumerate(groups) for other in groups[n + 1:]
                for a in group for b in other)
 
@@ -169,14 +170,10 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
     def placed(others: tuple[T, ...], one: T) -> tuple[T, ...]:
         return (one, *others) if place == "first" else (*others, one)
 
-    found = False
-
     def grow(stmt: For) -> Body | None:
-        nonlocal found
         private, body = taken_out(stmt.body)
         if not private:
             return None
-        found = True
         if stmt.kind not in (LoopKind.SERIAL, LoopKind.UNROLL):
             raise refuse("expand", stmt, "must be serial or unrolled")
         size = -(-most_iterations("expand", stmt) // multiple) * multiple
@@ -188,11 +185,8 @@ def expand(program: LoopProgram, name: str, scope: str, multiple: int = 1, place
         body = redirect(body, larger, lambda indices: placed(indices, stmt.var))
         return allocated(larger.values(), (For(stmt.var, stmt.extent, stmt.kind, body),))
 
-    result = rewrite_loops(program, "expand", name, grow)
-    if not found:
-        raise refuse("expand", require_loops(program, "expand", name)[0],
-                     "has no private buffers in its body")
-    return result
+    return changed(program, transform_loops(program.body, name, grow), "expand", name,
+                   "has no private buffers in its body")
 
 
 def promote(program: LoopProgram, name: str) -> LoopProgram:
@@ -208,16 +202,14 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
     loop, or the innermost one of a perfect nest, does nothing else.  TVM: cache_write; LLVM: scalar
     promotion.
     """
-    found = False
+    require_loops(program, "promote", name)
 
     def visit(statements: Body) -> Body:
-        nonlocal found
         result: list[Stmt] = []
         for stmt in statements:
             if not isinstance(stmt, For) or stmt.var.name != name:
                 result.append(stmt)
                 continue
-            found = True
             update = _only_update(stmt)
             (buffer,) = update.buffers
             own, start = Buffer(f"{buffer.name}.{name}", buffer.dtype, (), "register"), None
@@ -232,10 +224,7 @@ def promote(program: LoopProgram, name: str) -> LoopProgram:
                 Store(buffer, update.indices, Load(own, ())))))
         return tuple(result)
 
-    body = transform_lists(program.body, visit)
-    if not found:
-        require_loops(program, "promote", name)
-    return with_body(program, body)
+    return with_body(program, transform_lists(program.body, visit))
 
 
 def _only_update(stmt: For) -> Accumulate:

@@ -97,14 +97,12 @@ class Options:
     """What to compile for: `cpu` is this machine, a level (`x86-64-v3`) one that has no more
     instructions; ahead of time also other CPUs and GPU architectures (`sm_90`)."""
 
-    cache_dir: Path = field(
-        default_factory=_default_cache_dir, metadata=_from("HLO_MLC_CACHE", _path("folder"))
-    )
+    cache_dir: Path = field(default_factory=_default_cache_dir,
+                            metadata=_from("HLO_MLC_CACHE", _path("folder")))
     """Where compiled kernels and best schedules are kept."""
 
-    cache_limit_mib: int = field(
-        default=1024, metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1))
-    )
+    cache_limit_mib: int = field(default=1024,
+                                 metadata=_from("HLO_MLC_CACHE_LIMIT_MIB", _integer(1)))
     """How much room compiled kernels may take there; those used least recently go first."""
 
     records: Path | None = field(default=None,
@@ -186,10 +184,8 @@ class Options:
         fields = {option.name: option for option in dataclasses.fields(cls)}
         for name in overrides:
             if name not in fields:
-                raise UsageError(
-                    f"There is no option {name!r}{did_you_mean(name, fields)}. "
-                    f"Options are: {', '.join(fields)}"
-                )
+                raise UsageError(f"There is no option {name!r}{did_you_mean(name, fields)}. "
+                                 f"Options are: {', '.join(fields)}")
         for variable in sorted(os.environ):
             if variable.startswith(_PREFIX):
                 _name_unknown(variable)
@@ -211,9 +207,8 @@ def is_enabled() -> bool:
     return _read_environment({enable.name: enable}, skip={}).get(enable.name, enable.default)
 
 
-def _read_environment(
-    fields: Mapping[str, dataclasses.Field], skip: Mapping[str, object]
-) -> dict[str, Any]:
+def _read_environment(fields: Mapping[str, dataclasses.Field],
+                      skip: Mapping[str, object]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, option in fields.items():
         variable = option.metadata["variable"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,6 +60,14 @@ class CpuTarget:
     @property
     def is_x86(self) -> bool:
         return self.triple.startswith("x86_64")
+
+    @property
+    def key(self) -> str:
+        """What it is called in records: equal for targets on which schedules mean the same."""
+        identity = (self.triple, self.cpu, self.features, self.cores, self.l1_bytes, self.l2_bytes,
+                    self.l3_bytes, *(["deterministic"] * self.deterministic))
+        digest = hashlib.sha256(repr(identity).encode()).hexdigest()
+        return f"{re.sub(r'[^A-Za-z0-9_.+-]', '_', self.cpu)}-{self.cores}-{digest[:12]}"
 
     @property
     def accumulators(self) -> int:

@@ -27,6 +27,11 @@ class CudaTarget:
     # Of its memory, in a microsecond: how fast a card is, not what its code may do.
     memory_bytes_per_us: float = field(repr=False, compare=False)
 
+    @property
+    def key(self) -> str:
+        """What it is called in records: equal for targets on which schedules mean the same."""
+        return f"{self.name}-{self.shared_bytes // KIB}K"
+
 
 # Source: NVIDIA's data sheets of the modules with the fastest link (SXM), in decimal units.
 _MEMORY_BYTES_PER_US = {"A100": 2.0e6, "H100": 3.35e6, "H200": 4.8e6}

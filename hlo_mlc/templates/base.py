@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Apply, Buffer, Expr, Var, walk
 from hlo_mlc.expr.dtypes import BF16, INDEX
-from hlo_mlc.loops.core import LoopKind, LoopProgram, Stmt
-from hlo_mlc.loops.rewrite import constant_extent, loop
+from hlo_mlc.loops.core import LoopProgram, Stmt
+from hlo_mlc.loops.rewrite import constant_extent
 from hlo_mlc.schedule.core import Schedule, Trace
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.classify import cost
@@ -57,17 +57,24 @@ class Named(Protocol):
     name: str
 
 
-class Template(Named, Protocol):
-    """A class of kernels on CPUs."""
+Machine = TypeVar("Machine", contravariant=True)
 
-    def refusal(self, nest: Nest, target: CpuTarget) -> str:
+
+class Tunable(Named, Protocol[Machine]):
+    """What templates say of a nest before they are applied."""
+
+    def refusal(self, nest: Nest, target: Machine) -> str:
         """Why this template cannot compute the nest; empty where it can."""
 
-    def space(self, nest: Nest, target: CpuTarget) -> Mapping[str, tuple[int, ...]]:
+    def space(self, nest: Nest, target: Machine) -> Mapping[str, tuple[int, ...]]:
         """The values that each tunable parameter may take."""
 
-    def default(self, nest: Nest, target: CpuTarget) -> Parameters:
+    def default(self, nest: Nest, target: Machine) -> Parameters:
         """Good parameters by analysis, without measuring."""
+
+
+class Template(Tunable[CpuTarget], Protocol):
+    """A class of kernels on CPUs."""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
         """The loops for the given parameters."""
@@ -253,50 +260,9 @@ def naive_loops(template: Template, nest: Nest, target: CpuTarget) -> LoopProgra
     return schedule.naive or schedule.program
 
 
-def across(name: str, width: int, lanes: int, body: Callable[[Expr], tuple[Stmt, ...]],
-           kind: LoopKind = LoopKind.UNROLL) -> tuple[Stmt, ...]:
-    """`body(column)` for each of `width` columns: whole vectors, then the rest under a mask."""
-    whole, rest = divmod(width, lanes)
-    result: tuple[Stmt, ...] = ()
-    if whole:
-        result += (loop(f"{name}v", whole, kind, lambda v: (
-            loop(f"{name}l", lanes, LoopKind.VECTORIZE, lambda lane: body(
-                index.add(index.multiply(v, index.constant(lanes)), lane))),)),)
-    if rest:
-        result += (loop(f"{name}r", rest, LoopKind.VECTORIZE, lambda lane: body(
-            index.add(index.constant(whole * lanes), lane))),)
-    return result
-
-
-def parallel_tasks(name: str, tasks: int, group: int, task: Callable[[Expr], tuple[Stmt, ...]]
-                   ) -> tuple[Stmt, ...]:
-    """`task(number)` for each of `tasks`: groups of so many at most, all as large, in parallel, or
-    all of them one after the other if `group` is 0."""
-    if not group or tasks == 1:
-        return (loop(f"{name}_task", tasks, LoopKind.SERIAL, task),)
-    group = even_groups(tasks, group)
-    if group == 1:
-        return (loop(f"{name}_group", tasks, LoopKind.PARALLEL, task),)
-
-    def run(g: Var) -> tuple[Stmt, ...]:
-        first = index.multiply(g, index.constant(group))
-        count = index.minimum(index.constant(group),
-                              index.subtract(index.constant(tasks), first))
-        return (loop(f"{name}_task", count, LoopKind.SERIAL,
-                     lambda t: task(bounded(index.add(first, t), tasks))),)
-
-    return (loop(f"{name}_group", -(-tasks // group), LoopKind.PARALLEL, run),)
-
-
 def even_groups(tasks: int, most: int) -> int:
     """The size of groups of at most `most` tasks that are as nearly equal as can be."""
     return -(-tasks // -(-tasks // most))
-
-
-def shared_out(name: str, tasks: int, total: int, task: Callable[[Expr], tuple[Stmt, ...]]
-               ) -> tuple[Stmt, ...]:
-    """The same in groups that are worth a task of the pool, for tasks of `total` work in all."""
-    return parallel_tasks(name, tasks, worth_a_task(tasks, total), task)
 
 
 def worth_a_task(iterations: int, total: int) -> int:
@@ -311,9 +277,3 @@ def decoded(axes: Sequence[Var], number: Expr) -> dict[Var, Expr]:
         at[axis] = index.floormod(number, axis.extent)
         number = index.floordiv(number, axis.extent)
     return at
-
-
-def bounded(e: Expr, extent: int) -> Expr:
-    """`e`, which the count of its loop keeps below `extent`, in a form that shows it."""
-    _, high = index.bounds(e)
-    return e if high < extent else index.minimum(e, index.constant(extent - 1))

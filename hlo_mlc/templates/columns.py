@@ -100,7 +100,6 @@ class ColumnsTemplate:
         return {"vectors": vectors, "chunks": chunks, "ahead": 0, "rows": ROWS}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         width = lanes((stage,), target)
         chunks, rows = parameters["chunks"], stage.reduce_axes[0].extent

@@ -152,7 +152,6 @@ class ContractionTemplate:
             "next_panel": 1 << apart.bit_length() >> 1})
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         if parameters["turn"] and (turned := _turned(stage, target)) is not None:
             nest, stage, factor = turned

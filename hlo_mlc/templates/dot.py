@@ -71,7 +71,6 @@ class DotTemplate:
         return {"rows": rows, "columns": columns}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         roles, width = contraction(stage), lanes((stage,), target)
         rows, columns, *depth = roles.rows[-1], roles.columns[-1], *(v.name for v in roles.summed)

@@ -25,21 +25,8 @@ from hlo_mlc.templates.base import (
     work,
 )
 from hlo_mlc.templates.borders import between_borders, has_borders
-from hlo_mlc.templates.short_axes import (
-    MOST_READ,
-    MOST_READ_SHORT,
-    short_axes,
-    width_along,
-)
-from hlo_mlc.tensor.classify import (
-    cost,
-    is_apart,
-    is_injective,
-    is_map,
-    picks_along,
-    reads,
-    stride,
-)
+from hlo_mlc.templates.short_axes import MOST_READ, MOST_READ_SHORT, short_axes, width_along
+from hlo_mlc.tensor.classify import cost, is_apart, is_injective, is_map, picks_along, reads, stride
 from hlo_mlc.tensor.coalesce import accesses, coalesce
 from hlo_mlc.tensor.core import Nest, Stage
 
@@ -111,7 +98,6 @@ class ElementwiseTemplate:
                 "borders": int(has_borders(stage, lanes((stage,), target)))}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
         width = lanes((stage,), target)

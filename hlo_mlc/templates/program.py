@@ -7,16 +7,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 
 from hlo_mlc.expr.core import Buffer, loads
-from hlo_mlc.loops.core import (
-    Accumulate,
-    Call,
-    For,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-    walk,
-)
+from hlo_mlc.loops.core import Accumulate, Call, For, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.lower import lower_branch, lower_loop
 from hlo_mlc.loops.rewrite import expressions, on_one_thread
 from hlo_mlc.loops.text import program_text as loops_text

@@ -84,10 +84,10 @@ class ReductionTemplate:
     def default(self, nest: Nest, target: CpuTarget) -> Parameters:
         """Enough partial results to hide the latency of one combination (4 cycles, 2 per cycle)."""
         return {"count": 8, "unroll": 2, "grain": 1, "ahead": int(_bytes_read(nest) >= FAR),
-                "chunks": self._chunks(nest, target),
+                "chunks": self._chunks(nest),
                 "rows": ROWS if _share_a_row(nest, target) else 1}
 
-    def _chunks(self, nest: Nest, target: CpuTarget) -> int:
+    def _chunks(self, nest: Nest) -> int:
         stage = nest.stages[0]
         rows = math.prod(v.extent for v in stage.axes)
         if not _can_be_cut(nest) or rows >= CHUNKS // 2 or work(nest) < SERIAL_WORK:
@@ -96,7 +96,6 @@ class ReductionTemplate:
         return max(1, min(CHUNKS // max(1, rows), work(nest) // TASK_WORK, long // 64))
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         if parameters["chunks"] > 1 and _can_be_cut(nest):
             return _chunked(nest, target, parameters)
         if _finishes_late(nest, target):

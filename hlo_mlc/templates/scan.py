@@ -67,7 +67,6 @@ class ScanTemplate:
         return {"vectors": vectors, "chunks": _chunks(stage, layout, others)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         chunks, vectors = parameters["chunks"], parameters["vectors"]
         if chunks <= 1 or stage.scan.axis.extent < chunks * BLOCK:

@@ -27,7 +27,8 @@ from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import bounded, decoded, lanes, shared_out, work
+from hlo_mlc.templates.base import decoded, lanes, work
+from hlo_mlc.templates.by_hand import bounded, shared_out
 from hlo_mlc.tensor.classify import cost, stride
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.core import Assign, Nest, Stage

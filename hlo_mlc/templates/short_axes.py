@@ -18,7 +18,7 @@ from hlo_mlc.expr.build import substitute
 from hlo_mlc.expr.core import Apply, Const, Expr, Load, Var, loads, walk
 from hlo_mlc.expr.dtypes import BOOL, INDEX
 from hlo_mlc.target.cpu import MOST_PIECES, CpuTarget
-from hlo_mlc.templates.base import lanes
+from hlo_mlc.templates.base import lanes, may_repeat
 from hlo_mlc.tensor.access import pieces
 from hlo_mlc.tensor.classify import cost, offset, picks_along, stride
 from hlo_mlc.tensor.coalesce import accesses
@@ -74,7 +74,7 @@ def _suits(stage: Stage, axes: Sequence[Var], width: int, most_read: int) -> boo
     """Whether vectors of a stage may go along some axes as if these were one."""
     read = [load for group in stage.loads_by_buffer.values() for load in group]
     if not all(a.guard is None and _lies_along(a, axes) for a in stage.assigns) \
-            or not set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites)):
+            or not may_repeat(stage):
         return False
     if not any(picks_along(stage, v) for v in axes) \
             and all(_lies_near(load, axes, width) for load in read):

@@ -31,6 +31,7 @@ from hlo_mlc.templates.base import (
     decoded,
     in_powers,
     lanes,
+    may_repeat,
     open_schedule,
     short_width,
     work,
@@ -95,7 +96,6 @@ class SideBySideTemplate:
         return {"grain": 1}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         total, nest = work(nest), _coalesced(nest)
         shared = nest.stages[0].axes[:nest.shared]
         stages = [replace(s, axes=s.axes[nest.shared:]) for s in nest.stages]
@@ -155,7 +155,7 @@ def _is_joined(nest: Nest) -> bool:
     (stage,) = nest.stages
     return math.prod(v.extent for v in _along(nest, stage)) > WIDEST_STEP \
         and picks_along(stage, stage.axes[-1]) \
-        and set(stage.inputs).isdisjoint((*stage.outputs, *stage.overwrites))
+        and may_repeat(stage)
 
 
 def _along_cost(nest: Nest, target: CpuTarget) -> float:

@@ -26,6 +26,7 @@ from hlo_mlc.templates.base import (
     Scheduled,
     in_tasks,
     lanes,
+    may_repeat,
     open_schedule,
     work,
     worth_a_task,
@@ -51,12 +52,11 @@ class SideBySideStepsTemplate(Fixed):
         (stage,) = nest.stages
         if not stage.procedure.is_side_by_side:
             return "trips of its loops wait for each other"
-        if set(stage.inputs) & {*stage.outputs, *stage.overwrites}:
+        if not may_repeat(stage):
             return "it reads what it overwrites"
         return ""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops."""
         stage = _with_names(coalesce(nest.stages[0]))
         schedule = open_schedule(replace(nest, stages=(stage,)), lower_stage(stage), checked=False)
         for array in _handed_on(stage):

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Fixed, Parameters, Scheduled
+from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, may_repeat
 from hlo_mlc.templates.lane_tiles import begin, in_lanes
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
@@ -37,12 +37,11 @@ class StepwiseTemplate(Fixed):
             return "no tensors one after the other"
         if not all(_is_whole(a, stage) for a in stage.along):
             return "not every element is written once"
-        if set(stage.inputs) & {*stage.outputs, *stage.overwrites}:
+        if not may_repeat(stage):
             return "it reads what it overwrites"
         return ""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops."""
         return in_lanes(nest, coalesce(nest.stages[0]), target)
 
 

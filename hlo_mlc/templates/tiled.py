@@ -101,7 +101,6 @@ class TiledTemplate:
         return _usual(stage, roles, target, work(nest), along)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         return _Tiling(stage, natural_roles(stage), parameters, lanes((stage,), target)).scheduled(
             work(nest))
@@ -144,7 +143,6 @@ class DerivedTemplate:
                 "inner": max(0, len(stage.reduce_axes) - 1)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage, width = coalesce(nest.stages[0]), lanes(nest.stages, target)
         roles = next(itertools.islice(all_roles(stage), parameters["roles"], None))
         if roles.summed:

@@ -115,7 +115,6 @@ class TransposeTemplate:
         return _squares(max(2 * width, line), LARGE_PANEL, along=True)
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         row, column = _axes(stage)
         side = min(parameters["square"], 1 << column.extent.bit_length() - 1)

@@ -18,7 +18,7 @@ from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import INDEX
 from hlo_mlc.expr.procedure import Procedure, Put
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Fixed, Parameters, Scheduled
+from hlo_mlc.templates.base import Fixed, Parameters, Scheduled, may_repeat
 from hlo_mlc.templates.lane_tiles import begin, in_lanes, tensor
 from hlo_mlc.tensor.classify import is_injective, is_map, is_written_out
 from hlo_mlc.tensor.coalesce import coalesce
@@ -50,12 +50,11 @@ class UnrolledTemplate(Fixed):
         if any(load.guard is not None for group in stage.loads_by_buffer.values()
                for load in group) or any(a.guard is not None for a in stage.assigns):
             return "some elements do not exist"
-        if set(stage.inputs) & {*stage.outputs, *stage.overwrites}:
+        if not may_repeat(stage):
             return "it reads what it overwrites"
         return ""
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops."""
         return in_lanes(nest, _in_steps(coalesce(nest.stages[0])), target)
 
 

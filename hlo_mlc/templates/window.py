@@ -43,13 +43,7 @@ from hlo_mlc.templates.window_roles import (
     windows_along,
 )
 from hlo_mlc.tensor.chunks import fold_in_chunks
-from hlo_mlc.tensor.classify import (
-    Contraction,
-    contraction,
-    is_map,
-    stride,
-    why_not_folded,
-)
+from hlo_mlc.tensor.classify import Contraction, contraction, is_map, stride, why_not_folded
 from hlo_mlc.tensor.coalesce import coalesce
 from hlo_mlc.tensor.core import Assign, Nest, Stage
 from hlo_mlc.tensor.rewrite import map_expressions
@@ -144,7 +138,6 @@ class WindowTemplate:
         return {"tile": tile, "vectors": vectors, "unroll": unroll, "chunks": chunks, "pack": 0}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         stage = _stage(nest, target)
         chunks = parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:

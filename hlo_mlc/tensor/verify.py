@@ -25,16 +25,7 @@ from hlo_mlc.expr.facts import of_condition, within
 from hlo_mlc.expr.procedure import Count, Move
 from hlo_mlc.support.errors import VerifyError
 from hlo_mlc.tensor.classify import is_apart, is_map, is_plain, reads
-from hlo_mlc.tensor.core import (
-    Assign,
-    Branch,
-    Loop,
-    Nest,
-    Sort,
-    Stage,
-    Step,
-    TensorProgram,
-)
+from hlo_mlc.tensor.core import Assign, Branch, Loop, Nest, Sort, Stage, Step, TensorProgram
 from hlo_mlc.tensor.covering import Box, always_stored, left_over, stored_box, whole
 from hlo_mlc.tensor.guards import where_guarded
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
-from hlo_mlc.runtime.measure import (
-    PairedTimes,
-    aligned,
-    aligned_empty,
-    bind_kernel,
-    time_in_turns,
-)
+from hlo_mlc.codegen.cuda.plan import Launch
+from hlo_mlc.runtime.measure import PairedTimes, aligned, aligned_empty, bind_kernel, time_in_turns
 from hlo_mlc.runtime.variants import load_object
 from hlo_mlc.target.cpu import CpuTarget
 
@@ -21,14 +18,20 @@ UNTOUCHED = 0x5A
 """The byte that results consist of before a kernel writes them."""
 
 
-class Source(Protocol):
-    """A candidate before it is assembled, as far as those care who run it."""
+@dataclass(frozen=True, slots=True)
+class CandidateSource:
+    """A candidate before it is assembled; for GPUs with the launches of its functions."""
+
+    text: str
+    symbol: str
+    scratch_bytes: int
+    launches: tuple[Launch, ...] = ()
 
     @property
-    def symbol(self) -> str: ...
-
-    @property
-    def scratch_bytes(self) -> int: ...
+    def digest(self) -> str:
+        """Equal for equal code."""
+        content = f"{self.text}{self.launches}" if self.launches else self.text
+        return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 class Candidate(Protocol):
@@ -44,7 +47,7 @@ class Candidate(Protocol):
 class Bench(Protocol):
     """A machine with the operands of a kernel."""
 
-    def load(self, source: Source, code: bytes) -> Candidate:
+    def load(self, source: CandidateSource, code: bytes) -> Candidate:
         """What was assembled of a candidate, ready to run.
 
         Raises: MlcError for code that the machine does not take.
@@ -63,7 +66,7 @@ class CpuBench:
         self._target, self._like = target, results
         self._operands = list(map(aligned, operands))
 
-    def load(self, source: Source, code: bytes) -> Candidate:
+    def load(self, source: CandidateSource, code: bytes) -> Candidate:
         """An object file, mapped into this process."""
         entry = load_object(code, source.symbol, source.scratch_bytes)
         results = [aligned_empty(array.shape, array.dtype) for array in self._like]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from hlo_mlc.codegen.cpu.assemble import compile_ir
 from hlo_mlc.codegen.cpu.printer import print_program
 from hlo_mlc.codegen.cuda.compile import compile_source
-from hlo_mlc.codegen.cuda.plan import CudaSource, Launch
+from hlo_mlc.codegen.cuda.plan import CudaSource
 from hlo_mlc.codegen.cuda.printer import print_program as print_cuda
 from hlo_mlc.loops.core import LoopProgram
 from hlo_mlc.loops.prove import prove
@@ -21,33 +21,17 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates import TEMPLATES
 from hlo_mlc.templates import cuda as for_gpus
-from hlo_mlc.templates.base import Decision, Named
+from hlo_mlc.templates.base import Decision, Named, Tunable
 from hlo_mlc.templates.cuda.program import COMMON
 from hlo_mlc.templates.cuda.program import schedule_program as schedule_for_gpu
 from hlo_mlc.templates.program import schedule_program
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.bench import Bench, CpuBench
+from hlo_mlc.tuning.bench import Bench, CandidateSource, CpuBench
 from hlo_mlc.tuning.gpu_bench import GpuBench
-from hlo_mlc.tuning.gpu_model import BlockWork, ModelBench, works_of
+from hlo_mlc.tuning.gpu_model import ModelBench, ModelledSource, works_of
 from hlo_mlc.tuning.space import Space, space_of
 
 Target = TypeVar("Target", CpuTarget, CudaTarget, contravariant=True)
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateSource:
-    """A candidate before it is assembled; for GPUs with the launches of its functions."""
-
-    text: str
-    symbol: str
-    scratch_bytes: int
-    launches: tuple[Launch, ...] = ()
-
-    @property
-    def digest(self) -> str:
-        """Equal for equal code."""
-        content = f"{self.text}{self.launches}" if self.launches else self.text
-        return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 class Generator(Protocol[Target]):
@@ -84,24 +68,37 @@ class Generator(Protocol[Target]):
 
 
 @dataclass(frozen=True, slots=True)
-class TemplateGenerator:
-    """Candidates for CPUs from the templates, by the compiler's own path."""
+class _ByTemplates(Generator[Target]):
+    """Candidates from the templates, by the compiler's own path."""
 
-    def space(self, program: TensorProgram, target: CpuTarget) -> Space:
+    templates: ClassVar[Sequence[Tunable]]
+    common: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+
+    @abstractmethod
+    def schedule(self, program: TensorProgram, target: Target, schedules: Schedules
+                 ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
+        """Loops that are yet to be proved, and what was chosen for each nest."""
+
+    def space(self, program: TensorProgram, target: Target) -> Space:
         """The parameters of the templates that the compiler chooses, and of those that could take
         their places."""
         _, decisions = self.schedule(program, target, {})
-        return space_of(program, decisions, target, TEMPLATES, {})
+        return space_of(program, decisions, target, self.templates, self.common)
+
+    def loops(self, program: TensorProgram, target: Target, schedules: Schedules) -> LoopProgram:
+        """The loops alone."""
+        return self.schedule(program, target, schedules)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateGenerator(_ByTemplates[CpuTarget]):
+    """Candidates for CPUs."""
+
+    templates = TEMPLATES
 
     def schedule(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
                  ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
-        """Loops that are yet to be proved, and what was chosen for each nest."""
         return schedule_program(program, target, schedules)
-
-    def loops(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
-              ) -> LoopProgram:
-        """The loops alone."""
-        return self.schedule(program, target, schedules)[0]
 
     def source(self, program: TensorProgram, target: CpuTarget, schedules: Schedules
                ) -> CandidateSource:
@@ -120,24 +117,15 @@ class TemplateGenerator:
 
 
 @dataclass(frozen=True, slots=True)
-class CudaGenerator:
-    """The same for GPUs."""
+class CudaGenerator(_ByTemplates[CudaTarget]):
+    """Candidates for GPUs."""
 
-    def space(self, program: TensorProgram, target: CudaTarget) -> Space:
-        """The parameters of the templates that the compiler chooses, and of those that could take
-        their places."""
-        _, decisions = self.schedule(program, target, {})
-        return space_of(program, decisions, target, for_gpus.TEMPLATES, COMMON)
+    templates = for_gpus.TEMPLATES
+    common = COMMON
 
     def schedule(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
                  ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
-        """Loops that are yet to be proved, and what was chosen for each nest."""
         return schedule_for_gpu(program, target, schedules)
-
-    def loops(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
-              ) -> LoopProgram:
-        """The loops alone."""
-        return self.schedule(program, target, schedules)[0]
 
     def source(self, program: TensorProgram, target: CudaTarget, schedules: Schedules
                ) -> CandidateSource:
@@ -152,16 +140,9 @@ class CudaGenerator:
                               target).pack()
 
     def bench(self, target: CudaTarget, operands: Sequence[np.ndarray],
-              results: Sequence[np.ndarray]) -> GpuBench:
+              results: Sequence[np.ndarray]) -> Bench:
         """The GPU here."""
         return GpuBench(operands, results)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelledSource(CandidateSource):
-    """A candidate for a GPU that is not here, and what the blocks of each function do."""
-
-    works: Mapping[str, BlockWork] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

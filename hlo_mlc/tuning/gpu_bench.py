@@ -18,23 +18,13 @@ from hlo_mlc.codegen.cuda.compile import Compiled
 from hlo_mlc.codegen.cuda.plan import Launch
 from hlo_mlc.runtime.measure import PairedTimes
 from hlo_mlc.support.errors import CodegenError
-from hlo_mlc.tuning.bench import UNTOUCHED
+from hlo_mlc.tuning.bench import UNTOUCHED, CandidateSource
 
 # Launching a graph takes 10 us, and events tell 0.5 us apart: of a timed graph both are little.
 _GRAPH_US = 400.0
 _MOST_RUNS = 200  # in a graph
 _FEWEST_ROUNDS, _MOST_ROUNDS = 5, 301
 _FEWEST_BYTES = 16  # of a buffer: what is aligned so even where there is nothing in it
-
-
-class Source(Protocol):
-    """A candidate before it is assembled, as far as those care who run it."""
-
-    @property
-    def launches(self) -> Sequence[Launch]: ...
-
-    @property
-    def scratch_bytes(self) -> int: ...
 
 
 class Device(Protocol):
@@ -60,6 +50,26 @@ class Device(Protocol):
         that took."""
 
 
+class Unpacker:
+    """Unpacks candidates of one kernel: the first is the default."""
+
+    def __init__(self) -> None:
+        self._spilled: int | None = None  # by the first
+
+    def compiled(self, code: bytes) -> Compiled:
+        """Machine code with its functions.
+
+        Raises: CodegenError where more registers spill than those of the first.
+        """
+        compiled = Compiled.unpack(code)
+        spilled = compiled.spilled_bytes
+        if self._spilled is None:
+            self._spilled = spilled
+        elif spilled > self._spilled:
+            raise CodegenError(f"registers do not suffice: {spilled} bytes spill")
+        return compiled
+
+
 class GpuBench:
     """The GPU here."""
 
@@ -69,20 +79,15 @@ class GpuBench:
         self._device = device or CupyDevice()
         self._like = results
         self._operands = [self._device.place(_bytes(array)) for array in operands]
-        self._spilled: int | None = None  # by the first, which is the default
+        self._unpacker = Unpacker()
 
-    def load(self, source: Source, code: bytes) -> _OnGpu:
-        """Machine code with its functions.
+    def load(self, source: CandidateSource, code: bytes) -> _OnGpu:
+        """Its functions, on this GPU.
 
         Raises: CodegenError where more registers spill than those of the first that was loaded.
         """
-        compiled = Compiled.unpack(code)
-        spilled = compiled.spilled_bytes
-        if self._spilled is None:
-            self._spilled = spilled
-        elif spilled > self._spilled:
-            raise CodegenError(f"registers do not suffice: {spilled} bytes spill")
-        return _OnGpu(self._device, source, compiled.cubin, self._operands, self._like)
+        cubin = self._unpacker.compiled(code).cubin
+        return _OnGpu(self._device, source, cubin, self._operands, self._like)
 
     def time(self, a: _OnGpu, b: _OnGpu, seconds: float) -> PairedTimes:
         """By events on the device."""
@@ -99,8 +104,8 @@ class GpuBench:
 
 
 class _OnGpu:
-    def __init__(self, device: Device, source: Source, cubin: bytes, operands: Sequence[Any],
-                 like: Sequence[np.ndarray]) -> None:
+    def __init__(self, device: Device, source: CandidateSource, cubin: bytes,
+                 operands: Sequence[Any], like: Sequence[np.ndarray]) -> None:
         self._device, self._like = device, like
         self._results = [device.place(np.full(array.nbytes, UNTOUCHED, np.uint8))
                          for array in like]

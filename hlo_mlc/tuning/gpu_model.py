@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -45,7 +44,9 @@ from hlo_mlc.runtime.measure import PairedTimes
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import KIB, VECTOR_BYTES, WARP, CudaTarget
 from hlo_mlc.tensor.classify import cost, cost_of_node
+from hlo_mlc.tuning.bench import CandidateSource
 from hlo_mlc.tuning.features import UNKNOWN_TRIPS, trips_of
+from hlo_mlc.tuning.gpu_bench import Unpacker
 
 # Of a multiprocessor.  Source: CUDA C++ Programming Guide 13.0, "Technical Specifications per
 # Compute Capability", 8.0 and 9.0.
@@ -103,14 +104,11 @@ def predicted_us(works: Mapping[str, BlockWork], launches: Sequence[Launch], com
     return total
 
 
-class Source(Protocol):
-    """A candidate before it is assembled, as far as the model cares."""
+@dataclass(frozen=True, slots=True)
+class ModelledSource(CandidateSource):
+    """A candidate for a GPU that is not here, and what the blocks of each function do."""
 
-    @property
-    def launches(self) -> Sequence[Launch]: ...
-
-    @property
-    def works(self) -> Mapping[str, BlockWork]: ...
+    works: Mapping[str, BlockWork] = field(default_factory=dict)
 
 
 class ModelBench:
@@ -119,20 +117,16 @@ class ModelBench:
 
     def __init__(self, target: CudaTarget) -> None:
         self._target = target
-        self._spilled: int | None = None  # by the first, which is the default
+        self._unpacker = Unpacker()
 
-    def load(self, source: Source, code: bytes) -> Modelled:
+    def load(self, source: ModelledSource, code: bytes) -> Modelled:
         """What the model says of machine code.
 
         Raises: CodegenError where more registers spill than those of the first that was loaded, and
         for blocks that there is no room for.
         """
-        compiled = Compiled.unpack(code)
-        if self._spilled is None:
-            self._spilled = compiled.spilled_bytes
-        elif compiled.spilled_bytes > self._spilled:
-            raise CodegenError(f"registers do not suffice: {compiled.spilled_bytes} bytes spill")
-        return Modelled(predicted_us(source.works, source.launches, compiled, self._target))
+        return Modelled(predicted_us(source.works, source.launches, self._unpacker.compiled(code),
+                                     self._target))
 
     def time(self, a: Modelled, b: Modelled, seconds: float) -> PairedTimes:
         """What is predicted of both."""

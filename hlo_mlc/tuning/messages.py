@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from hlo_mlc.runtime.records import Schedules
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import CudaTarget
+from hlo_mlc.target import Target
 from hlo_mlc.tensor.core import TensorProgram
-from hlo_mlc.tuning.generator import CandidateSource, Generator
+from hlo_mlc.tuning.bench import CandidateSource
+from hlo_mlc.tuning.generator import Generator
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class Task:
     """A kernel to tune: what to run it on, and what it has to compute from that."""
 
     program: TensorProgram
-    target: CpuTarget | CudaTarget
+    target: Target
     generator: Generator
     operands: tuple[np.ndarray, ...]
     expected: tuple[np.ndarray, ...]
@@ -29,7 +29,7 @@ class Kernel:
     """What candidates are made of."""
 
     program: TensorProgram
-    target: CpuTarget | CudaTarget
+    target: Target
     generator: Generator
 
 

@@ -10,20 +10,19 @@ from hlo_mlc.partition.naming import role
 from hlo_mlc.runtime.records import Schedules
 from hlo_mlc.support.errors import ScheduleError, VerifyError
 from hlo_mlc.support.warning import warn
-from hlo_mlc.target.cpu import CpuTarget
+from hlo_mlc.target import Target
 from hlo_mlc.target.cuda import CudaTarget
 from hlo_mlc.templates.base import Decision, Named
 from hlo_mlc.tensor.core import TensorProgram
 from hlo_mlc.tuning.generator import CudaGenerator, TemplateGenerator
 
 
-def generator_for(target: CpuTarget | CudaTarget) -> TemplateGenerator | CudaGenerator:
+def generator_for(target: Target) -> TemplateGenerator | CudaGenerator:
     """What makes kernels for a target."""
     return CudaGenerator() if isinstance(target, CudaTarget) else TemplateGenerator()
 
 
-def schedule_as_recorded(program: TensorProgram, target: CpuTarget | CudaTarget,
-                         schedules: Schedules
+def schedule_as_recorded(program: TensorProgram, target: Target, schedules: Schedules
                          ) -> tuple[LoopProgram, Sequence[Decision[Named]]]:
     """Loops with these schedules, or by default where the templates or primitives have changed so
     much since that they mean nothing any more, which is a warning."""
@@ -34,8 +33,7 @@ def schedule_as_recorded(program: TensorProgram, target: CpuTarget | CudaTarget,
     return generator_for(target).schedule(program, target, {} if why else schedules)
 
 
-def why_not_followed(program: TensorProgram, target: CpuTarget | CudaTarget, schedules: Schedules
-                     ) -> str:
+def why_not_followed(program: TensorProgram, target: Target, schedules: Schedules) -> str:
     """Why these schedules are none of today's; "" where they are."""
     if not schedules:
         return ""

@@ -11,11 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hlo_mlc.runtime.records import Schedules
-from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.target.cuda import CudaTarget
-from hlo_mlc.templates import Template
-from hlo_mlc.templates.base import Decision, Named, work
-from hlo_mlc.templates.cuda import CudaTemplate
+from hlo_mlc.target import Target
+from hlo_mlc.templates.base import Decision, Named, Tunable, work
 from hlo_mlc.tensor.core import Nest, Step, TensorProgram
 
 # Nests that take less of a kernel's work are left as analysis has them, and so are those after the
@@ -193,7 +190,7 @@ class Space:
 
 
 def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
-             target: CpuTarget | CudaTarget, templates: Sequence[Template | CudaTemplate],
+             target: Target, templates: Sequence[Tunable],
              common: Mapping[str, tuple[int, ...]]) -> Space:
     """The space of a kernel that `decisions` among these templates were taken for by default.
     `common` are the values of parameters that all of them have, of which the first is the default.
@@ -219,8 +216,8 @@ def space_of(program: TensorProgram, decisions: Sequence[Decision[Named]],
     return Space(tuple(parameters), tuple(choices))
 
 
-def _fitting(decision: Decision[Named], target: CpuTarget | CudaTarget,
-             templates: Sequence[Template | CudaTemplate]) -> list[Template | CudaTemplate]:
+def _fitting(decision: Decision[Named], target: Target, templates: Sequence[Tunable]
+             ) -> list[Tunable]:
     """That of analysis, and the others that take the nest; sorting is the business of one, and so
     are procedures."""
     chosen = next(t for t in templates if t.name == decision.template.name)

@@ -12,16 +12,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import TRUE, apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Var
-from hlo_mlc.loops.core import (
-    Accumulate,
-    Allocate,
-    For,
-    If,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-)
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.interpret import interpret
 from hlo_mlc.target.cpu import host, named
 from hlo_mlc.target.levels import runnable

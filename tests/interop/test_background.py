@@ -28,7 +28,7 @@ from hlo_mlc.interop import background, primitive
 from hlo_mlc.interop.background import Background, Tuned
 from hlo_mlc.interop.staged import forget
 from hlo_mlc.runtime import variants
-from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import Measured, Record, open_records
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.generator import TemplateGenerator
 
@@ -143,7 +143,7 @@ def test_swaps_under_load(patient: Background, monkeypatch: pytest.MonkeyPatch) 
     assert len(rows.values) > 1
 
     def recorded(value: int) -> None:
-        record = Record(fingerprint, target_key(backend.target),
+        record = Record(fingerprint, backend.target.key,
                         {rows.position: (rows.template, {rows.key: value})},
                         Measured(2.0, 1.0, 2.0))
         assert records.put(record, replaces=records.get(fingerprint, record.target)) == record

@@ -14,7 +14,7 @@ from hlo_mlc import mlc_jit
 from hlo_mlc.backends.cpu import target_of
 from hlo_mlc.interop.settling import Settling
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 
@@ -74,7 +74,7 @@ def test_what_was_tuned_has_no_say() -> None:
     (kernel,) = fixed.report(X).kernels
     (nest,) = kernel.nests
     schedule = (nest.template, OTHER)
-    open_records(usual).put(Record(kernel.id, target_key(target_of(usual)), {0: schedule},
+    open_records(usual).put(Record(kernel.id, target_of(usual).key, {0: schedule},
                                    Measured(2.0, 1.0, 2.0)))
     forget()
     tuned = mlc_jit(lambda x: row_sums(x), choose="ours")

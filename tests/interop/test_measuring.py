@@ -24,7 +24,7 @@ from hlo_mlc.compiler import CompiledModule
 from hlo_mlc.interop import compiling, measuring
 from hlo_mlc.interop.measuring import CANDIDATES
 from hlo_mlc.runtime.measure import PairedTimes, Timing
-from hlo_mlc.runtime.records import Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import Measured, Record, open_records
 from hlo_mlc.support.options import Options
 from making.left import by_xla
 
@@ -166,7 +166,7 @@ def test_kernels_that_were_tuned_since_are_measured_again(
     options = Options.from_environment()
     fingerprint = mlc_jit(lambda x: program(x), choose="ours").report(X).kernels[0].id
     records = open_records(options)
-    record = Record(fingerprint, target_key(target_of(options)), {}, Measured(1.0, 1.0, 1.0))
+    record = Record(fingerprint, target_of(options).key, {}, Measured(1.0, 1.0, 1.0))
     records.put(record)
     lowered(lambda x: program(x))
     assert clock.calls == 2

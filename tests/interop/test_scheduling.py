@@ -22,16 +22,10 @@ from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.cli import main
 from hlo_mlc.interop.scheduling import KernelSchedule
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.runtime.records import OURS, Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import OURS, Measured, Record, open_records
 from hlo_mlc.schedule.core import PRIMITIVES, Step
 from hlo_mlc.schedule.splitting import TAILS
-from hlo_mlc.support.errors import (
-    CodegenError,
-    ConfigurationError,
-    ScheduleError,
-    UsageError,
-    VerifyError,
-)
+from hlo_mlc.support.errors import CodegenError, ConfigurationError, ScheduleError, UsageError
 from hlo_mlc.support.options import Options
 
 X = np.random.default_rng(0).integers(-9, 9, (13, 37)).astype(np.float32)
@@ -131,9 +125,6 @@ def test_chains_at_random(name: str, dtype: str) -> None:
                 (result,) = s.run()
             except CodegenError as error:
                 assert "on the stack" in str(error)
-                continue
-            except VerifyError as error:  # each side of a branch in a loop stores a part
-                assert "is written, but that is not certain" in str(error)
                 continue
             np.testing.assert_allclose(result, expected, rtol=1e-6, err_msg=str(s))
         assert refused
@@ -279,7 +270,7 @@ def test_tuning_leaves_alone_what_is_pinned() -> None:
 
 def record_of(s: KernelSchedule, *steps: Step) -> Record:
     target = target_of(Options.from_environment())
-    return Record(s.place.alone.cluster.kernel.fingerprint, target_key(target),
+    return Record(s.place.alone.cluster.kernel.fingerprint, target.key,
                   {s.nest: (s.template, steps)}, Measured(2.0, 1.0, 2.0), OURS, name=s.name)
 
 
@@ -360,7 +351,7 @@ def damaged(text: str) -> str:
 
 
 def of_another_machine(text: str) -> str:
-    return text.replace(target_key(target_of(Options.from_environment())), "z80-1-abc")
+    return text.replace(target_of(Options.from_environment()).key, "z80-1-abc")
 
 
 def redone(change: Callable[[str], str], path: Path) -> None:

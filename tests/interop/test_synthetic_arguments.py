@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from hlo_mlc.interop.synthetic_arguments import invented_arguments
+from hlo_mlc.interop.synthetic_arguments import synthetic_arguments
 from hlo_mlc.interop.tuning import tune_module
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.agreement import baseline_fault
@@ -29,7 +29,7 @@ def test_states_of_loops_do_not_become_chaotic() -> None:
     types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes[:-1]]
     types.append(jax.ShapeDtypeStruct(shapes[-1], jnp.int32))
     function = jax.jit(recurrence)
-    x, inner, outer, table, index = invented_arguments(function.lower(*types).compiler_ir())
+    x, inner, outer, table, index = synthetic_arguments(function.lower(*types).compiler_ir())
     assert abs(inner.std() - 48 ** -0.5) < 0.02
     assert abs(outer.std() - 64 ** -0.5) < 0.02
     assert min(x.std(), table.std()) > 0.9  # what loops do not multiply with is as it was

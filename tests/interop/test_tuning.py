@@ -24,7 +24,7 @@ from hlo_mlc.compiler import clusters_of
 from hlo_mlc.interop import tuning
 from hlo_mlc.interop.cluster_programs import kernel_program, original_program
 from hlo_mlc.interop.staged import forget
-from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.tuning.storage import journal_path
@@ -53,7 +53,7 @@ def only_kernel(function):
 
 
 def records_target() -> str:
-    return target_key(target_of(Options.from_environment()))
+    return target_of(Options.from_environment()).key
 
 
 def record_of(kernel, schedules, choice: str = "", ratio: float = 1.0) -> Record:

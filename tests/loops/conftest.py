@@ -10,16 +10,7 @@ import pytest
 
 from hlo_mlc.expr import build, index
 from hlo_mlc.expr.core import Apply, Expr, Load, Var, loads
-from hlo_mlc.loops.core import (
-    Accumulate,
-    For,
-    If,
-    LoopKind,
-    LoopProgram,
-    Stmt,
-    Store,
-    walk,
-)
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, LoopProgram, Stmt, Store, walk
 from hlo_mlc.loops.rewrite import (
     Body,
     constant_extent,

@@ -14,7 +14,7 @@ from hlo_mlc.expr.dtypes import F32, I32, INDEX, U32
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Stmt, Store
 from hlo_mlc.loops.dependence import Access, Memory, accesses, carried
-from hlo_mlc.loops.equations import settle
+from hlo_mlc.loops.equations import solve
 from hlo_mlc.tensor.combine import named_combiner
 
 ROW, COLUMN = variable("i", 6), variable("j", 4)
@@ -239,7 +239,7 @@ def test_what_is_settled_really_is(seed) -> None:
     if rng.random() < 0.5:
         second = first
     fixed = variables[:int(rng.integers(0, 2))]
-    settled = settle(first, second, set(variables) - set(fixed), {buffer})
+    settled = solve(first, second, set(variables) - set(fixed), {buffer})
     points = list(itertools.product(*(range(v.extent) for v in variables)))
     columns = {v: np.array([p[n] for p in points]) for n, v in enumerate(variables)}
 

@@ -6,16 +6,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import FALSE, TRUE, apply, const, load, variable
 from hlo_mlc.expr.core import Buffer, Var
 from hlo_mlc.expr.dtypes import F32, INDEX
-from hlo_mlc.loops.core import (
-    Accumulate,
-    Allocate,
-    For,
-    If,
-    LoopKind,
-    Store,
-    While,
-    walk,
-)
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, Store, While, walk
 from hlo_mlc.loops.rewrite import (
     constant_extent,
     guarded,

@@ -9,16 +9,7 @@ from hlo_mlc.expr.build import TRUE, apply, const, load, variable
 from hlo_mlc.expr.combiner import Combiner
 from hlo_mlc.expr.core import Buffer, Const, Var
 from hlo_mlc.expr.dtypes import F32, I32
-from hlo_mlc.loops.core import (
-    Accumulate,
-    Allocate,
-    For,
-    If,
-    LoopKind,
-    LoopProgram,
-    Store,
-    While,
-)
+from hlo_mlc.loops.core import Accumulate, Allocate, For, If, LoopKind, LoopProgram, Store, While
 from hlo_mlc.loops.text import body_text, headline, program_text
 from hlo_mlc.tensor.combine import named_combiner
 

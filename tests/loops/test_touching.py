@@ -56,6 +56,16 @@ def test_a_digit_that_is_used_twice_fills_nothing() -> None:
         assert (not list(gaps(program(stores, result)))) is full
 
 
+@pytest.mark.parametrize("op", ["eq", "ne", "lt"])
+@pytest.mark.parametrize("sides", [1, 2])
+def test_both_sides_of_a_branch_fill_a_buffer(op: str, sides: int) -> None:
+    """Each stores what the other leaves out, in a loop that both are in."""
+    i, result = variable("i", 9), Buffer("r", F32, (9,), "result")
+    then, otherwise = ((Store(result, (i,), const(x, F32)),) for x in (1.0, 2.0))
+    branch = If(apply(op, i, index.constant(4)), then, otherwise if sides == 2 else ())
+    assert (not list(gaps(program(loop(i, branch), result)))) is (sides == 2)
+
+
 @pytest.mark.parametrize(("below", "full"), [(1, False), (2, True)])
 def test_a_loop_that_a_condition_holds_back_fills_no_gaps(below: int, full: bool) -> None:
     """Steps of 2 leave nothing out as long as there are two neighbours to begin from."""
@@ -94,7 +104,8 @@ def random_parts(rng: np.random.Generator, v: Var) -> list[Expr]:
 
 
 def random_condition(rng: np.random.Generator, limited: list[Expr]) -> Expr:
-    return apply("lt", limited[int(rng.integers(len(limited)))],
+    return apply(str(rng.choice(["lt", "lt", "eq", "ne"])),
+                 limited[int(rng.integers(len(limited)))],
                  index.constant(int(rng.integers(1, 9))))
 
 

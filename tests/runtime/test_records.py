@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hlo_mlc.runtime.records import Measured, Merged, Record, Records, _to_json, target_key
+from hlo_mlc.runtime.records import Measured, Merged, Record, Records, _to_json
 from hlo_mlc.schedule.core import Step
 from hlo_mlc.support.errors import CacheError
 from hlo_mlc.target.cpu import host, named
@@ -227,7 +227,7 @@ def test_names_stay_in_the_folder(records: Records) -> None:
 
 
 def test_targets() -> None:
-    assert target_key(host()) == target_key(dataclasses.replace(host(), rates=Rates(start_us=9.0)))
-    keys = {target_key(t) for t in (named("x86-64-v2"), named("x86-64-v3"), named("aarch64"),
+    assert host().key == dataclasses.replace(host(), rates=Rates(start_us=9.0)).key
+    keys = {t.key for t in (named("x86-64-v2"), named("x86-64-v3"), named("aarch64"),
                                     dataclasses.replace(named("x86-64-v3"), cores=64))}
     assert len(keys) == 4

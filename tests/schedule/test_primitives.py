@@ -808,7 +808,10 @@ def test_tensorize(small_product, halves, assert_same, copy) -> None:
     assert [s.kind for s in units.loops("e")] == [
         LoopKind.SERIAL, LoopKind.TENSOR, LoopKind.SERIAL]
     assert_same(small_product.program, units.program, halves)
-    refuses(lambda: Schedule(copy).tensorize("i"), "is not what an instruction does")
+    idle = replace(copy, body=(replace(copy.body[0], body=()), *copy.body))
+    for program in copy, idle:
+        refuses(lambda program=program: Schedule(program).tensorize("i"),
+                "is not what an instruction does")
     refuses(lambda: small_product.split("k", 8).tensorize("e"), "is not what an instruction does")
     refuses(lambda: small_product.unroll("e").tensorize("e"), "must be serial")
 
@@ -1111,6 +1114,8 @@ def test_fold_apart_goes_by_positions(assert_same) -> None:
 
 def test_fold_apart_refuses(total, grand_total, copy, tiny) -> None:
     refuses(lambda: Schedule(copy).fold_apart("i"), "folds its terms into one element")
+    several = Schedule(total).rfactor("k", 2, 2)  # one sum for each iteration of the loops inside
+    refuses(lambda: several.fold_apart("k.o"), "folds its terms into one element")
     refuses(lambda: Schedule(total).fold_apart("k", "z"), "no loop is called 'z'")
     refuses(lambda: Schedule(total).fold_apart("k", "k"), "is in no loop called k")
     refuses(lambda: Schedule(grand_total).vectorize("j").fold_apart("j"), "must be serial or unrol")

@@ -18,7 +18,7 @@ from hlo_mlc.interop import tuning
 from hlo_mlc.interop.devices import CUDA
 from hlo_mlc.interop.operands import parts_of_call
 from hlo_mlc.runtime.measure import PairedTimes
-from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records, target_key
+from hlo_mlc.runtime.records import OURS, XLA, Measured, Record, open_records
 from hlo_mlc.support.errors import ConfigurationError, ScheduleError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
@@ -111,7 +111,7 @@ def test_the_winner_is_built_from_then_on(tune, options, tmp_path: Path) -> None
     kernel, = report.kernels
     record = kernel.record
     # A part of a warp for each row, of which a block has more than with whole warps.
-    assert record.target == target_key(TARGET) == "sm_90-227K"
+    assert record.target == TARGET.key == "sm_90-227K"
     assert (record.measured.default_us, record.measured.ours_us) == (64, 16)
     assert record.schedules[0][1]["team"] == 8
     after, = mlc_jit(softmax).kernels(SHAPE)
@@ -147,7 +147,7 @@ def test_the_faster_side_is_taken_from_then_on(tune) -> None:
 
 
 def test_records_for_other_gpus_are_refused(options, tmp_path: Path, program) -> None:
-    other = target_key(cuda.named("sm_80"))
+    other = cuda.named("sm_80").key
     lock = tmp_path / "lock.json"
     open_records(options).put(Record("0" * 32, other, {}, Measured(8.0, 8.0, 1.0)))
     lock.write_text(open_records(options).export_text())

@@ -18,7 +18,7 @@ from hlo_mlc.cli import main
 from hlo_mlc.codegen.cuda.compile import Compiled, Usage
 from hlo_mlc.codegen.cuda.plan import Launch
 from hlo_mlc.loops.prove import prove
-from hlo_mlc.runtime.records import Measured, Record, Records, open_records, target_key
+from hlo_mlc.runtime.records import Measured, Record, Records, open_records
 from hlo_mlc.support.errors import CodegenError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import cuda
@@ -153,7 +153,7 @@ def test_kernels_are_built_as_the_model_says(options) -> None:
     report = mlc_jit(sum_of_rows).tune(shape, trials=25, target="sm_90")
     (kernel,) = report.kernels
     measured = kernel.record.measured
-    assert measured.modelled and kernel.record.target == target_key(TARGET)
+    assert measured.modelled and kernel.record.target == TARGET.key
     assert kernel.record.choice == "" and measured.xla_us == 0 and report.whole is None
     assert "1 kernel by a model: nothing was run" in str(report)
     assert "made-up operands" not in str(report)

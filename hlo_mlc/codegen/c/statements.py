@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from hlo_mlc.codegen.c.dialect import C
 from hlo_mlc.codegen.clike.dialect import Dialect, index_type
-from hlo_mlc.codegen.clike.spelling import Binding, operand
 from hlo_mlc.codegen.clike.values import Lines, Memory, Place, identifier
 from hlo_mlc.codegen.clike.writer import Writer
 from hlo_mlc.expr import index
@@ -66,12 +65,10 @@ class FunctionWriter(Writer):
                 case For() if stmt.kind is LoopKind.PARALLEL:
                     self._tasks(stmt)
                 case For() if stmt.kind in (LoopKind.SERIAL, LoopKind.UNROLL):
-                    with self._loop(stmt):
+                    with self.iterations(stmt):
                         self.write(stmt.body)
                 case While():
-                    with self.braces("while (true)"):
-                        condition, = self.values().write(stmt.condition)
-                        self.lines.emit(f"if (!{operand(condition, Binding.ATOM)}) break;")
+                    with self.rounds(stmt.condition):
                         self.write(stmt.body)
                 case If():
                     self._if(stmt)
@@ -93,18 +90,8 @@ class FunctionWriter(Writer):
 
     # Control
 
-    @contextmanager
-    def _loop(self, stmt: For) -> Iterator[None]:
-        extent, = self.values().write(stmt.extent)
-        name = self.lines.fresh(identifier(stmt.var.name))
-        self.bind(stmt.var, name)
-        kind = index_type(stmt.var)
-        with self.braces(f"for ({kind} {name} = 0; {name} < {operand(extent)}; ++{name})"):
-            yield
-
     def _if(self, stmt: If) -> None:
-        condition, = self.values().write(stmt.condition)
-        with self.braces(f"if ({condition})"):
+        with self.guarded(stmt.condition):
             self.write(stmt.then)
         if stmt.otherwise:
             with self.braces("else"):
@@ -214,7 +201,7 @@ class FunctionWriter(Writer):
             if stmt.guard is not None:
                 condition, = self.values().write(stmt.guard)
                 self.lines.emit(f"{live}[{_LANE}] = {condition};")
-            with self._where(f"{live}[{_LANE}]" if live else None):
+            with self.where(f"{live}[{_LANE}]" if live else ""):
                 for name, text in zip(terms, self.values().write(*stmt.terms), strict=True):
                     self.lines.emit(f"{name}[{_LANE}] = {text};")
         remaining = width
@@ -225,7 +212,7 @@ class FunctionWriter(Writer):
                 high = [f"{name}[{_LANE} + {half}]" for name in terms]
                 self._join(stmt, low, high, live, half)
             remaining = half
-        with self._where(f"{live}[0]" if live else None):
+        with self.where(f"{live}[0]" if live else ""):
             targets = [self.values().element(b, stmt.indices) for b in stmt.buffers]
             self.combine(stmt, targets, [f"{name}[0]" for name in terms], targets)
 
@@ -240,14 +227,6 @@ class FunctionWriter(Writer):
             for to, source in zip(low, high, strict=True):
                 self.lines.emit(f"{to} = {source};")
             self.lines.emit(f"{live}[{_LANE}] = true;")
-
-    @contextmanager
-    def _where(self, condition: str | None) -> Iterator[None]:
-        if condition is None:
-            yield
-            return
-        with self.braces(f"if ({condition})"):
-            yield
 
     # Functions
 

@@ -77,6 +77,12 @@ class Lines:
         """v0, v1, …"""
         return self._first_free(f"v{n}" for n in self._temporaries)
 
+    def named(self, kind: str, text: str) -> str:
+        """The name of a constant with this value."""
+        name = self.temporary()
+        self.emit(f"const {kind} {name} = {text};")
+        return name
+
     def _first_free(self, names: Iterable[str]) -> str:
         name = next(name for name in names if name not in self._taken)
         self._taken.add(name)
@@ -124,7 +130,7 @@ class Values:
             case Var():
                 return self.variables[node]
             case Load():
-                return self._name(node, self._load(node, uses), uses)
+                return self._name(node, self._load(node), uses)
             case Apply() if node.op == "select_unlikely" and _is_long(node.args[1]):
                 return self._branch(node, uses)
         return self._name(node, self.dialect.spell(node, [self.texts[a] for a in node.args]), uses)
@@ -137,11 +143,9 @@ class Values:
             return text
         if node.dtype is INDEX and used == 1 and isinstance(node, Apply):
             return text
-        name = self.lines.temporary()
-        self.lines.emit(f"const {self.dialect.type_of(node)} {name} = {text};")
-        return name
+        return self.lines.named(self.dialect.type_of(node), text)
 
-    def _load(self, node: Load, uses: Mapping[Expr, int]) -> str:
+    def _load(self, node: Load) -> str:
         text = self.element(node.source, node.indices)
         if node.guard is None:
             return text

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from hlo_mlc.codegen.clike.values import Lines, Memory, Values
+from hlo_mlc.codegen.clike.dialect import index_type
+from hlo_mlc.codegen.clike.spelling import Binding, operand
+from hlo_mlc.codegen.clike.values import Lines, Memory, Values, identifier
 from hlo_mlc.expr.core import Apply, Expr, Var
-from hlo_mlc.loops.core import Accumulate, Store
+from hlo_mlc.loops.core import Accumulate, For, Store
 
 
 class Writer:
@@ -36,13 +38,37 @@ class Writer:
         self.lines.emit("}")
 
     @contextmanager
-    def guarded(self, guard: Expr | None) -> Iterator[None]:
-        """What happens only where the guard holds."""
-        if guard is None:
+    def where(self, condition: str) -> Iterator[None]:
+        """What happens only where a condition holds, if there is any."""
+        if not condition:
             yield
             return
-        condition, = self.values().write(guard)
         with self.braces(f"if ({condition})"):
+            yield
+
+    @contextmanager
+    def guarded(self, guard: Expr | None) -> Iterator[None]:
+        """What happens only where the guard holds."""
+        with self.where("" if guard is None else self.values().write(guard)[0]):
+            yield
+
+    @contextmanager
+    def iterations(self, stmt: For, before: str = "") -> Iterator[None]:
+        """What happens in each iteration of a loop, one after the other; `before` is said of it."""
+        extent, = self.values().write(stmt.extent)
+        name, kind = self.lines.fresh(identifier(stmt.var.name)), index_type(stmt.var)
+        self.bind(stmt.var, name)
+        if before:
+            self.lines.emit(before)
+        with self.braces(f"for ({kind} {name} = 0; {name} < {operand(extent)}; ++{name})"):
+            yield
+
+    @contextmanager
+    def rounds(self, condition: Expr) -> Iterator[None]:
+        """What happens again and again while a condition holds."""
+        with self.braces("while (true)"):
+            text, = self.values().write(condition)
+            self.lines.emit(f"if (!{operand(text, Binding.ATOM)}) break;")
             yield
 
     def store(self, stmt: Store) -> None:
@@ -67,10 +93,7 @@ class Writer:
         terms = values.write(*stmt.terms)
         targets = [values.element(b, stmt.indices) for b in stmt.buffers]
         if not stmt.combiner.name:  # a combiner may use its operands several times
-            for position, (term, var) in enumerate(zip(terms, stmt.combiner.rhs, strict=True)):
-                terms[position] = self.lines.temporary()
-                self.lines.emit(f"const {self.dialect.element_type(var.dtype)} {terms[position]} = "
-                                f"{term};")
+            terms = self._named(stmt.combiner.rhs, terms)
         self.combine(stmt, targets, terms, targets)
 
     def _factors(self, stmt: Accumulate) -> tuple[Expr, Expr] | None:
@@ -87,10 +110,11 @@ class Writer:
         operands = dict(zip((*combiner.lhs, *combiner.rhs), (*lhs, *rhs), strict=True))
         results = Values(self.memory, self.lines, operands).write(*combiner.results)
         if len(results) > 1:
-            for position, var in enumerate(combiner.lhs):
-                name = self.lines.temporary()
-                self.lines.emit(f"const {self.dialect.element_type(var.dtype)} {name} = "
-                                f"{results[position]};")
-                results[position] = name
+            results = self._named(combiner.lhs, results)
         for target, result in zip(targets, results, strict=True):
             self.lines.emit(f"{target} = {result};")
+
+    def _named(self, variables: Sequence[Var], texts: Sequence[str]) -> list[str]:
+        """Constants with these values, of the types of these variables."""
+        return [self.lines.named(self.dialect.element_type(var.dtype), text)
+                for var, text in zip(variables, texts, strict=True)]

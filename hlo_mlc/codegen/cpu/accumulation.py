@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hlo_mlc.codegen.cpu import memory, types
-from hlo_mlc.codegen.cpu.block import Block
 from hlo_mlc.codegen.cpu.checking import check_lanes, check_place
 from hlo_mlc.codegen.cpu.function import Value
 from hlo_mlc.codegen.cpu.places import Place, resolve, scattered
@@ -81,17 +80,8 @@ def _across_lanes(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> 
     if all(place.is_own_element for place in places):
         _add_once(writer, stmt, places, total, any_live)
     else:  # without any lane, there may be no such place
-        block = function.block
-        taken = writer.any_lane(mask, block)
-        inner_block = Block(function, function.label())
-        start, after = inner_block.label, function.label()
-        with function.scope(inner_block, branch=True):
+        with function.where(writer.any_lane(mask, function.block)):
             _add_once(writer, stmt, places, total, None)
-        block.branch(taken, start, after)
-        block.start(start)
-        block.instructions += inner_block.instructions
-        block.jump(after)
-        block.start(after)
     function.mask = mask
 
 
@@ -198,21 +188,12 @@ def _in_order(writer: Writer, stmt: Accumulate, places: Sequence[Place]) -> None
         active = lane.mask if conditions is None else conditions.text
         check_lanes(writer, place, "accumulation", function.block, where.text, active)
     for number in range(lane.live):
-        block = function.block
         if conditions is None:
             _add_lane(writer, stmt, places, addresses, terms, number)
             continue
-        taken = block.define(f"extractelement {conditions.type} ", conditions.text,
-                             f", i64 {number}")
-        inner_block = Block(function, function.label())
-        start, after = inner_block.label, function.label()
-        with function.scope(inner_block, branch=True):
+        with function.where(function.block.define(f"extractelement {conditions.type} ",
+                                                  conditions.text, f", i64 {number}")):
             _add_lane(writer, stmt, places, addresses, terms, number)
-        block.branch(taken, start, after)
-        block.start(start)
-        block.instructions += inner_block.instructions
-        block.jump(after)
-        block.start(after)
     function.forget(place.storage.alias_class for place in places)
 
 

@@ -7,7 +7,7 @@ are joined to the outer's only when it is closed, hence whatever was hoisted mea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -149,6 +149,25 @@ class Function(Names):
             self.scopes.pop()
             for key in scope.keys:
                 self.memo.pop(key, None)
+
+    @contextmanager
+    def where(self, condition: str) -> Iterator[None]:
+        """What happens behind a branch, only where a condition holds."""
+        with self.scope(Block(self, self.label()), branch=True) as inner:
+            start = inner.label
+            yield
+        self.join(condition, [(start, inner)])
+
+    def join(self, condition: str, arms: Sequence[tuple[str, Block]]) -> None:
+        """Branch to the first arm if the condition holds, else to the second or past both."""
+        outer, after = self.block, self.label()
+        otherwise = arms[1][0] if len(arms) > 1 else after
+        outer.branch(condition, arms[0][0], otherwise)
+        for start, inner in arms:
+            outer.start(start)
+            outer.instructions += inner.instructions
+            outer.jump(after)
+        outer.start(after)
 
     def begin_loop(self, writes: frozenset[int],
                    handed_on: Collection[int] = ()) -> list[Slot]:

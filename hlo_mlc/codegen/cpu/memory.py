@@ -127,7 +127,7 @@ def read(writer: Writer, place: Place, switch: Value | None, mask: Value | None,
         if place.is_contiguous and (mask is None or has_masks(writer, place)):
             text = _read_contiguous(writer, place, switch, mask, fill, depth)
         else:
-            settle(writer, place)
+            write_back(writer, place)
             if on or (switch is None and mask is None and has_pattern(writer, place)):
                 text = read_pattern(writer, place, depth, on)
             elif is_apart(writer, place, mask):
@@ -161,10 +161,10 @@ def _form(dtype: DType, lanes: int) -> Form:
     return Form(types.vector(types.memory_type(dtype), lanes), lanes, (lanes or 1) * dtype.bytes)
 
 
-def settle(writer: Writer, place: Place) -> None:
+def write_back(writer: Writer, place: Place) -> None:
     """Have in memory what is read there by other ways than as one of an array's registers."""
     if place.storage.own_bytes:
-        writer.function.registers.settle(place.storage.array, writer.function.block)
+        writer.function.registers.write_back(place.storage.array, writer.function.block)
 
 
 def release(writer: Writer, place: Place) -> None:
@@ -179,7 +179,7 @@ def _read_one(writer: Writer, place: Place, switch: Value | None, mask: Value | 
     if place.storage.own_bytes:
         if place.is_own_element and switch is None and mask is None:
             return _read_own(writer, place, place.constant, 0, depth)
-        settle(writer, place)
+        write_back(writer, place)
     address = displaced(block, pointer(writer, place).text, place.constant)
     condition = switch.text if switch is not None else None
     if mask is not None:
@@ -202,7 +202,7 @@ def _read_contiguous(writer: Writer, place: Place, switch: Value | None, mask: V
     free = place.holds_vector(width) and (mask is None or fill is None)
     if free and switch is None:
         return _read_own(writer, place, first, width, depth)
-    settle(writer, place)
+    write_back(writer, place)
     address = displaced(block, pointer(writer, place).text, first)
     alignment = max(size, math.gcd(place.alignment_at(first), width * size))
     padding, start = place.padding(fill), address

@@ -122,7 +122,7 @@ class Registers:
 
     # Arrays
 
-    def settle(self, array: Array, block: Block) -> None:
+    def write_back(self, array: Array, block: Block) -> None:
         """Store what an array holds, for those who look into memory."""
         slots = self._contents.get(array, {})
         for offset, held in slots.items():
@@ -132,7 +132,7 @@ class Registers:
 
     def release(self, array: Array, block: Block) -> None:
         """Store what an array holds, and forget it: others write into it now."""
-        self.settle(array, block)
+        self.write_back(array, block)
         self._contents.pop(array, None)
         self._written.add(array)
         if self._loop is not None:
@@ -200,7 +200,7 @@ class Registers:
     def flush(self, block: Block) -> None:
         """Store all that is pending at the end of a block, or before it goes on elsewhere."""
         for array in self._contents:
-            self.settle(array, block)
+            self.write_back(array, block)
 
     def forget(self, classes: Collection[int]) -> None:
         """Forget arrays that change; nothing is pending."""

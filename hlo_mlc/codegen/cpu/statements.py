@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from hlo_mlc.codegen.cpu import checking, memory, types
 from hlo_mlc.codegen.cpu.accumulation import accumulate
@@ -159,7 +159,7 @@ def _write_maybe(writer: Writer, loop: For, extent: Value,
     with function.scope(_block(writer)) as inner:
         start = inner.label
         write(writer, loop, extent)
-    _join(writer, condition, [(start, inner)])
+    function.join(condition, [(start, inner)])
 
 
 def _block(writer: Writer) -> Block:
@@ -383,7 +383,7 @@ def _write_if(writer: Writer, branch: If) -> None:
     if arms[0] is None:
         condition = writer.op("not", BOOL, (condition,))
         arms.reverse()
-    _join(writer, condition.text, [arm for arm in arms if arm is not None])
+    writer.function.join(condition.text, [arm for arm in arms if arm is not None])
 
 
 def _require_uniform(writer: Writer, condition: Value, node: Expr) -> None:
@@ -391,18 +391,6 @@ def _require_uniform(writer: Writer, condition: Value, node: Expr) -> None:
         raise CodegenError(
             f"Expected a condition that is the same in all lanes of the vector loop over "
             f"{writer.function.lane.var}, got {node}: guard the stores instead")
-
-
-def _join(writer: Writer, condition: str, arms: Sequence[tuple[str, Block]]) -> None:
-    """Branch to the first arm if the condition holds, else to the second or past both."""
-    outer, after = writer.function.block, writer.function.label()
-    otherwise = arms[1][0] if len(arms) > 1 else after
-    outer.branch(condition, arms[0][0], otherwise)
-    for start, inner in arms:
-        outer.start(start)
-        outer.instructions += inner.instructions
-        outer.jump(after)
-    outer.start(after)
 
 
 def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]) -> None:
@@ -422,10 +410,8 @@ def _write_guarded(writer: Writer, guard: Expr | None, write: Callable[[], None]
             write()
         function.mask, function.guard = outer
     else:
-        with function.scope(_block(writer), branch=True) as inner:
-            start = inner.label
+        with function.where(condition.text):
             write()
-        _join(writer, condition.text, [(start, inner)])
 
 
 # Memory

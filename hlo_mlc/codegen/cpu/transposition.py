@@ -53,7 +53,7 @@ def read_block(writer: Writer, node: Load, place: Place) -> Value | None:
     depth = max(place.depth, function.load_depth(storage.writable))
     block, element, size = function.at(depth), place.element, place.dtype.bytes
     if storage.own_bytes:
-        function.registers.settle(storage.array, function.block)
+        function.registers.write_back(storage.array, function.block)
     base = pointer(writer, place).text
     before = constants[across]
     for corner in (0, count - 1):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import json
 import re
-import struct
 from dataclasses import asdict, dataclass
 from types import ModuleType
 
 from hlo_mlc.codegen.cuda.plan import CudaSource
+from hlo_mlc.support.described import described, taken_apart
 from hlo_mlc.support.errors import CodegenError
 from hlo_mlc.target.cuda import CudaTarget
 
@@ -33,9 +32,6 @@ class Usage:
     shared_bytes: int
 
 
-_LENGTH = struct.Struct("<Q")  # of the description in front of machine code
-
-
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """Machine code of a source's functions, and what each of them needs."""
@@ -50,15 +46,12 @@ class Compiled:
 
     def pack(self) -> bytes:
         """Both as bytes."""
-        about = json.dumps({name: asdict(usage) for name, usage in self.usage.items()}).encode()
-        return _LENGTH.pack(len(about)) + about + self.cubin
+        return described({name: asdict(use) for name, use in self.usage.items()}, self.cubin)
 
     @classmethod
     def unpack(cls, data: bytes) -> Compiled:
         """What `pack` made bytes of."""
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        about = json.loads(data[_LENGTH.size:end])
+        about, end = taken_apart(data)
         return cls(data[end:], {name: Usage(**usage) for name, usage in about.items()})
 
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
-from hlo_mlc.codegen.clike.dialect import index_type
 from hlo_mlc.codegen.clike.spelling import Binding, infix, operand
 from hlo_mlc.codegen.clike.values import Memory, Place, identifier
 from hlo_mlc.codegen.cuda.atomics import write_atomic
@@ -142,18 +140,9 @@ class BlockWriter(Writer):
         if update is not None:
             self._fold(body[0], nest[-1].var, conditions)
         else:
-            with self._where(conditions):
+            with self.where(" && ".join(conditions)):
                 self.write(body)
         self._in_threads, self._lane = False, None
-
-    @contextmanager
-    def _where(self, conditions: list[str]) -> Iterator[None]:
-        """Code for the threads that fulfil all conditions."""
-        if not conditions:
-            yield
-            return
-        with self.braces(f"if ({' && '.join(conditions)})"):
-            yield
 
     def _position(self, var: Var, stride: int, outermost: bool) -> str:
         """The number of a thread along one loop of a nest."""
@@ -190,22 +179,20 @@ class BlockWriter(Writer):
             names.append(self.lines.temporary())
             self.lines.emit(f"{CUDA.element_type(neutral.dtype)} {names[-1]} = "
                             f"{CUDA.literal(neutral)};")
-        with self._where(conditions):
+        with self.where(" && ".join(conditions)):
             for name, text in zip(names, self.values().write(*update.terms), strict=True):
                 self.lines.emit(f"{name} = {text};")
         distance = width // 2
         dtypes = [v.dtype for v in combiner.lhs]
         while distance:
-            others = []
-            for name, dtype in zip(names, dtypes, strict=True):
-                others.append(self.lines.temporary())
-                self.lines.emit(f"const {CUDA.element_type(dtype)} {others[-1]} = "
-                                f"{_shuffled(name, dtype, distance, width)};")
+            others = [self.lines.named(CUDA.element_type(dtype),
+                                       _shuffled(name, dtype, distance, width))
+                      for name, dtype in zip(names, dtypes, strict=True)]
             self.combine(update, names, others, names)
             distance //= 2
         if width > 1:
             conditions = [*conditions, f"{self.variables[var]} == 0"]
-        with self._where(conditions):
+        with self.where(" && ".join(conditions)):
             targets = [self.values().element(b, update.indices) for b in update.buffers]
             self.combine(update, targets, names, targets)
 
@@ -223,22 +210,14 @@ class BlockWriter(Writer):
             raise CodegenError(f"Expected a loop that a block can run, got `{headline(stmt)}`")
         if uniform:
             self._wait(self.barriers.before((), expressions(stmt)))
-        extent, = self.values().write(stmt.extent)
-        name = self.lines.fresh(identifier(stmt.var.name))
-        kind = index_type(stmt.var)
-        self.bind(stmt.var, name)
-        if stmt.kind is LoopKind.UNROLL:
-            self.lines.emit("#pragma unroll")
-        with self.braces(f"for ({kind} {name} = 0; {name} < {operand(extent)}; ++{name})"):
+        with self.iterations(stmt, "#pragma unroll" if stmt.kind is LoopKind.UNROLL else ""):
             self._body(stmt.body, uniform)
 
     def _while(self, stmt: While) -> None:
         uniform = not self._in_threads
         if uniform:
             self._wait(self.barriers.before((), (stmt.condition,)))
-        with self.braces("while (true)"):
-            condition, = self.values().write(stmt.condition)
-            self.lines.emit(f"if (!{operand(condition, Binding.ATOM)}) break;")
+        with self.rounds(stmt.condition):
             if self._body(stmt.body, uniform, (stmt.condition,)):
                 self._wait(Wait.BLOCK)  # before the condition is looked at again
 

@@ -168,8 +168,7 @@ def _load_vectors(writer: Writer, stmt: Store | Accumulate, var: Var, width: int
             continue  # vectors are loaded before the guard of the statement is asked
         place = _address(writer, load.source, load.indices, var)
         if load.guard is None:
-            name = writer.lines.temporary()
-            writer.lines.emit(f"const auto {name} = mlc_load<{width}>({place});")
+            name = writer.lines.named("auto", f"mlc_load<{width}>({place})")
             found[load] = f"{name}.at[{lane}]"
         elif var not in load.guard.free and isinstance(load.default, Const):
             condition, = writer.values().write(load.guard)

@@ -17,7 +17,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import TensorType
 from hlo_mlc.expr.evaluate import evaluate
 from hlo_mlc.graph.core import Node
-from hlo_mlc.partition.calls import CONTROL_FLOW
+from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.shares import least_arithmetic_us
 from hlo_mlc.partition.choose.xla_copies import copied_bytes
 from hlo_mlc.partition.choose.xla_dispatch import START_OPERATIONS, counted_operations
@@ -299,7 +299,7 @@ def _of_inner(us: Callable[[Sequence[Node]], float], nodes: Sequence[Node],
               trips: Mapping[Node, int]) -> float:
     return sum(trips.get(node, 1) / (1 if node in trips else len(node.regions))
                * _of_all(us, region.nodes, trips)
-               for node in nodes if node.op in CONTROL_FLOW for region in node.regions)
+               for node in nodes if node.op in HOLDING for region in node.regions)
 
 
 def calls_libraries(nodes: Iterable[Node]) -> bool:
@@ -370,7 +370,7 @@ def completion(plan: Plan, target: CpuTarget, failed: Container[str]) -> tuple[C
 
     Clusters whose kernels `failed` stay with it.
     """
-    outside = [node for node in plan.left if node.op not in CONTROL_FLOW]
+    outside = [node for node in plan.left if node.op not in HOLDING]
     spare, more, clusters = START_OPERATIONS - counted_operations(outside), 0.0, []
     if not plan.taken or any(verdict.recorded for _, verdict in plan.rejected):
         return ()

@@ -12,7 +12,7 @@ from hlo_mlc.graph.core import Graph, Node
 from hlo_mlc.graph.counting import trips
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import moves
-from hlo_mlc.partition.calls import CONTROL_FLOW
+from hlo_mlc.partition.calls import HOLDING
 from hlo_mlc.partition.choose.xla_dispatch import counted_operations
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.tensor.core import UNKNOWN_TRIPS
@@ -27,7 +27,7 @@ def runs(graph: Graph) -> Mapping[Node, int]:
     def visit(region: Graph, times: int) -> None:
         for node in region.nodes:
             found[node] = times
-            if node.op in CONTROL_FLOW and not node.opaque:
+            if node.op in HOLDING and not node.opaque:
                 for inside in node.regions:
                     visit(inside, times * trips_of.get(node, 1))
 
@@ -39,7 +39,7 @@ def least_arithmetic_us(node: Node, target: CpuTarget) -> float:
     """What the arithmetic of an operation takes on one thread, in vectors; 0 if that is not known.
     """
     types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
-    if node.op in CONTROL_FLOW or moves(node) or not types:
+    if node.op in HOLDING or moves(node) or not types:
         return 0.0
     largest = max(types, key=lambda one: one.size)
     operations = max(counted_operations((node,)), largest.size)
@@ -53,7 +53,7 @@ def least_us(node: Node, target: CpuTarget) -> float:
     """The least that an operation takes by itself: its arithmetic, or its bytes.  Factorizations
     do each element as often as there are rows."""
     types = [value.type for value in (*node.operands, *node.results) if value.type is not None]
-    if node.op in CONTROL_FLOW or not all(t.is_static for t in types):
+    if node.op in HOLDING or not all(t.is_static for t in types):
         return 0.0
     arithmetic = least_arithmetic_us(node, target)
     if node.op.startswith(f"{DIALECT}."):

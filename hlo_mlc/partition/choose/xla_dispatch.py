@@ -13,7 +13,7 @@ from hlo_mlc.graph.core import Node
 from hlo_mlc.ops.definition import OpKind
 from hlo_mlc.ops.library_calls import DIALECT
 from hlo_mlc.ops.registry import lookup, moves
-from hlo_mlc.partition.calls import CONTROL_FLOW
+from hlo_mlc.partition.calls import HOLDING
 
 START_OPERATIONS = 1_000
 # Roots and functions it counts in another column; of the functions of CHLO it has this one, the
@@ -28,7 +28,7 @@ def counted_operations(nodes: Iterable[Node]) -> int:
 
 
 def _counted(node: Node) -> int:
-    if node.op in CONTROL_FLOW:
+    if node.op in HOLDING:
         return sum(counted_operations(region.nodes) for region in node.regions)
     values = (*node.operands, *node.results)
     if node.op in _UNCOUNTED or node.op.startswith(DIALECT) or moves(node) or _is_function(node) \

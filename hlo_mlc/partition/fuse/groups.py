@@ -347,7 +347,7 @@ class Fuser:
                     last.steps = [*first.steps, *last.steps]
                     self._absorb(last, (first,))
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Take out units that have become part of others, which take their place in the order."""
         gone = sum(1 << number for number in self._merged)
         for unit in self.units:

@@ -8,7 +8,7 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import BOOL, INDEX
-from hlo_mlc.graph.core import Graph, Node, Value
+from hlo_mlc.graph.core import BRANCHES, WHILE, Graph, Node, Value
 from hlo_mlc.graph.counting import Progression, counting
 from hlo_mlc.graph.rewrite import uses_among
 from hlo_mlc.ops.definition import Indices
@@ -28,13 +28,11 @@ from hlo_mlc.partition.lower.unrolled_loops import write_out
 from hlo_mlc.tensor.core import Branch, Loop, Nest, Step
 from hlo_mlc.tensor.liveness import step_reads
 
-BRANCHES = frozenset(("stablehlo.if", "stablehlo.case"))
-
 
 def refusal(node: Node, left: Mapping[str, str]) -> str:
     """Why an op cannot become part of a kernel, empty where it can; those in `left` cannot on this
     target."""
-    if node.op != "stablehlo.while":
+    if node.op != WHILE:
         return left.get(node.op) or supports(node)
     return _inner_refusal(node, left)
 
@@ -218,8 +216,8 @@ def _lower_body(graph: Graph, lowering: StageLowering, known: Mapping[Value, Exp
     for node in graph.nodes:
         if node.results and (number := known.get(node.results[0])) is not None:
             lowering.compute(node, node.results[0], lambda _, e=number: e)
-        elif node.op == "stablehlo.while" or node.op in BRANCHES:
-            steps = lower_while(node, lowering) if node.op == "stablehlo.while" \
+        elif node.op == WHILE or node.op in BRANCHES:
+            steps = lower_while(node, lowering) if node.op == WHILE \
                 else lower_branch(node, lowering)
             if steps is not None:
                 segments += [list(lowering.items), *steps]
@@ -242,7 +240,7 @@ def fuse_items(items: list[Item], needed: frozenset[Buffer]) -> list[Step]:
             fuser.add_stage(item.node, item.stage)
     fuser.join_chains(needed)
     fuser.join_handed(needed)
-    fuser.settle()
+    fuser.compact()
     read_by = readers(fuser.units)
     return [step for unit in in_order(fuser.units) for step in finished(unit, read_by, needed)]
 

@@ -153,7 +153,7 @@ def _joined(nest: Joined, stage: Stage, row_limit: int, limit: Callable[[Joined]
     leader = nest.stages[0]
     stage = rename_axes(stage, dict(zip(stage.axes[:shared], leader.axes[:shared], strict=True)))
     wanted = frozenset(stage.inputs)
-    stages = _append(nest.stages, stage, shared)
+    stages = _append(nest.stages, stage)
     handed = nest.handed | (wanted - {b for s in stages for b in s.inputs})
     joined = Joined(stages, shared, handed)
     return limit(joined) or joined
@@ -314,7 +314,7 @@ def _row_elements(stage: Stage, shared: int) -> int:
     return math.prod(v.extent for v in (*stage.axes[shared:], *stage.reduce_axes))
 
 
-def _append(stages: tuple[Stage, ...], stage: Stage, shared: int) -> tuple[Stage, ...]:
+def _append(stages: tuple[Stage, ...], stage: Stage) -> tuple[Stage, ...]:
     """Add `stage`, taking over values that are at hand instead of loading them."""
     stage = _inline_cheap(stages, stage)
     last = stages[-1]

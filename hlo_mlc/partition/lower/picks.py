@@ -10,13 +10,11 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 from hlo_mlc.graph.core import Node, Value
+from hlo_mlc.ops.registry import SOURCES
 
 # Elements of sorted rows for each that is picked, and how many places of a row are searched for,
 # those at one of its ends at once: each takes 0.1 to 0.3 of the time that putting it in order does.
 FEW, SEARCHED = 4, 4
-# Ops whose results are elements of their first operand; the others say which.
-_PICKING = frozenset(f"stablehlo.{name}" for name in (
-    "slice", "dynamic_slice", "gather", "reverse", "transpose", "reshape", "broadcast_in_dim"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def picks(sort: Node, uses: Mapping[Value, tuple[Node, ...]], wanted: frozenset[
         if value in wanted:
             return (), ()
         for user in uses.get(value, ()):
-            if user.op not in _PICKING or user.opaque or value in user.operands[1:] \
+            if SOURCES.get(user.op) != slice(1) or user.opaque or value in user.operands[1:] \
                     or not user.results[0].type.is_static:
                 return (), ()
             places = (*path, user.op, user.results[0].type.shape, user.operands[1:],

@@ -22,7 +22,8 @@ from hlo_mlc.templates.attention.tiles import (
     strips,
 )
 from hlo_mlc.templates.attention.workspace import Workspace, lies_along
-from hlo_mlc.templates.base import across, bounded, may_repeat
+from hlo_mlc.templates.base import may_repeat
+from hlo_mlc.templates.by_hand import across, bounded
 from hlo_mlc.templates.register_tile import register_tile
 from hlo_mlc.tensor.chain import Chain, masks
 from hlo_mlc.tensor.classify import cost, stride

@@ -26,14 +26,8 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.attention.block import RowBlock, either_block
 from hlo_mlc.templates.attention.passes import row_passes
 from hlo_mlc.templates.attention.workspace import Workspace
-from hlo_mlc.templates.base import (
-    Parameters,
-    Scheduled,
-    bounded,
-    decoded,
-    epilogue_cost,
-    lanes,
-)
+from hlo_mlc.templates.base import Parameters, Scheduled, decoded, epilogue_cost, lanes
+from hlo_mlc.templates.by_hand import bounded
 from hlo_mlc.templates.contraction import EPILOGUE_INLINE
 from hlo_mlc.templates.product import PARALLEL_WORK
 from hlo_mlc.tensor.chain import Chain, chain
@@ -87,7 +81,6 @@ class AttentionTemplate:
         return {"rows": rows, "keys": max(divisors, default=keys)}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         builder = _Builder(chain(nest), parameters, target)
         return Scheduled(builder.build(), builder.plan.kept if builder.slots is not None else ())
 

@@ -12,7 +12,7 @@ from hlo_mlc.expr.core import Buffer, Expr, Var, loads
 from hlo_mlc.expr.dtypes import DType
 from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import loop
-from hlo_mlc.templates.base import across, bounded
+from hlo_mlc.templates.by_hand import across, bounded
 from hlo_mlc.templates.product import WRITTEN_ROWS
 
 Element = Callable[[Expr, Expr], Expr]  # of a row and a column

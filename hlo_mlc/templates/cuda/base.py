@@ -7,7 +7,7 @@ loops are serial (`outer`), and barriers stand between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.loops.lower import lower_stage
 from hlo_mlc.schedule.core import Schedule
 from hlo_mlc.target.cuda import VECTOR_BYTES, CudaTarget
-from hlo_mlc.templates.base import Named, Parameters, Scheduled, open_schedule
+from hlo_mlc.templates.base import Parameters, Scheduled, Tunable, open_schedule
 from hlo_mlc.tensor.access import Pair
 from hlo_mlc.tensor.coalesce import accesses
 from hlo_mlc.tensor.combine import merging
@@ -28,17 +28,8 @@ from hlo_mlc.tensor.core import Assign, Nest, Stage, buffer_of
 THREADS = 256
 
 
-class CudaTemplate(Named, Protocol):
-    """A class of kernels on a GPU."""
-
-    def refusal(self, nest: Nest, target: CudaTarget) -> str:
-        """Why this template cannot compute the nest; empty where it can."""
-
-    def space(self, nest: Nest, target: CudaTarget) -> Mapping[str, tuple[int, ...]]:
-        """The values that each tunable parameter may take."""
-
-    def default(self, nest: Nest, target: CudaTarget) -> Parameters:
-        """Parameters by analysis; none of them has been measured."""
+class CudaTemplate(Tunable[CudaTarget], Protocol):
+    """A class of kernels on a GPU, whose default parameters have not been measured."""
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
         """The loops for the given parameters; `outer` is the kind of the loop over blocks."""

@@ -73,7 +73,6 @@ class ColumnsTemplate:
         return {"warps": min(8, power_of_two(-(-rows // (4 * chunks)))), "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         warps, chunks = parameters["warps"], parameters["chunks"]
         if chunks <= 1 or chunks > stage.reduce_axes[0].extent:

@@ -37,14 +37,7 @@ from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product
 from hlo_mlc.templates.cuda.columns import ColumnsTemplate, why_not_columns
 from hlo_mlc.templates.cuda.elementwise import why_not_apart
 from hlo_mlc.templates.cuda.plain import PlainTemplate
-from hlo_mlc.templates.cuda.tiles import (
-    Shape,
-    Side,
-    Unit,
-    in_whole_tiles,
-    kept_factors,
-    side_of,
-)
+from hlo_mlc.templates.cuda.tiles import Shape, Side, Unit, in_whole_tiles, kept_factors, side_of
 from hlo_mlc.tensor.chunks import fold_in_chunks
 from hlo_mlc.tensor.classify import contraction, cost, is_map
 from hlo_mlc.tensor.coalesce import coalesce
@@ -120,7 +113,6 @@ class ContractionTemplate:
                 "buffers": 2 if with_tensor_cores and steps >= 4 else 1, "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks == 1 or stage.reduce_axes[0].extent % chunks:
             return Scheduled.of(_tiles(stage, parameters, outer))

@@ -65,7 +65,6 @@ class ElementwiseTemplate:
         return {"unroll": 2 if plenty and short else 1, "threads": threads}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         if not stage.axes:
             return by_one_thread(nest, stage, outer)

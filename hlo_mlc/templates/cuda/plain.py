@@ -44,7 +44,6 @@ class PlainTemplate:
         return {"threads": 32 if points <= 32 * target.multiprocessors else THREADS}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         names = [axis.name for axis in _independent(nest, stage)]
         if not names:

@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from hlo_mlc.loops.core import LoopKind
 from hlo_mlc.target.cuda import KIB, WARP, CudaTarget
 from hlo_mlc.templates.base import Parameters, Scheduled
-from hlo_mlc.templates.cuda.base import (
-    THREADS,
-    power_of_two,
-    product,
-    told_apart,
-    why_not_in_parts,
-)
+from hlo_mlc.templates.cuda.base import THREADS, power_of_two, product, told_apart, why_not_in_parts
 from hlo_mlc.templates.cuda.row_loops import (
     MOST_THREADS,
     most_kept,
@@ -89,7 +83,6 @@ class RowsTemplate:
                 "chunks": chunks, "kept": kept_bytes(target) // KIB}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage, chunks = coalesce(nest.stages[0]), parameters["chunks"]
         if chunks <= 1 or not _can_be_cut(nest) or chunks > stage.reduce_axes[0].extent:
             return Scheduled.of(row_schedule(nest, parameters, outer))

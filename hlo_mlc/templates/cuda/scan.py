@@ -96,7 +96,6 @@ class ScanTemplate:
                 "chunks": chunks}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage, chunks = nest.stages[0], parameters["chunks"]
         merged = merging(stage.combiner, stage.terms, (stage.scan.axis,))
         if chunks == 1 or stage.scan.axis.extent < chunks * CHUNK_LEAST:

@@ -64,7 +64,6 @@ class ScatterTemplate:
         return {"threads": 64 if points <= 64 * target.multiprocessors else THREADS}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         names = [v.name for v in stage.axes]
         schedule = open_schedule(nest, lower_stage(stage), checked=False).fuse(*names)

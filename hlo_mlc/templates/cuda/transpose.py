@@ -64,7 +64,6 @@ class TransposeTemplate:
         return {"rows": 8}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         axis, loads = _crossing(stage)
         schedule = open_schedule(nest, lower_stage(stage), checked=False)

@@ -101,7 +101,6 @@ class WindowTemplate:
                 "threads": min(THREADS, max(32, power_of_two(points)))}
 
     def apply(self, nest: Nest, parameters: Parameters, outer: LoopKind) -> Scheduled:
-        """The loops for the given parameters."""
         stage = coalesce(nest.stages[0])
         schedule = open_schedule(nest, lower_stage(stage), checked=False)
         return Scheduled.of(_windows(schedule, stage, parameters, outer))

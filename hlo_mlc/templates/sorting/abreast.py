@@ -16,7 +16,8 @@ from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import For, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Scheduled, decoded, shared_out
+from hlo_mlc.templates.base import Scheduled, decoded
+from hlo_mlc.templates.by_hand import shared_out
 from hlo_mlc.templates.sorting.codes import Coded, Range
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.records import STACK, Body, Sorting

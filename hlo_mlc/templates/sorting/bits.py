@@ -17,7 +17,8 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store, While
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.templates.base import across, decoded, shared_out
+from hlo_mlc.templates.base import decoded
+from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.records import STACK, Body, Place, Sorting, alone, in_row
 from hlo_mlc.tensor.combine import named_combiner
 

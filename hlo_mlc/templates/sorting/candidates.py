@@ -18,7 +18,8 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.templates.base import across, decoded, shared_out
+from hlo_mlc.templates.base import decoded
+from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.ranks import counted
 from hlo_mlc.templates.sorting.records import (

@@ -17,7 +17,8 @@ from hlo_mlc.expr.core import Buffer, Const, Expr, Var
 from hlo_mlc.expr.dtypes import U8, U16, U32
 from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.templates.base import across, decoded, shared_out
+from hlo_mlc.templates.base import decoded
+from hlo_mlc.templates.by_hand import across, shared_out
 from hlo_mlc.templates.sorting.records import (
     MOVED,
     STACK,

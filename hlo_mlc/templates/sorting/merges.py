@@ -24,7 +24,8 @@ from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import Scheduled, across, decoded, parallel_tasks, shared_out
+from hlo_mlc.templates.base import Scheduled, decoded
+from hlo_mlc.templates.by_hand import across, parallel_tasks, shared_out
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, in_blocks, rows_abreast
 from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps

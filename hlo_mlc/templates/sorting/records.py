@@ -16,7 +16,8 @@ from hlo_mlc.expr.dtypes import U32
 from hlo_mlc.loops.core import LoopKind, Stmt, Store, While
 from hlo_mlc.loops.lower import stores_at
 from hlo_mlc.target.cpu import CpuTarget
-from hlo_mlc.templates.base import across, lanes
+from hlo_mlc.templates.base import lanes
+from hlo_mlc.templates.by_hand import across
 from hlo_mlc.tensor.core import Stage
 
 Body = tuple[Stmt, ...]

@@ -11,7 +11,8 @@ from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import BOOL, U32
 from hlo_mlc.loops.core import If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
-from hlo_mlc.templates.base import decoded, parallel_tasks
+from hlo_mlc.templates.base import decoded
+from hlo_mlc.templates.by_hand import parallel_tasks
 from hlo_mlc.templates.sorting.digits import Digits
 from hlo_mlc.templates.sorting.records import (
     Body,

@@ -29,12 +29,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Parameters, Scheduled, lanes
 from hlo_mlc.templates.sorting.abreast import by_networks, rows_abreast
 from hlo_mlc.templates.sorting.bits import by_bits
-from hlo_mlc.templates.sorting.candidates import (
-    CANDIDATES,
-    GROUPS,
-    by_candidates,
-    group_count,
-)
+from hlo_mlc.templates.sorting.candidates import CANDIDATES, GROUPS, by_candidates, group_count
 from hlo_mlc.templates.sorting.codes import Coded, by_element, by_position
 from hlo_mlc.templates.sorting.digits import by_digits
 from hlo_mlc.templates.sorting.merges import by_merges, level_count, part_count
@@ -119,7 +114,6 @@ class SortTemplate:
                 "merges": int(way == "merges")}
 
     def apply(self, nest: Nest, target: CpuTarget, parameters: Parameters) -> Scheduled:
-        """The loops for the given parameters."""
         (stage,) = nest.stages
         (element,) = stage.reduce_axes
         sorting = Sorting.of(stage, target, parameters["digit"])
