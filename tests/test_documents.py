@@ -35,7 +35,8 @@ def test_places_exist(name: str) -> None:
 
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-PAGES = (*DOCUMENTS, "CHANGELOG.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = (*DOCUMENTS, "CHANGELOG.md",
+         *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(PAGES))

@@ -49,7 +49,7 @@ def list_entries() -> None:
 @cache.command()
 @click.option("--machine", is_flag=True, help="Also what was measured of the machine.")
 def clear(machine: bool) -> None:
-    """Removes every compiled kernel and choice.
+    """Removes compiled kernels and measured choices.
 
     Kernels are compiled again, and choices made again, when they are needed. Tuning records stay.
     """
@@ -66,7 +66,7 @@ def clear(machine: bool) -> None:
 
 @cache.command()
 def verify() -> None:
-    """Checks compiled kernels, removes damaged ones."""
+    """Checks compiled kernels and removes damaged ones."""
     objects = _open(Options.from_environment())
     damaged = objects.verify()
     for key in damaged:

@@ -21,8 +21,8 @@ def model() -> None:
 def train_model() -> None:
     """Learns from what was tuned on this kind of CPU.
 
-    That is what is in HLO_MLC_CACHE. It takes scikit-learn (the extra `model`). Tuning uses what was learned from then on, as long as
-    the file is there.
+    That is what is in HLO_MLC_CACHE. It takes scikit-learn (the extra `model`). Tuning uses what
+    was learned from then on, as long as the file is there.
     """
     options = Options.from_environment()
     target = target_of(options)

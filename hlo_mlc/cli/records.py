@@ -23,7 +23,10 @@ def records() -> None:
 
 @records.command("list")
 def list_records() -> None:
-    """Shows kernel, target, times, schedule of each."""
+    """Shows a line for each record.
+
+    It has the kernel, the target, the times and the schedule.
+    """
     known = _open()
     found = known.all()
     for record in found:
