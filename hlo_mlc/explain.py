@@ -49,6 +49,7 @@ _ENOUGH = 6  # lines for the kernels: an empty one, the head, three, and what is
 # What of the rest is shown, so that there is room for kernels: parts that are left to XLA, of two
 # lines at most but the first, and lines of reasons and of advice.
 _MOST_LEFT, _MOST_REASON, _MOST_ADVICE = 3, 3, 5
+_LEAST_WHAT = 8  # characters of a kernel's name that say what it computes
 _LONGEST_NAME = 32  # of a function, where what is said of it has to fit a line
 _EVEN = 0.02  # of a ratio: less is the same time
 
@@ -165,8 +166,8 @@ class Explanation:
             lines = [f"{name}: {self._gain()}{level}",
                      f"coverage: {share:.0%} of the time and {report.coverage:.0%} of the "
                      f"operations, in {kernels} of ours",
-                     f"time of a call: {duration(self.ours_us)} in our kernels ({how}), {rest} in "
-                     "XLA's"]
+                     *wrapped(f"time of a call: {duration(self.ours_us)} in our kernels ({how}), "
+                              f"{rest} in XLA's", "")]
         reasons = [line for reason in report.reasons for line in wrapped(reason)]
         lines += reasons if len(reasons) <= _MOST_REASON else [*reasons[:_MOST_REASON - 1], "  …"]
         lines += [f"  {comparison}" for comparison in report.comparisons]
@@ -214,8 +215,9 @@ class Explanation:
         ratio = tuned or kernel.xla_us / max(kernel.ours_us, 1e-9)
         about = "" if tuned else "~"
         calls = f" x{kernel.calls}" if kernel.calls > 1 else ""
-        return _cut(f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} "
-                    f"{limit:>9}  {kernel.name}{calls}")
+        figures = (f"{_percent(us, total):>6} {duration(us):>9} {about + f'{ratio:.2f}x':>9} "
+                   f"{limit:>9}  ")
+        return f"{figures}{_fitting(kernel.name, WIDTH - len(figures) - len(calls))}{calls}"
 
     def _left_lines(self, whole: bool) -> list[str]:
         """What stays with XLA, the costliest of it, and why, in two lines of the first if there is
@@ -316,6 +318,20 @@ def _two_lines(reason: str) -> list[str]:
     return [first, _cut(f"{'':13}{' '.join(map(str.strip, more))}")] if more else [first]
 
 
+def _fitting(name: str, room: int) -> str:
+    """A kernel's name in so much room: what it computes is cut, rather than the line."""
+    what, at, line = name.partition("@")
+    room_for_what = room - len(at) - len(line)
+    return f"{shortened(what, room_for_what)}{at}{line}" if room_for_what >= _LEAST_WHAT \
+        else shortened(name, room)
+
+
+def is_shown_as(name: str, shown: str) -> bool:
+    """Whether what is shown, by a table that has no room for all of it, is this kernel's name."""
+    begin, cut, end = shown.partition("…")
+    return name.startswith(begin) and name.endswith(end) if cut else name == shown
+
+
 def _cut(line: str) -> str:
     """A line that a terminal does not fold."""
     return shortened(line, WIDTH)
@@ -338,7 +354,8 @@ def advice_on(report: Report, times: Mapping[str, KernelTime], options: Options)
     can_change = not options.deterministic
     if can_change and name and gains[name] >= _LEAST_GAIN_US:
         lines.append(f"tune(...) may find faster schedules, above all for {name}")
-    if can_change and options.choose == "auto" and report.predicted is not None and report.left:
+    if can_change and options.choose == "auto" and report.predicted is not None \
+            and report.left_us >= _LEAST_GAIN_US:
         lines.append('choose="measure" runs both sides, where a prediction may be wrong')
     if any(time.share > _OUTDATED_SHARE for time in times.values()):
         lines.append("kernels are faster than what was measured of this machine, while it was "

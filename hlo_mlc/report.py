@@ -208,6 +208,16 @@ class Report:
         total = self.ours_us + self.left_us
         return (by_xla + self.left_us) / total if total else 1.0
 
+    def __str__(self) -> str:
+        """What is shown at a prompt; `explain()` has all."""
+        kernels = [f"  {kernel.name}: predicted {kernel.ours_us:.1f} us, XLA {kernel.xla_us:.1f} us"
+                   for kernel in self.kernels]
+        left = [line for reason in self.left_lines() for line in wrapped(reason)]
+        return "\n".join([self.headline, *map(str, self.comparisons), *self.reasons, *kernels,
+                          *(["left to XLA:", *left] if left else [])])
+
+    __repr__ = __str__
+
     @property
     def headline(self) -> str:
         """The report in one line."""

@@ -7,6 +7,7 @@ Usage: python scripts/schedules.py
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +19,26 @@ PAGE = HEAD.parent.parent / "docs" / "schedules.md"
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([HEAD.read_text(), *_sections()])
+    index = ", ".join(f"[{name}](#{_anchor(_heading(name))})" for name in PRIMITIVES)
+    return "\n".join([HEAD.read_text().replace("@PRIMITIVES@", f"{index}."), *_sections()])
+
+
+def _heading(name: str) -> str:
+    """How a primitive is called."""
+    given = [str(p).partition(":")[0] + (f"={p.default!r}" if p.default is not p.empty else "")
+             for p in inspect.signature(PRIMITIVES[name]).parameters.values()
+             if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
+    return f"{name}({', '.join(given)})"
+
+
+def _anchor(heading: str) -> str:
+    """What links to a heading say, as GitHub makes it."""
+    return re.sub(r"[^\w -]", "", heading).replace(" ", "-").lower()
 
 
 def _sections() -> Iterator[str]:
     for name, primitive in PRIMITIVES.items():
-        given = [str(p).partition(":")[0] + (f"={p.default!r}" if p.default is not p.empty else "")
-                 for p in inspect.signature(primitive).parameters.values()
-                 if p.kind is p.POSITIONAL_OR_KEYWORD][1:]
-        yield f"## {name}({', '.join(given)})\n\n{inspect.getdoc(primitive)}\n"
+        yield f"## {_heading(name)}\n\n{inspect.getdoc(primitive)}\n"
 
 
 if __name__ == "__main__":

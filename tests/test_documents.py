@@ -33,15 +33,27 @@ def test_places_exist(name: str) -> None:
     assert not missing, f"{name} names what is not there"
 
 
-LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+PAGES = (*DOCUMENTS, "CHANGELOG.md",
+         *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))))
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", dict.fromkeys(PAGES))
 def test_links_lead_somewhere(name: str) -> None:
-    folder = (ROOT / name).parent
-    targets = LINK.findall((ROOT / name).read_text())
-    missing = [target for target in targets if not (folder / target).exists()]
+    """To files, and to headings in them, by the names that GitHub gives these."""
+    page = ROOT / name
+    missing = []
+    for file, heading in LINK.findall(page.read_text()):
+        target = page.parent / file if file else page
+        if not target.exists() or (heading and heading not in _anchors(target)):
+            missing.append(f"{file}#{heading}")
     assert not missing, f"{name} links to what is not there"
+
+
+def _anchors(page: Path) -> set[str]:
+    return {re.sub(r"[^\w -]", "", heading).replace(" ", "-").lower()
+            for heading in HEADING.findall(page.read_text())}
 
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text()
@@ -64,3 +76,14 @@ def test_the_reference_has_every_variable() -> None:
     read = set(re.findall(r"\bHLO_MLC_[A-Z_]*[A-Z]\b", sources)) - {"HLO_MLC_PARENT"}
     named = set(re.findall(r"HLO_MLC_[A-Z_]*[A-Z]", REFERENCE))
     assert named == read
+
+
+def test_the_readmes_example_runs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """As a file `model.py`, whose kernel then has the name that the README calls it by."""
+    readme = (ROOT / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(example, str(tmp_path / "model.py"), "exec"), names)
+    assert "softmax: " in capsys.readouterr().out
+    (kernel,) = names["softmax"].choosing("ours").report(names["x"]).kernels
+    assert f'fn.schedule("{kernel.name}", *args)' in readme

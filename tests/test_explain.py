@@ -181,6 +181,16 @@ def test_lists_fit_into_a_terminal() -> None:
     assert "(64x256xf32, 64x256xf32" in text
 
 
+def test_a_name_that_is_cut_keeps_its_line() -> None:
+    report = mlc_jit(lambda x: jnp.tanh(x), choose="ours").report(X)
+    name = f"{'matmul+' * 9}add@model.py:7"
+    long = dataclasses.replace(report, kernels=(dataclasses.replace(report.kernels[0], name=name),))
+    lines = str(explain.Explanation("f", long, {}, Options.from_environment())).splitlines()
+    (shown,) = [line.split()[-1] for line in lines if line.endswith("…@model.py:7")]
+    assert max(map(len, lines)) <= 80 and explain.is_shown_as(name, shown)
+    assert not explain.is_shown_as("matmul+add@model.py:7", shown)
+
+
 def test_advice_follows_from_what_is_seen() -> None:
     options = Options.from_environment(choose="ours")
     report = mlc_jit(lambda x: jnp.tanh(x), choose="ours").report(X)
@@ -193,7 +203,9 @@ def test_advice_follows_from_what_is_seen() -> None:
     assert "doctor --refresh" in advice(100.0, 2.0)
     assert not advice(100.0, 0.95)
     assert not advice(2.0, 0.1)
-    left = mlc_jit(lambda x: x + 1).report(X[0])
+    small = mlc_jit(lambda x: x + 1).report(X[0])
+    assert small.left and not advice_on(small, {}, Options.from_environment())
+    left = dataclasses.replace(small, left=(dataclasses.replace(small.left[0], us=20.0),))
     assert 'choose="measure"' in "\n".join(advice_on(left, {}, Options.from_environment()))
     assert not advice_on(left, {}, Options.from_environment(choose="measure"))
 

@@ -147,7 +147,8 @@ def select(names: Sequence[str], groups: Sequence[str], neighbours: bool) -> lis
     for name in names:
         if name not in BY_NAME:
             raise UsageError(f"There is no case {name!r}{did_you_mean(name, BY_NAME)}; "
-                             "`hlo-mlc bench --list` shows all")
+                             "`hlo-mlc bench --list` shows all, and a function of yours is "
+                             "MODULE:FUNCTION")
     asked_for_all = not names and not groups
     selected = []
     for case in CASES:

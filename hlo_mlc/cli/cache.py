@@ -25,7 +25,10 @@ def cache() -> None:
 
 @cache.command("list")
 def list_entries() -> None:
-    """Shows every compiled kernel, the least recently used first, and what else is remembered."""
+    """Shows every compiled kernel and what was measured.
+
+    The least recently used come first.
+    """
     options = Options.from_environment()
     objects = _open(options)
     entries = objects.entries()
@@ -46,7 +49,7 @@ def list_entries() -> None:
 @cache.command()
 @click.option("--machine", is_flag=True, help="Also what was measured of the machine.")
 def clear(machine: bool) -> None:
-    """Removes every compiled kernel, and the choices that were measured.
+    """Removes compiled kernels and measured choices.
 
     Kernels are compiled again, and choices made again, when they are needed. Tuning records stay.
     """
@@ -63,7 +66,7 @@ def clear(machine: bool) -> None:
 
 @cache.command()
 def verify() -> None:
-    """Checks every compiled kernel, and removes those that are damaged."""
+    """Checks compiled kernels and removes damaged ones."""
     objects = _open(Options.from_environment())
     damaged = objects.verify()
     for key in damaged:

@@ -12,12 +12,14 @@ from hlo_mlc import entry, export_c, mlc_jit
 from hlo_mlc import export as export_functions
 from hlo_mlc.cli import parameters
 from hlo_mlc.cli.function import entry_name, given_function, is_file
+from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.errors import UsageError
 
 
 @click.command()
 @click.argument("programs", nargs=-1, required=True, metavar="PROGRAM...")
-@click.option("--output", "-o", type=parameters.FILE, required=True, help="The file to write.")
+@click.option("--output", "-o", type=click.Path(path_type=Path), required=True,
+              help="The file to write, or the folder of c-source.")
 @click.option(
     "--format",
     "kind",
@@ -30,7 +32,7 @@ from hlo_mlc.support.errors import UsageError
 )
 @parameters.argument_types(
     f"{parameters.ARGUMENT_HELP} With names for sizes, as f32[batch,1024], the file is for all of "
-    "them, and XLA compiles it."
+    "them."
 )
 @click.option(
     "--embed",
@@ -72,6 +74,8 @@ def export(
     """
     if len(programs) > 1 and given:
         raise UsageError("The arguments of several functions come from their `example_args`")
+    if kind != "c-source":
+        writable(output, "the export")  # shows before anything is traced
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         functions = [_function(program, given) for program in programs]
         if kind != "jax":
@@ -80,14 +84,26 @@ def export(
                                  "derivatives")
             ((function, args),) = functions
             if kind == "c-source":
-                output.mkdir(parents=True, exist_ok=True)
-                output /= f"{output.name}.c"
+                output = _folder(output) / f"{output.name}.c"
             report = export_c(function, *args, path=output, target=targets[0], embed=embed)
         else:
             report = export_functions(
                 _entries(programs, functions, choose, embed, vjp_order), path=output,
                 targets=targets)
     click.echo(str(report))
+
+
+def _folder(path: Path) -> Path:
+    """The folder, which is made if there is none.
+
+    Raises: UsageError where that cannot be.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"Cannot make the folder {str(path)!r}: {error.strerror or error}") \
+            from error
+    return path
 
 
 def _function(program: str, given: tuple[str, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import traceback
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,9 +24,10 @@ from hlo_mlc.interop.jit import mlc_jit
 from hlo_mlc.interop.jitted import MlcFunction
 from hlo_mlc.interop.onnx.models import from_onnx
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError, did_you_mean
+from hlo_mlc.support.warning import is_internal
 
-_SIZE = r"(\d+|[A-Za-z_]\w*)"
-_ARGUMENT = re.compile(rf"(?P<dtype>[a-z0-9_]+)\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\]")
+_SIZE = r"\s*(\d+|[A-Za-z_]\w*)\s*"
+_ARGUMENT = re.compile(rf"\s*(?P<dtype>[a-z0-9_]+)\s*\[(?P<sizes>({_SIZE}(,{_SIZE})*)?)\s*\]\s*")
 _ONNX = ".onnx"
 _SUFFIXES = (".mlir", ".mlirbc", ".bc", ".stablehlo", ".mlc")
 
@@ -52,7 +54,7 @@ def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.Shape
 
     Raises: UsageError for anything else.
     """
-    match = _ARGUMENT.fullmatch(text.replace(" ", ""))
+    match = _ARGUMENT.fullmatch(text)
     if match is None:
         raise UsageError(f"An argument is written like f32[512,1024] or i32[], not {text!r}")
     if match["dtype"] not in _BY_ANY_NAME:
@@ -63,7 +65,7 @@ def parse_argument(text: str, symbols: SymbolicScope | None = None) -> jax.Shape
     dtype = jnp.dtype(_BY_ANY_NAME[match["dtype"]])
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise UsageError(f"Argument {text!r}: JAX takes 64-bit types only with --x64")
-    sizes = [size for size in match["sizes"].split(",") if size]
+    sizes = [size.strip() for size in match["sizes"].split(",") if size.strip()]
     known = [int(size) for size in sizes if size.isdecimal()]
     if math.prod(known) * dtype.itemsize > _MOST_BYTES or max(known, default=0) > _MOST_BYTES:
         raise UsageError(f"Argument {text!r}: no array has so many elements")
@@ -151,7 +153,7 @@ def resolve(text: str) -> Callable[..., Any]:
         raise
     except Exception as error:  # a module runs the user's code, which may raise anything
         raise UsageError(
-            f"Cannot import {module_name!r}: {type(error).__name__}: {error}"
+            f"Cannot import {module_name!r}: {type(error).__name__}: {error}{_raised_at(error)}"
         ) from error
     for name in path.split("."):
         if not hasattr(found, name):
@@ -222,7 +224,15 @@ def check_traceable(name: str, function: Callable[..., Any], args: Sequence[Any]
         first_line = (str(error).splitlines() or [""])[0]
         raise UsageError(
             f"{name} cannot be traced with these arguments: {type(error).__name__}: {first_line}"
+            f"{_raised_at(error)}"
         ) from error
+
+
+def _raised_at(error: Exception) -> str:
+    """` (at model.py:6)`, the innermost line that is neither ours nor JAX's; "" for none."""
+    lines = [(frame.f_code.co_filename, line) for frame, line in
+             traceback.walk_tb(error.__traceback__) if not is_internal(frame.f_code.co_filename)]
+    return f" (at {Path(lines[-1][0]).name}:{lines[-1][1]})" if lines else ""
 
 
 def arguments(function: Callable[..., Any], given: Sequence[str],
@@ -262,6 +272,13 @@ def require_one_way(given: Sequence[str], files: Sequence[Path]) -> None:
     """Raises: UsageError for arguments that are given in two ways."""
     if given and files:
         raise UsageError("Give arguments by --arg or by --arg-file, not by both")
+
+
+def refuse_arguments(given: Sequence[str], files: Sequence[Path]) -> None:
+    """Raises: UsageError for arguments of a file with a module, which says itself what it takes."""
+    if given or files:
+        raise UsageError("--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file says "
+                         "itself what it takes")
 
 
 def by_us(function: Any, choose: str | None = None, target: str | None = None

@@ -13,10 +13,9 @@ import jax
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import by_us, given_function, is_file
+from hlo_mlc.cli.function import by_us, given_function, is_file, refuse_arguments
 from hlo_mlc.interop.load import describe
 from hlo_mlc.runtime.archive import is_archive
-from hlo_mlc.support.errors import UsageError
 
 _DUMP = "HLO_MLC_DUMP"
 
@@ -24,6 +23,7 @@ _DUMP = "HLO_MLC_DUMP"
 @click.command()
 @click.argument("program")
 @parameters.argument_types()
+@parameters.argument_files
 @parameters.entry
 @parameters.choose
 @parameters.target
@@ -38,6 +38,7 @@ _DUMP = "HLO_MLC_DUMP"
 def inspect(
     program: str,
     given: tuple[str, ...],
+    files: tuple[Path, ...],
     entry: str,
     choose: str,
     target: str,
@@ -50,21 +51,19 @@ def inspect(
 
     PROGRAM is a file with a StableHLO module (text, bytecode or portable artifact), an ONNX model,
     MODEL.onnx, or MODULE:FUNCTION, a function in a Python module. Its arguments come from --arg,
-    from the function's attribute `example_args`, or from the model. Of a file that `hlo-mlc export`
-    wrote it shows what is in it, without running any of it.
+    --arg-file, the function's attribute `example_args`, or the model. Of a file that
+    `hlo-mlc export` wrote it shows what is in it, without running any of it.
     """
     if is_archive(Path(program)):
         click.echo(describe(program))
         return
     with _dumping_into(dump), jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
-            if given:
-                raise UsageError("--arg is for MODULE:FUNCTION: a StableHLO file says itself what "
-                                 "it takes")
+            refuse_arguments(given, files)
             found = compile_stablehlo(Path(program), entry=entry, choose=choose,
                                       target=target).explain(verbose=verbose)
         else:
-            function, args = given_function(program, given)
+            function, args = given_function(program, given, files)
             found = by_us(function, choose, target).explain(*args, verbose=verbose)
     click.echo(json.dumps(found.as_dict(), indent=1) if as_json else str(found))
     if dump is not None:

@@ -19,10 +19,10 @@ def model() -> None:
 
 @model.command("train")
 def train_model() -> None:
-    """Learns from all that was tuned on this kind of CPU (in HLO_MLC_CACHE).
+    """Learns from what was tuned on this kind of CPU.
 
-    Takes scikit-learn (the extra `model`). Tuning uses what was learned from then on, as long as
-    the file is there.
+    That is what is in HLO_MLC_CACHE. It takes scikit-learn (the extra `model`). Tuning uses what
+    was learned from then on, as long as the file is there.
     """
     options = Options.from_environment()
     target = target_of(options)

@@ -23,7 +23,10 @@ def records() -> None:
 
 @records.command("list")
 def list_records() -> None:
-    """Shows a line for each record: kernel, target, times, schedule."""
+    """Shows a line for each record.
+
+    It has the kernel, the target, the times and the schedule.
+    """
     known = _open()
     found = known.all()
     for record in found:
@@ -46,8 +49,10 @@ def export_records(path: Path) -> None:
 @records.command("import")
 @click.argument("path", type=parameters.FILE)
 def import_records(path: Path) -> None:
-    """Adds the records of the file PATH; where there are two of a kernel, the faster one stays, or
-    what was scheduled by hand."""
+    """Adds the records of the file PATH.
+
+    Where there are two of a kernel, the faster one stays, or what was scheduled by hand.
+    """
     try:
         text = path.read_text()
     except OSError as error:

@@ -9,10 +9,15 @@ import jax
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.cli import parameters
-from hlo_mlc.cli.function import by_us, given_function, is_file, require_one_way
+from hlo_mlc.cli.function import (
+    by_us,
+    given_function,
+    is_file,
+    refuse_arguments,
+    require_one_way,
+)
 from hlo_mlc.report import counted
 from hlo_mlc.runtime.files import writable
-from hlo_mlc.support.errors import UsageError
 
 
 @click.command()
@@ -46,9 +51,7 @@ def report(
     writable(output, "a page")  # shows before anything is compiled
     with jax.enable_x64(x64 or jax.config.jax_enable_x64):
         if is_file(program):
-            if given or files:
-                raise UsageError("--arg and --arg-file are for MODULE:FUNCTION: a StableHLO file "
-                                 "says itself what it takes")
+            refuse_arguments(given, files)
             found = compile_stablehlo(Path(program), entry=entry, choose=choose,
                                       target=target).explain()
         else:

@@ -112,4 +112,9 @@ def _one_line(error: MlcError) -> str:
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hlo-mlc")
 def main() -> None:
-    """Makes JAX programs faster by compiling parts of them into kernels of their own."""
+    """Makes JAX programs faster by compiling parts of them into kernels of their own.
+
+    A program is MODULE:FUNCTION or FILE.py:FUNCTION, a file with a StableHLO module, or
+    MODEL.onnx. A function's arguments come from --arg f32[512,1024], once for each, or from its
+    attribute `example_args`: they, or a function that makes them.
+    """

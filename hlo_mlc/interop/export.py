@@ -38,6 +38,7 @@ from hlo_mlc.interop.open_sizes import is_open, kernels_for_sizes
 from hlo_mlc.report import Report, byte_size, counted
 from hlo_mlc.runtime import library
 from hlo_mlc.runtime.archive import FORMAT, Archive, write_archive
+from hlo_mlc.runtime.files import writable
 from hlo_mlc.support.errors import ArchiveError, UsageError
 from hlo_mlc.support.options import Options
 from hlo_mlc.target import Target, cpu, cuda
@@ -89,7 +90,7 @@ def entry(function: Callable[..., Any], *args: Any, embed: int | Sequence[int] =
 
 
 def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
-           path: str | os.PathLike[str], targets: Sequence[str] = ("host",),
+           path: str | os.PathLike[str], targets: str | Sequence[str] = ("host",),
            embed: int | Sequence[int] = (), vjp_order: int = 0, **kwargs: Any) -> ExportReport:
     """Writes a function, compiled, into a file that `hlo_mlc.load` runs without compiling kernels.
 
@@ -106,7 +107,8 @@ def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
     from the end if negative: what is loaded takes the others only. With `vjp_order=1` it can be
     differentiated once.
 
-    Raises: UsageError for arguments that cannot be exported, UnknownTargetError for a target.
+    Raises: UsageError for arguments that cannot be exported and for a path that cannot be written,
+    UnknownTargetError for a target.
     """
     if isinstance(function, Mapping):
         if args or kwargs or embed not in ((), []) or vjp_order:
@@ -118,8 +120,10 @@ def export(function: Callable[..., Any] | Mapping[str, Entry], *args: Any,
         entries = {name: entry(function, *args, embed=embed, vjp_order=vjp_order, **kwargs)}
     if not entries or not targets:
         raise UsageError("There is nothing to export: it takes a function and a target")
+    file = writable(path, "the export")  # shows before anything is compiled
+    names = [targets] if isinstance(targets, str) else targets
     with keeping():
-        return _Writer(targets_named(targets)).write(Path(path), entries)
+        return _Writer(targets_named(names)).write(file, entries)
 
 
 def embedded_positions(embed: int | Sequence[int], count: int) -> tuple[int, ...]:
@@ -228,9 +232,14 @@ def _both_sides(given: Entry, target: str) -> tuple[Any, Any, tuple[Any, ...]]:
     ours = given.function if isinstance(given.function, MlcFunction) else mlc_jit(given.function)
     if not given.embed:
         return ours.for_archive(target), ours.choosing("xla"), given.args
+    for place in given.embed:
+        for leaf in jax.tree.leaves(given.args[place]):
+            if isinstance(leaf, jax.ShapeDtypeStruct):
+                sizes = ",".join(map(str, leaf.shape))
+                raise UsageError(f"embed: argument {place} goes into the file by its value, and is "
+                                 f"a type here: {leaf.dtype}[{sizes}]. Commands take values from "
+                                 "the function's `example_args`")
     leaves, tree = jax.tree.flatten([given.args[p] for p in given.embed])
-    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        raise UsageError("embed: the arguments that go into the file are given by value")
     rest = tuple(arg for n, arg in enumerate(given.args) if n not in given.embed)
 
     def embedding(leaves: list[Any], *others: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ import functools
 import importlib
 import inspect
 import os
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -81,9 +82,24 @@ class MlcFunction(JitObject[P, R_co]):
         bound.__dict__ = self.__dict__
         return bound
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        unbound = self._in_module()
+        if unbound is self:
+            return self.__qualname__
+        if unbound is not None:
+            return _bound, (unbound, self.args)
         origin = self._origin
         return _again, (origin.fun, origin.options, origin.jit_arguments, self.args)
+
+    def _in_module(self) -> MlcFunction[..., Any] | None:
+        """The object that another process finds by the name of the function, which it then stands
+        in the place of; None where there is none, or the module is a program that others do not
+        run."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        is_this = isinstance(found, MlcFunction) and found.__dict__ is self.__dict__
+        return found if is_this and self.__module__ != "__main__" else None
 
     def report(self, *args: Any, **kwargs: Any) -> Report:
         """What of the function is compiled for such arguments, and why the rest is not; without
@@ -255,6 +271,11 @@ def _settling(fun: Callable[..., Any], given: Staged, compiled: Any,
         return Side(_standing_for(fun, compat.jit(other, **jit_arguments)), other)
 
     return Settling(compiled, given, alternative)
+
+
+def _bound(function: MlcFunction[..., Any], args: tuple[Any, ...]) -> MlcFunction[..., Any]:
+    """A method that was pickled."""
+    return function._bind(*args)
 
 
 def _again(fun: Callable[..., Any], options: Options, jit_arguments: Mapping[str, Any],

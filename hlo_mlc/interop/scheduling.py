@@ -13,6 +13,7 @@ import numpy as np
 from hlo_mlc.backends.cpu import CpuBackend, target_of
 from hlo_mlc.building import rebuild_kernel
 from hlo_mlc.compiler import clusters_of
+from hlo_mlc.explain import is_shown_as
 from hlo_mlc.expr.layout import restored
 from hlo_mlc.interop.cluster_programs import KernelAlone, in_memory
 from hlo_mlc.interop.devices import require_cpu
@@ -238,6 +239,9 @@ def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nes
     Raises: UsageError for a kernel or nest that is not there, and where the function does not run
     on the CPU.
     """
+    if not isinstance(kernel, str):
+        raise UsageError("schedule takes the name of a kernel first, as explain(...) shows it, got "
+                         f"{type(kernel).__name__}")
     require_cpu(jax.tree.leaves((function.args, args, kwargs)), "scheduled")
     found: dict[str, KernelAlone] = {}
     for part in parts_of_call(function, args, kwargs):
@@ -246,6 +250,7 @@ def schedule_kernel(function: Any, options: Options, name: str, kernel: str, nes
             alone = KernelAlone(graph, cluster, part)
             found.setdefault(cluster.kernel.name, alone)
             found.setdefault(cluster.kernel.fingerprint, alone)
+    kernel = next((name for name in found if is_shown_as(name, kernel)), kernel)
     if kernel not in found:
         names = dict.fromkeys(alone.cluster.kernel.name for alone in found.values())
         raise UsageError(f"{name} has no kernel {kernel!r}{did_you_mean(kernel, names)}; there "

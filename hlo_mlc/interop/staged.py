@@ -50,6 +50,9 @@ class Staged:
     def __name__(self) -> str:
         return compat.name_of(self._find())
 
+    def __repr__(self) -> str:
+        return repr(self._find())  # messages of JAX's speak of the function
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Staged) and self.function is other.function
 

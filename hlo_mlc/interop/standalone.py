@@ -30,7 +30,7 @@ from hlo_mlc.partition.memory import ALIGNMENT, MemoryPlan, plan_memory
 from hlo_mlc.partition.naming import short_line
 from hlo_mlc.partition.plan import Plan
 from hlo_mlc.report import byte_size, counted
-from hlo_mlc.runtime.files import PUBLIC, write_whole
+from hlo_mlc.runtime.files import writable, write_for_others
 from hlo_mlc.runtime.shared_library import shared_library
 from hlo_mlc.runtime.static_library import Member, static_library
 from hlo_mlc.support.errors import UnsupportedOpError, UsageError
@@ -58,9 +58,11 @@ class LibraryReport:
     total_bytes: int  # of the buffers in the workspace, if each had memory of its own
 
     def __str__(self) -> str:
-        return (f"{self.library}, {self.header}: {counted(self.kernels, 'kernel')}; a workspace of "
-                f"{byte_size(self.workspace_bytes)} ({byte_size(self.total_bytes)} if no two "
-                "buffers shared memory)")
+        shared = f" ({byte_size(self.total_bytes)} if no two buffers shared memory)" \
+            if self.total_bytes > self.workspace_bytes else ""
+        workspace = f"a workspace of {byte_size(self.workspace_bytes)}{shared}" \
+            if self.workspace_bytes else "no workspace"
+        return f"{self.library}, {self.header}: {counted(self.kernels, 'kernel')}; {workspace}"
 
 
 def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[str],
@@ -82,6 +84,7 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     kernel of ours computes, UnknownTargetError.
     """
     library, name = _library_and_name(Path(path))
+    writable(library, "a library")  # shows before anything is compiled
     chosen = dataclasses.replace(cpu.named(target), cores=1)
     plain = function.choosing("xla") if hasattr(function, "choosing") else function
     inside = embedded_positions(embed, len(args))
@@ -106,11 +109,8 @@ def export_c(function: Callable[..., Any], *args: Any, path: str | os.PathLike[s
     made = (_as_source if library.suffix == ".c" else _as_code)(
         library, name, prototype, plan, options, chosen)
     memory, header = made.memory, library.with_name(f"{name}.h")
-    try:
-        write_whole(library, [made.content], PUBLIC)
-        write_whole(header, [_header(name, prototype, memory).encode()], PUBLIC)
-    except OSError as error:
-        raise UsageError(f"Cannot write {library}: {error.strerror or error}") from error
+    write_for_others(library, made.content, "a library")
+    write_for_others(header, _header(name, prototype, memory).encode(), "a header")
     return LibraryReport(library, header, made.kernels, memory.workspace_bytes,
                          memory.total_bytes)
 

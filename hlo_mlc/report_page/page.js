@@ -16,6 +16,8 @@ async function unpacked(id) {
 const $ = id => document.getElementById(id);
 const escaped = text => String(text).replace(/[&<>"]/g,
   c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+// A kernel's name, which folds between what it is made of.
+const foldable = name => escaped(name).replace(/[+@,(]/g, sign => sign === "@" ? "<wbr>@" : `${sign}<wbr>`);
 const percent = (part, whole) => !whole ? "" : part && part < 0.005 * whole ? "<1 %" : `${Math.round(100 * part / whole)} %`;
 const opName = op => op.slice(op.indexOf(".") + 1);
 const shortFile = file => file.slice(file.lastIndexOf("/") + 1);
@@ -152,7 +154,7 @@ const columns = [
   ["calls", "n", k => k.calls, k => k.calls > 1 ? `${k.calls}×` : "", "how often one call runs it"],
   ["XLA / ours", "n", ratioOf, k => `<span class="${ratioOf(k) < 1 ? "slower" : ""}">${k.tuned?.xla_ratio ? "" : "~"}${ratioOf(k).toFixed(2)}×</span>`, "XLA's time divided by ours; ~ is predicted"],
   ["of limit", "n", limitOf, k => k.measured ? percent(limitOf(k), 1) : "–", "the least time this machine allows, divided by the time taken"],
-  ["kernel", "", k => k.name, k => `<code>${escaped(k.name)}</code><div class="ops">${escaped(counts(k.ops))}</div>`, "what it computes, and where"],
+  ["kernel", "", k => k.name, k => `<code>${foldable(k.name)}</code><div class="ops">${escaped(counts(k.ops))}</div>`, "what it computes, and where"],
   ["your lines", "", linesOf, k => `<code>${escaped(linesOf(k))}</code>`, "which lines of your code it computes"],
 ];
 const total = () => data.time.ours_us + data.time.left_us;
@@ -242,7 +244,7 @@ const steps = ["Tensors", "Schedule", "Loops", "Proved", "LLVM IR", "Assembly"];
 
 function drawList() {
   $("list").innerHTML = data.kernels.map((k, n) =>
-    `<li><button data-kernel="${n}"><code>${escaped(k.name)}</code><span class="n">${percent(k.us, total())}</span></button></li>`).join("");
+    `<li><button data-kernel="${n}"><code>${foldable(k.name)}</code><span class="n">${percent(k.us, total())}</span></button></li>`).join("");
   $("list").querySelectorAll("button").forEach(b => b.addEventListener("click", () => choose(Number(b.dataset.kernel), true)));
 }
 
@@ -514,7 +516,7 @@ function drawOperations() {
     const reason = why >= 0 ? reasons[why] : "";
     const all = `${op} ${type} ${line} ${owner} ${reason}`.toLowerCase();
     if (!wanted.every(word => all.includes(word))) continue;
-    if (count++ < MOST_ROWS) found.push(`<tr><td><code>${escaped(opName(op))}</code></td><td><code>${escaped(type)}</code></td><td><code>${escaped(line)}</code></td><td><code class="${owner === "XLA" ? "quiet" : ""}">${escaped(owner)}</code></td><td class="quiet">${escaped(reason)}</td></tr>`);
+    if (count++ < MOST_ROWS) found.push(`<tr><td><code>${escaped(opName(op))}</code></td><td><code>${foldable(type)}</code></td><td><code>${escaped(line)}</code></td><td><code class="${owner === "XLA" ? "quiet" : ""}">${foldable(owner)}</code></td><td class="quiet">${escaped(reason)}</td></tr>`);
   }
   $("matches").textContent = `${count.toLocaleString("en")} of ${operations.length.toLocaleString("en")}${unit >= 0 ? `, in ${unitName(units[unit])}` : ""}${count > MOST_ROWS ? `; the first ${MOST_ROWS} are shown` : ""}`;
   $("operations").innerHTML = `<thead><tr><th>operation</th><th>result</th><th>your line</th><th>runs in</th><th>why it does not join what comes before it, or stays with XLA</th></tr></thead><tbody>${found.join("")}</tbody>`;
@@ -539,7 +541,7 @@ async function drawStages() {
     kinds.set(kind, (kinds.get(kind) ?? 0) + ms);
   }
   const all = [...kinds.values()].reduce((a, b) => a + b, 0);
-  $("times").innerHTML = `<h2>Where compiling takes its time</h2><table>${[...kinds].map(([kind, ms]) =>
+  $("times").innerHTML = `<h2>Where compiling takes its time, with an empty cache</h2><table>${[...kinds].map(([kind, ms]) =>
     `<tr><td>${escaped(kind)}</td><td class="n share">${aligned(duration(ms * 1e3))}<i style="width:${100 * ms / all}%"></i></td></tr>`).join("")}</table>`;
   if (!files.length) { $("stage").innerHTML = `<pre><div class="c">Nothing was compiled.</div></pre>`; return; }
   const lines = moduleTexts[files[file]].replace(/\n+$/, "").split("\n");

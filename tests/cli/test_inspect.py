@@ -163,6 +163,7 @@ def test_leaves_the_rest_to_xla_and_says_so(hlo_mlc: Callable, module: str) -> N
         ("bf16[3]", (3,), jnp.bfloat16),
         ("i32[]", (), np.int32),
         ("u8[0, 2]", (0, 2), np.uint8),
+        (" f32 [ 2 ,3 ] ", (2, 3), np.float32),
         ("bool[1]", (1,), np.bool_),
         ("float32[2,3]", (2, 3), np.float32),
         ("bfloat16[3]", (3,), jnp.bfloat16),
@@ -175,7 +176,7 @@ def test_parse_argument(text: str, shape: tuple[int, ...], dtype: type) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "f32", "f32[", "f32[-1]", "f32[1,]", "F32[1]", "f31[1]",
-                                  "f32[batch]"])
+                                  "f32[batch]", "f32[512 1024]", "f 32[2]"])
 def test_parse_argument_refuses(text: str) -> None:
     with pytest.raises(MlcError):
         parse_argument(text)

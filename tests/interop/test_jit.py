@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib
 import inspect
 import pickle
 import pydoc
+import textwrap
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -254,6 +257,36 @@ def test_pickles() -> None:
     for jit in (jax.jit, mlc_jit):
         with pytest.raises((pickle.PicklingError, AttributeError), match="<lambda>"):
             pickle.dumps(jit(lambda x: x))
+
+
+def test_pickles_by_name_what_a_module_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decorated functions and methods, which processes of a pool find as they find others."""
+    (tmp_path / "decorated_functions.py").write_text(textwrap.dedent("""
+        from hlo_mlc import mlc_jit
+
+        @mlc_jit(choose="ours")
+        def function(x):
+            return x * 2
+
+        class Model:
+            @mlc_jit(static_argnums=0)
+            def apply(self, x):
+                return x * 3
+        """))
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("decorated_functions")
+    assert pickle.loads(pickle.dumps(module.function)) is module.function
+    assert pickle.loads(pickle.dumps(module.Model.apply)) is module.Model.apply
+    method = pickle.loads(pickle.dumps(module.Model().apply))
+    assert isinstance(method.args[0], module.Model)
+    assert jnp.array_equal(method(X), X * 3)
+
+
+def test_messages_of_jax_name_the_function() -> None:
+    with pytest.raises(TypeError, match=r"argument to <function plain at 0x\w+> as an abstract"):
+        mlc_jit(plain)("text")
 
 
 def test_errors_are_those_of_jax_jit() -> None:

@@ -153,8 +153,11 @@ def test_the_costliest_nest_unless_another_is_named() -> None:
     nests = [ours.schedule(kernel.name, X, nest=n) for n in range(len(kernel.nests))]
     assert len(nests) == 3 == len({str(s.schedule) for s in nests})
     assert ours.schedule(kernel.id, X).nest == 0
+    assert ours.schedule(f"elem…@{kernel.name.partition('@')[2]}", X).name == kernel.name
     with pytest.raises(UsageError, match="has no nest 3: it has 3 nests"):
         ours.schedule(kernel.name, X, nest=3)
+    with pytest.raises(UsageError, match=r"takes the name of a kernel first, .*, got Array"):
+        ours.schedule(X)
     with pytest.raises(UsageError, match=r"no kernel 'scater'.*; there are: elementwise\+scatter@"):
         ours.schedule("scater", X)
 
