@@ -7,6 +7,7 @@ which operand is to be broadcast, and have operations that StableHLO has given u
     %s = tensor.from_elements %n : tensor<1xindex>    ->  reshape, concatenate
     %y = chlo.broadcast_add %x, %w                    ->  broadcast_in_dim, add
     %z = stablehlo.dot %y, %v                         ->  dot_general
+    %u = stablehlo.einsum %y, %v, config = "ab,cb->a" ->  reduce, dot_general
 
 Requires: a module that MLIR has verified.  Ensures: the same functions; what is known here of other
 dialects is gone, indices are integers of 64 bits.
@@ -17,7 +18,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir, passmanager
 from jaxlib.mlir.dialects import stablehlo
 
-from hlo_mlc.frontend import implied, run_time_places, shape_dialects
+from hlo_mlc.frontend import einsum, implied, run_time_places, shape_dialects
 from hlo_mlc.frontend.writing import Writer, integers, with_elements
 from hlo_mlc.support.errors import UnsupportedOpError
 
@@ -27,7 +28,7 @@ stablehlo.register_stablehlo_passes()
 _OLD = frozenset(f"stablehlo.{name}" for name in (
     "broadcast", "create_token", "cross-replica-sum", "dot"))
 _RENEW = "builtin.module(func.func(stablehlo-legalize-deprecated-ops{fail-on-unused=false}))"
-_REWRITES = (shape_dialects, implied, run_time_places)
+_REWRITES = (shape_dialects, implied, run_time_places, einsum)
 _ASSUMING = "shape.assuming"
 # What is rewritten where it is of indices, which others compute with.
 _BESIDE_OTHERS = frozenset(("stablehlo.constant",))

@@ -26,9 +26,9 @@ def parse_module(source: str | bytes, context: ir.Context | None = None) -> ir.M
     context = context if context is not None else mlir.make_ir_context()
     with context:
         try:
-            if isinstance(source, bytes) and _is_portable_artifact(source):
-                return stablehlo.deserialize_portable_artifact(context, source)
-            module = ir.Module.parse(source)
+            is_artifact = isinstance(source, bytes) and _is_portable_artifact(source)
+            module = stablehlo.deserialize_portable_artifact(context, source) if is_artifact \
+                else ir.Module.parse(source)
             write_as_jax_does(module)
             _write_constants_alike(module)
             return module

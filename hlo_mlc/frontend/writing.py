@@ -30,9 +30,12 @@ class Writer:
 
     def number(self, value: float, element: ir.Type) -> ir.Value:
         """A scalar constant."""
+        scalar = ir.RankedTensorType.get((), element)
+        if isinstance(element, ir.ComplexType):
+            parts = [self.number(part, element.element_type) for part in (value, 0)]
+            return self.op("stablehlo.complex", parts, scalar)
         attribute = ir.IntegerAttr.get(element, int(value)) \
             if isinstance(element, ir.IntegerType) else ir.FloatAttr.get(element, value)
-        scalar = ir.RankedTensorType.get((), element)
         return self.constant(ir.DenseElementsAttr.get_splat(scalar, attribute))
 
     def constant(self, value: ir.Attribute) -> ir.Value:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxlib.mlir.dialects import stablehlo
 
 from hlo_mlc import compile_stablehlo
 from hlo_mlc.frontend.parse import parse_module
@@ -321,3 +322,95 @@ def test_sizes_that_are_rounded() -> None:
       return %r : tensor<?xf32>
     }""", lambda x: np.arange(-(-len(x) // 2), dtype=np.float32), random(7))
     assert function(random(4))[0].shape == (2,)
+
+
+@pytest.mark.parametrize("config", [
+    "ab,bc->ac", "ab,bc->ca", "ab,bc", "ab,cb->abc", "ab,cd->dbca", "abc,abd->adc", "abc,bd->d",
+    "aab,bc->ac", "aba,ab->b", "abab,b->a", "ab,ab->", ",ab->ba", "...ab,...bc->...ac",
+    "...a,a->...", "...a,...b", "a...,...b->b...a"])
+@pytest.mark.parametrize("element", ["f32", "f64", "i32", "complex<f32>"])
+def test_sums_of_products_by_letters(config: str, element: str) -> None:
+    dtype = {"f32": np.float32, "f64": np.float64, "i32": np.int32}.get(element, np.complex64)
+    size = {"a": 3, "b": 4, "c": 2, "d": 5}
+    rest = iter(((2, 1), (1, 6))) if config.count("...") > 1 else iter(((2, 6),) * 2)
+    shapes = []
+    for term in config.partition("->")[0].split(","):
+        before, dots, behind = term.partition("...")
+        shapes.append((*(size[c] for c in before), *(next(rest) if dots else ()),
+                       *(size[c] for c in behind)))
+    x, y = ((4 * random(*shape) + (1j if dtype is np.complex64 else 0)).astype(dtype)
+            for shape in shapes)
+    wanted = np.einsum(config, x, y)
+    one, other, result = ("x".join((*map(str, a.shape), element)) for a in (x, y, wanted))
+    check(f"""func.func @main(%x: tensor<{one}>, %y: tensor<{other}>) -> tensor<{result}> {{
+      %0 = stablehlo.einsum %x, %y, config = "{config}"
+        : (tensor<{one}>, tensor<{other}>) -> tensor<{result}>
+      return %0 : tensor<{result}>
+    }}""", lambda x, y: np.einsum(config, x, y), x, y, rtol=1e-4)
+
+
+@pytest.mark.parametrize("config", ["abc->ca", "abc->b", "abb->ba", "aaa->a", "a...->...a", "bb"])
+def test_sums_by_letters(config: str) -> None:
+    shape = {"abc->ca": (3, 4, 2), "abc->b": (3, 4, 2), "a...->...a": (3, 4, 2),
+             "abb->ba": (3, 4, 4), "aaa->a": (3, 3, 3), "bb": (4, 4)}[config]
+    x = random(*shape)
+    x[..., 0] = np.nan  # which stays where it is
+    one, result = ("x".join((*map(str, a.shape), "f32")) for a in (x, np.einsum(config, x)))
+    check(f"""func.func @main(%x: tensor<{one}>) -> tensor<{result}> {{
+      %0 = stablehlo.unary_einsum %x, config = "{config}" : (tensor<{one}>) -> tensor<{result}>
+      return %0 : tensor<{result}>
+    }}""", lambda x: np.einsum(config, x), x)
+
+
+def test_a_batch_of_any_size_by_letters() -> None:
+    function = check("""func.func @main(%x: tensor<?x5x4xf32>, %y: tensor<3x4xf32>)
+        -> tensor<3x?x5xf32> {
+      %0 = stablehlo.einsum %x, %y, config = "abc,dc->dab"
+        : (tensor<?x5x4xf32>, tensor<3x4xf32>) -> tensor<3x?x5xf32>
+      return %0 : tensor<3x?x5xf32>
+    }""", lambda x, y: np.einsum("abc,dc->dab", x, y), random(2, 5, 4), random(3, 4))
+    x, y = random(7, 5, 4), random(3, 4)
+    np.testing.assert_allclose(function(x, y)[0], np.einsum("abc,dc->dab", x, y), rtol=1e-5,
+                               atol=1e-5)
+
+
+@pytest.mark.parametrize(("config", "said"), [
+    ("ab,bc->ad", "result only"), ("ab->ab", "of 1 operands"), ("abc,bc->a", "2 dimensions"),
+    ("a1,bc->a", "2 dimensions")])
+def test_letters_that_say_nothing(config: str, said: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=said):
+        compile_stablehlo(f"""func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>)
+            -> tensor<2x4xf32> {{
+          %0 = stablehlo.einsum %x, %y, config = "{config}"
+            : (tensor<2x3xf32>, tensor<3x4xf32>) -> tensor<2x4xf32>
+          return %0 : tensor<2x4xf32>
+        }}""")
+
+
+@pytest.mark.parametrize("rows", ["6", "?"])
+def test_selections_of_rows(rows: str) -> None:
+    def selected(x: np.ndarray, i: np.ndarray, j: np.ndarray) -> tuple[np.ndarray, ...]:
+        inside = np.clip(j, 0, 2)
+        return np.take(x, i, axis=1, mode="clip"), np.stack(
+            [a[..., k] for a, k in zip(x, inside, strict=True)])
+
+    check(f"""func.func @main(%x: tensor<{rows}x5x3xf32>, %i: tensor<2x4xi32>,
+        %j: tensor<{rows}x2xi64>) -> (tensor<{rows}x2x4x3xf32>, tensor<{rows}x5x2xf32>) {{
+      %0 = "stablehlo.torch_index_select"(%x, %i) {{dim = 1 : i64, batch_dims = 0 : i64}}
+        : (tensor<{rows}x5x3xf32>, tensor<2x4xi32>) -> tensor<{rows}x2x4x3xf32>
+      %1 = "stablehlo.torch_index_select"(%x, %j) {{dim = 2 : i64, batch_dims = 1 : i64}}
+        : (tensor<{rows}x5x3xf32>, tensor<{rows}x2xi64>) -> tensor<{rows}x5x2xf32>
+      return %0, %1 : tensor<{rows}x2x4x3xf32>, tensor<{rows}x5x2xf32>
+    }}""", selected, random(6, 5, 3), np.array([[0, 4, 2, 2], [9, -1, 1, 0]], np.int32),
+          np.array([[0, 2], [1, 1], [2, 0], [-5, 7], [0, 0], [1, 2]]))
+
+
+def test_artifacts_are_read_as_texts_are() -> None:
+    text = """func.func @main(%x: tensor<2x3xf32>, %y: tensor<3x4xf32>) -> tensor<2x4xf32> {
+      %0 = stablehlo.einsum %x, %y, config = "ab,bc->ac"
+        : (tensor<2x3xf32>, tensor<3x4xf32>) -> tensor<2x4xf32>
+      return %0 : tensor<2x4xf32>
+    }"""
+    artifact = stablehlo.serialize_portable_artifact_str(
+        text, stablehlo.get_minimum_version())
+    check(artifact, np.matmul, random(2, 3), random(3, 4))

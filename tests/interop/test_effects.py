@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
@@ -232,6 +233,65 @@ def test_checkify() -> None:
     error, result = checked(X)
     assert error.get() is None and jnp.allclose(result, jnp.tanh(X), rtol=1e-6)
     assert "positive" in checked(-X)[0].get()
+
+
+def test_breakpoints() -> None:
+    """A debugger that is fed shows what it does in a function of JAX; what is around it is ours."""
+    asked = "p y.round(4)\nx.shape\nup\np count\nbt\nmissing\nc\n"
+
+    def looked_at(jit: Callable[..., Any]) -> tuple[Any, str, Any]:
+        shown = io.StringIO()
+
+        def activated(x: jax.Array) -> jax.Array:
+            y = jnp.tanh(x) * 3
+            jax.debug.breakpoint(backend="cli", num_frames=2, stdin=io.StringIO(asked),
+                                 stdout=shown)
+            return jnp.exp(y) + x
+
+        def function(x: jax.Array) -> jax.Array:
+            count = jnp.sin(x).astype(jnp.int32).sum()
+            return activated(jnp.cos(x)) * count
+
+        called = jit(function)
+        found = called(X)
+        jax.effects_barrier()
+        return found, shown.getvalue(), called
+
+    expected, theirs, _ = looked_at(jax.jit)
+    got, ours, called = looked_at(lambda function: mlc_jit(function, choose="ours"))
+    np.testing.assert_allclose(got, expected, rtol=3e-6)
+    assert ours == theirs
+    assert "Entering jdb:" in ours and "(6, 8)" in ours and "NameError" in ours
+    report = called.report(X)
+    assert [left.op for left in report.left] == ["jax.debug_callback"]
+    assert {"stablehlo.tanh", "stablehlo.exponential", "stablehlo.sine"} <= {
+        op for kernel in report.kernels for op in kernel.ops}
+
+
+def test_breakpoints_in_loops_and_branches() -> None:
+    def looked_at(jit: Callable[..., Any]) -> tuple[Any, str, Any]:
+        shown = io.StringIO()
+
+        def step(carry: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+            new = jnp.tanh(carry + row)
+
+            def stop(value: jax.Array) -> jax.Array:
+                jax.debug.breakpoint(backend="cli", num_frames=1, ordered=True, stdout=shown,
+                                     stdin=io.StringIO("p value.round(4)\nc\n" * 6))
+                return jnp.sin(value)
+
+            return jax.lax.cond(new[0] > 0, stop, jnp.cos, new), jnp.exp(new)
+
+        called = jit(lambda x: jax.lax.scan(step, x[0], x))
+        found = called(X)
+        jax.effects_barrier()
+        return found, shown.getvalue(), called
+
+    expected, theirs, _ = looked_at(jax.jit)
+    got, ours, called = looked_at(lambda function: mlc_jit(function, choose="ours"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=3e-6, atol=1e-6), got, expected)
+    assert ours == theirs and ours.count("Entering jdb:") > 1
+    assert called.report(X).kernels
 
 
 @pytest.mark.parametrize("choose", ["auto", "measure"])

@@ -6,22 +6,22 @@ Rows are transposed on their way there and back.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
-from hlo_mlc.expr.build import apply, const, load
+from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
-from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import For, If, LoopKind, Store
+from hlo_mlc.expr.dtypes import U16, U32
+from hlo_mlc.loops.core import Accumulate, For, If, LoopKind, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
 from hlo_mlc.templates.by_hand import shared_out
-from hlo_mlc.templates.sorting.codes import Coded, Range
+from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
-from hlo_mlc.templates.sorting.records import STACK, Body, Sorting
-from hlo_mlc.templates.sorting.ties import Seen, written_again
+from hlo_mlc.templates.sorting.records import STACK, Body, Sorting, in_blocks
+from hlo_mlc.templates.sorting.ties import Seen, is_in
+from hlo_mlc.tensor.combine import named_combiner
 
 # Simple operations (templates/base.py) that a comparison takes, with what it reads and writes.
 COMPARED = 3
@@ -85,13 +85,16 @@ class _Group:
     def _at(self, row: Expr) -> dict[Var, Expr]:
         return decoded(self.sorting.outer, row)
 
+    def _given(self, row: Expr, i: Expr) -> Expr:
+        """The code of an element of a row."""
+        return self.sorting.given(self._at(row), i)[0]
+
     # From elements to codes and back
 
     def _fill(self, first: Expr, rows: int) -> Body:
         def column(i: Expr) -> Body:
             return (loop("lane", rows, LoopKind.VECTORIZE, lambda r: (Store(
-                self.codes, self._place(i, r),
-                self.sorting.given(self._at(index.add(first, r)), i)[0]),)),)
+                self.codes, self._place(i, r), self._given(index.add(first, r), i)),)),)
 
         body = in_blocks("column", self.n, TRANSPOSED, column)
         return body if rows == self.lanes else (*self.network.pad(0), *body)
@@ -123,48 +126,73 @@ class _Group:
 
     def _in_order_with_ties(self) -> Body:
         """What is equal but not the same comes as it came."""
-        name = self.coded.stage.name
-        seen = [Seen(f"{name}_seen{k}", codes, self.codes, self.lanes)
-                for k, codes in enumerate(self.coded.ties)]
-        differ = [Buffer(f"{name}_differ{k}", U32, (), "register") for k in range(len(seen))]
+        name, codes = self.coded.stage.name, self.codes
+        seen = [Seen(f"{name}_seen{k}", ties, codes, self.lanes)
+                for k, ties in enumerate(self.coded.ties)]
+        differ = Buffer(f"{name}_differ", U32, (), "register")
 
         def look(i: Expr) -> Body:
             return (self._vector(lambda r: tuple(
-                s for one in seen for s in one.look(load(self.codes, self._place(i, r)), r))),)
+                s for one in seen for s in one.look(load(codes, self._place(i, r)), r))),)
 
         looked = allocated([b for one in seen for b in one.buffers], (
             *(one.nothing() for one in seen), loop("seen", self.n, LoopKind.SERIAL, look),
-            *(one.differ(flag) for one, flag in zip(seen, differ, strict=True))))
-        return allocated(differ, (
-            *(Store(flag, (), const(0, U32)) for flag in differ), *looked,
-            *self.network.in_order(), *(
-                If(apply("ne", load(flag, ()), const(0, U32)),
-                   self._either(functools.partial(self._again, codes)))
-                for flag, codes in zip(differ, self.coded.ties, strict=True))))
+            *(one.differ(differ) for one in seen)))
+        return allocated((differ,), (
+            Store(differ, (), const(0, U32)), *looked, *self.network.in_order(),
+            If(apply("ne", load(differ, ()), const(0, U32)), self._either(self._again))))
 
-    def _again(self, codes: Range, first: Expr, rows: int) -> Body:
-        """What has codes of a range, as it comes."""
-        def row(r: Var) -> Body:
-            at = self._at(index.add(first, r))
-            return written_again(
-                self.coded.stage.name, codes, self.codes, lambda i: self._place(i, r),
-                self.network.size, self.n, lambda i: self.sorting.given(at, i)[0])
+    def _again(self, first: Expr, rows: int) -> Body:
+        """What has codes of a range, as it comes: how many did before is counted in each lane, what
+        has none goes behind all."""
+        name, size = self.coded.stage.name, self.network.size
+        dtype = U16 if size < 1 << 16 else U32
+        ranges = self.coded.ties
+        places = [Buffer(f"{name}_place{k}", dtype, (self.lanes,), "register")
+                  for k in range(len(ranges))]
+        again = Buffer(f"{name}_again", self.codes.dtype, (TRANSPOSED, self.lanes), "stack")
+        to = Buffer(f"{name}_to", dtype, (TRANSPOSED, self.lanes), "stack")
+        add = named_combiner("add", dtype)
 
-        return (loop("row", rows, LoopKind.SERIAL, row),)
+        def lane(body: Callable[[Expr], Body]) -> For:
+            return loop("lane", rows, LoopKind.VECTORIZE, body)
+
+        def before(i: Expr) -> Body:
+            return (lane(lambda r: tuple(
+                Accumulate((place,), (r,), add, (apply("convert", apply(
+                    "lt", load(self.codes, self._place(i, r)), const(ties[0], self.codes.dtype)),
+                    dtype=dtype),)) for place, ties in zip(places, ranges, strict=True))),)
+
+        def found(c: Expr, r: Expr) -> Body:
+            is_one = [is_in(load(again, (c, r)), ties) for ties in ranges]
+            there = const(size, dtype)
+            for place, one in zip(places, is_one, strict=True):
+                there = apply("select", one, load(place, (r,)), there)
+            return (Store(to, (c, r), there), *(
+                Accumulate((place,), (r,), add, (apply("convert", one, dtype=dtype),))
+                for place, one in zip(places, is_one, strict=True)))
+
+        def moved(c: Expr, r: Expr) -> Body:
+            there = index.minimum(as_index(load(to, (c, r))), index.constant(size))
+            return (Store(self.codes, self._place(there, r), load(again, (c, r))),)
+
+        def columns(begin: Expr, count: int) -> Body:
+            return (
+                loop("column", count, LoopKind.UNROLL, lambda c: (lane(lambda r: (Store(
+                    again, (c, r), self._given(index.add(first, r), index.add(begin, c))),)),)),
+                loop("found", count, LoopKind.SERIAL, lambda c: (lane(lambda r: found(c, r)),)),
+                loop("moved", count, LoopKind.SERIAL, lambda c: (
+                    loop("row", rows, LoopKind.UNROLL, lambda r: moved(c, r)),)))
+
+        whole, rest = divmod(self.n, TRANSPOSED)
+        body: Body = (lane(lambda r: tuple(Store(b, (r,), const(0, dtype)) for b in places)),
+                      loop("before", size, LoopKind.SERIAL, before))
+        if whole:
+            body += (loop("columns", whole, LoopKind.SERIAL, lambda b: columns(
+                index.multiply(b, index.constant(TRANSPOSED)), TRANSPOSED)),)
+        if rest:
+            body += columns(index.constant(whole * TRANSPOSED), rest)
+        return allocated((*places, again, to), body)
 
     def _vector(self, body: Callable[[Expr], Body]) -> For:
         return loop("lane", self.lanes, LoopKind.VECTORIZE, body)
-
-
-def in_blocks(name: str, count: int, most: int, body: Callable[[Expr], Body]) -> Body:
-    """`body(number)` for so many, written out some at a time."""
-    whole, rest = divmod(count, most)
-    result: Body = ()
-    if whole:
-        result += (loop(f"{name}s", whole, LoopKind.SERIAL, lambda b: (
-            loop(name, most, LoopKind.UNROLL, lambda c: body(
-                index.add(index.multiply(b, index.constant(most)), c))),)),)
-    if rest:
-        result += (loop(name, rest, LoopKind.UNROLL, lambda c: body(
-            index.add(index.constant(whole * most), c))),)
-    return result

@@ -1,7 +1,8 @@
 """Elements that are equal, but not the same: zeros of both signs, and NaNs.
 
 Codes (codes.py) put them in an order of their own.  Where different ones of a range of codes are
-there, which is rare, they are written once more, in the order in which they come.
+there, which is rare, they are written once more, in the order in which they come.  Elements are
+looked at in vectors for that, and one by one in blocks that have some of the range.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
 from hlo_mlc.expr.core import Buffer, Expr, Var
 from hlo_mlc.expr.dtypes import U32
-from hlo_mlc.loops.core import Accumulate, LoopKind, Stmt, Store
+from hlo_mlc.loops.core import Accumulate, If, LoopKind, Stmt, Store
 from hlo_mlc.loops.rewrite import allocated, loop
 from hlo_mlc.templates.sorting.codes import Range
-from hlo_mlc.templates.sorting.records import Body, Place
+from hlo_mlc.templates.sorting.records import Body, Place, as_number
 from hlo_mlc.tensor.combine import named_combiner
 
 KINDS = ("min", "max")
 _OR = named_combiner("or", U32)
+# Elements that are looked at together, and of these that ask together where they belong, for which
+# there has to be room behind those that they are among.
+BLOCK, TAKEN = 64, 8
 
 
 class Seen:
@@ -79,45 +83,90 @@ def is_in(code: Expr, codes: Range) -> Expr:
     return apply("le", apply("sub", code, low), high)
 
 
-def written_again(name: str, codes: Range, ordered: Buffer, place: Place, size: int, count: int,
-                  given: Callable[[Expr], Expr]) -> Body:
-    """The codes of a range, among `size` that are in order and have room for one more, in the order
-    in which they come: `given(i)`, for each i below `count`.
+def first_in_order(position: Buffer, codes: Range, ordered: Buffer, place: Place, size: int
+                   ) -> Body:
+    """In `position`: how many of `size` codes in order come before those of a range."""
+    highest = size.bit_length() - 1
 
-    All are written, each to where the next of the range belongs, and what comes last of these is
-    put back: there are no branches, which nobody could predict.
+    def step(k: Var) -> Body:
+        bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
+        here = load(position, ())
+        there = apply("add", here, apply("shl", const(1, U32), bit))
+        last = load(ordered, place(index.minimum(
+            as_index(apply("sub", there, const(1, U32))), index.constant(size - 1))))
+        comes_before = apply("and", apply("le", there, const(size, U32)),
+                             apply("lt", last, const(codes[0], ordered.dtype)))
+        return (Store(position, (), apply("select", comes_before, there, here)),)
+
+    return (Store(position, (), const(0, U32)), loop("bit", highest + 1, LoopKind.SERIAL, step))
+
+
+def in_turn(name: str, codes: Range, lanes: int, count: int, given: Callable[[Expr], Expr],
+            inside: Callable[[Expr], Expr | None], found: Buffer, most: int,
+            store: Callable[[Expr, Expr], Body]) -> Body:
+    """`store(k, code)` of the codes of a range among `given(i)`, for each i below `count` that is
+    `inside`, in the order in which they come; `found` counts on, and k is what it was before, up to
+    `most`.
+
+    Of blocks that have any all are stored, each where the next of the range belongs: there are no
+    branches in them, which nobody could predict.  So what is stored last may be none of the range.
     """
-    begin, end = (Buffer(f"{name}_{which}", U32, (), "register") for which in ("begin", "end"))
-    behind = Buffer(f"{name}_behind", ordered.dtype, (), "register")
-    low, high = (const(n, ordered.dtype) for n in codes)
+    low, span = codes[0], codes[1] - codes[0]
+    dtype = given(index.constant(0)).dtype
+    length = min(BLOCK, -(-count // lanes) * lanes)
+    beyond = Buffer(f"{name}_beyond", dtype, (length,), "stack")
+    nearest = Buffer(f"{name}_nearest", dtype, (lanes,), "register")
+    least = Buffer(f"{name}_least", dtype, (), "register")
+    smallest, none = named_combiner("min", dtype), const(-1, dtype)
 
-    def at(position: Expr, most: int) -> tuple[Expr, ...]:
-        return place(index.minimum(as_index(position), index.constant(most)))
+    def distance(i: Expr) -> Expr:
+        """How far a code is behind the first of the range: no further than the last."""
+        here = index.minimum(i, index.constant(count - 1))
+        value = apply("sub", given(here), const(low, dtype))
+        asked = [index.compare("lt", i, index.constant(count))] if count % length else []
+        asked += [condition for condition in (inside(here),) if condition is not None]
+        for condition in asked:
+            value = apply("select", condition, value, none)
+        return value
 
-    def write(i: Var) -> Body:
-        code, here = given(i), load(begin, ())
-        return (Store(ordered, at(here, size), code), Store(begin, (), apply(
-            "add", here, apply("convert", is_in(code, codes), dtype=U32))))
+    def look(first: Expr) -> Body:
+        body: list[Stmt] = []
+        for v in range(length // lanes):
+            own = index.constant(v * lanes)
+            body.append(loop("lane", lanes, LoopKind.VECTORIZE, lambda lane, own=own: (
+                Store(beyond, (index.add(own, lane),),
+                      distance(index.add(first, index.add(own, lane)))),)))
+            body.append(loop("lane", lanes, LoopKind.VECTORIZE, lambda lane, own=own: (
+                Accumulate((nearest,), (lane,), smallest,
+                           (load(beyond, (index.add(own, lane),)),)),)))
+        return tuple(body)
 
-    def halved(position: Buffer, comes_before: Callable[[Expr], Expr]) -> Body:
-        """How many come before something."""
-        highest = size.bit_length() - 1
+    def take(first: Expr, count: int) -> Body:
+        """Some, which ask once whether there is room for all of them."""
+        here = index.minimum(as_index(load(found, ())), index.constant(most - count))
+        stores: list[Stmt] = []
+        for k in range(count):
+            value = load(beyond, (index.add(first, index.constant(k)),))
+            stores += store(here, apply("add", value, const(low, dtype)))
+            is_one = apply("le", value, const(span, dtype))
+            here = index.add(here, apply("select", is_one, index.constant(1), index.constant(0)))
+        return (*stores, Store(found, (), as_number(here)))
 
-        def step(k: Var) -> Body:
-            bit = apply("sub", const(highest, U32), apply("convert", k, dtype=U32))
-            here = load(position, ())
-            there = apply("add", here, apply("shl", const(1, U32), bit))
-            last = load(ordered, at(apply("sub", there, const(1, U32)), size - 1))
-            fits = apply("le", there, const(size, U32))
-            return (Store(position, (), apply(
-                "select", apply("and", fits, comes_before(last)), there, here)),)
+    def taken() -> Body:
+        whole, rest = divmod(length, TAKEN)
+        last = take(index.constant(whole * TAKEN), rest) if rest else ()
+        return (loop("taken", whole, LoopKind.SERIAL, lambda v: take(
+            index.multiply(v, index.constant(TAKEN)), TAKEN)), *last) if whole else last
 
-        return (Store(position, (), const(0, U32)),
-                loop("bit", highest + 1, LoopKind.SERIAL, step))
+    def block(b: Var) -> Body:
+        return allocated((beyond, nearest, least), (
+            loop("lane", lanes, LoopKind.VECTORIZE, lambda lane: (
+                Store(nearest, (lane,), smallest.identity[0]),)),
+            *look(index.multiply(b, index.constant(length))),
+            Store(least, (), smallest.identity[0]),
+            loop("lane", lanes, LoopKind.VECTORIZE, lambda lane: (
+                Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),)),
+            If(apply("le", load(least, ()), const(span, dtype)), taken())))
 
-    return allocated((begin, end, behind), (
-        *halved(begin, lambda code: apply("lt", code, low)),
-        *halved(end, lambda code: apply("le", code, high)),
-        Store(behind, (), load(ordered, at(load(end, ()), size))),
-        loop("again", count, LoopKind.SERIAL, write),
-        Store(ordered, at(load(end, ()), size), load(behind, ()))))
+    return (loop("block", -(-count // length), LoopKind.SERIAL, block),)
+
