@@ -21,12 +21,12 @@ def const(value: int | float | bool, dtype: DType) -> Const:
     """A literal, wrapped or rounded to `dtype`."""
     if dtype is INDEX:
         return Const(int(value), INDEX)
+    if dtype.is_integer:
+        mask = (1 << dtype.bits) - 1
+        raw = int(value) & mask
+        return Const(raw - (mask + 1) if dtype.is_signed and raw >> (dtype.bits - 1) else raw,
+                     dtype)
     with np.errstate(all="ignore"):
-        if dtype.is_integer:
-            mask = (1 << dtype.bits) - 1
-            raw = int(value) & mask
-            return Const(raw - (mask + 1) if dtype.is_signed and raw >> (dtype.bits - 1) else raw,
-                         dtype)
         rounded = np.asarray(value).astype(dtype.numpy)
     if dtype is BOOL:
         return Const(bool(rounded), dtype)

@@ -334,9 +334,10 @@ def spell_shared(roots: tuple[Expr, ...], small: int, small_index: int
     lets: list[str] = []
     for node in order:
         spelled = spell(node, texts.__getitem__)
-        size = 1 + sum(sizes[child] for child in node.children)
-        limit = small_index if node.dtype.name == "index" else small
-        if uses[node] > 1 and size > limit and isinstance(node, Apply | Load):
+        below = node.children
+        size = 1 + sum([sizes[child] for child in below]) if below else 1
+        if size > 1 and uses[node] > 1 \
+                and size > (small_index if node.dtype.name == "index" else small):
             name = f"%{len(lets)}"
             lets.append(f"{name} = {spelled}")
             spelled, size = name, 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hlo_mlc.expr import index
@@ -14,6 +14,9 @@ from hlo_mlc.loops.signature import surveyed
 from hlo_mlc.loops.touching import Box, around, contains, reached, solid, touched
 
 Shape = tuple[int, ...]
+
+# Stores to a buffer that are looked at before all others: what fills it is few of them.
+_FIRST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +72,16 @@ def gaps(program: LoopProgram, survey: Survey | None = None) -> Iterator[Gap]:
 def _unwritten(reads: Sequence[Access], stores: _Stores, order: Mapping[Access, int]
                ) -> Iterator[Gap]:
     """Reads of what nothing writes before; `order` are positions in the program."""
-    groups: dict[frozenset[Access], list[Access]] = {}
+    groups: dict[tuple[Access, ...], list[Access]] = {}
     for access in reads:
         place = around(access)
         if stores.filled or any(contains(stores.solid(w), place)
                                 and _may_come_before(w, access, order) for w in stores.found):
             continue
-        before = frozenset(w for w in stores.found if _may_come_before(w, access, order))
+        before = tuple([w for w in stores.found if _may_come_before(w, access, order)])
         groups.setdefault(before, []).append(access)
     for before, group in groups.items():
-        earlier = _Stores(stores.shape, list(before), stores.filled)
+        earlier = _Stores(stores.shape, list(before), stores.filled, stores.boxes, stores.solids)
         if earlier.cover_all(certainly=False):
             continue
         found = [(access, boxes) for access in group
@@ -142,7 +145,7 @@ class _Stores:
     shape: Shape
     found: list[Access] = field(default_factory=list)
     filled: bool | None = False
-    known: dict[bool, list[Boxes]] | None = None
+    boxes: dict[Access, tuple[Boxes | None, Boxes]] = field(default_factory=dict)
     solids: dict[Access, Box | None] = field(default_factory=dict)
 
     def solid(self, access: Access) -> Box | None:
@@ -176,11 +179,25 @@ class _Stores:
         """Whether all that is wanted is certainly written, or else may be written."""
         if self.filled or (not certainly and self.filled is None):
             return True
-        if self.known is None:
-            self.known = {True: [], False: []}
-            for access in self.found:
+        # What fills a buffer comes first, as a rule, and what changes it afterwards is much more.
+        count = len(self.found)
+        while count > _FIRST:
+            count = -(-count // 2)
+        while not covered(wanted, [*self._written(self.found[:count], certainly)], self.shape):
+            if count == len(self.found):
+                return False
+            count = min(2 * count, len(self.found))
+        return True
+
+    def _written(self, accesses: Iterable[Access], certainly: bool) -> Iterator[Boxes]:
+        """What stores certainly write, or else may write."""
+        for access in accesses:
+            if access not in self.boxes:
                 exact = _touched(access)
                 most = reached(access) if exact is None else exact
-                self.known[True] += [] if exact is None else [exact]
-                self.known[False] += [most or box((0, d - 1) for d in self.shape)]
-        return covered(wanted, self.known[certainly], self.shape)
+                self.boxes[access] = exact, most or box((0, d - 1) for d in self.shape)
+            exact, most = self.boxes[access]
+            if not certainly:
+                yield most
+            elif exact is not None:
+                yield exact

@@ -89,21 +89,23 @@ def has_spare_lanes(buffer: Buffer, statements: Statements) -> bool:
     """
     if not buffer.shape:
         return False
-    reached: list[tuple[float, float]] = []
     spare: list[tuple[float, float]] = []
-    for use in _by_buffer(_within_allocations(statements)).get(buffer, ()):
-        low, high = index.bounds(use.indices[-1])
-        reached.append((low, high))
+    found = _by_buffer(_within_allocations(statements)).get(buffer, ())
+    for use in found:
         if use.is_vector:
             live = constant_extent(use.vector)
             if live is None or use.vector.var.extent != live:
                 return False
             width = 1 << (live - 1).bit_length()
             if live < width:
+                low, high = index.bounds(use.indices[-1])
                 spare.append((low + live, high - live + width))
         elif use.vector is not None and any(use.vector.var in i.free for i in use.indices) \
                 and (buffer.scope == "register" or not _is_full(use.vector)):
             return False
+    if not spare:
+        return True
+    reached = [index.bounds(use.indices[-1]) for use in found]
     row = element_strides(buffer)[-2] if len(buffer.shape) > 1 else buffer.shape[-1]
     return all(last < row for _, last in spare) and not any(
         low <= last and first <= high for first, last in spare for low, high in reached)

@@ -10,6 +10,7 @@ pi).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ def _window(place: Expr, largest_place: int, count: int) -> list[Expr]:
             for word, following in itertools.pairwise(words)]
 
 
+@functools.cache
 def _word(number: int) -> Expr:
     """A word of the table."""
     digits = _TWO_OVER_PI >> (_DIGITS - _WORD * number) if number else 0

@@ -12,6 +12,7 @@ multiply by the digits of 2/pi that matter (reduction.py); they are rare, so tha
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -76,53 +77,51 @@ _WIDE_SIN = (-0.16666657, 0.008333025, -0.00019806885, 2.5995046e-06)
 # exact in f64, and the rest.
 _SHORT_HALF_PI = (1.5707963267341256, 6.077100506303966e-11, 2.0222662487959506e-21)
 
-Finish = Callable[[Expr, Expr], Expr]
+Finish = Callable[[Expr, Expr], tuple[Expr, ...]]
 
 
 def sin(x: Expr, has_fma: bool) -> Expr:
     if x.dtype is F64:
         return sin_and_cos(x, has_fma)[0]
 
-    def finish(n: Expr, r: Expr) -> Expr:
-        return _with_sign(_wide_sine(r), xor(_to_sign(n, bit=0), bits(x)))
+    def finish(n: Expr, r: Expr) -> tuple[Expr]:
+        return (_with_sign(_wide_sine(r), xor(_to_sign(n, bit=0), bits(x))),)
 
-    return _reduced(absolute(x), HALF_TURNS, finish, has_fma)
+    return _reduced(absolute(x), HALF_TURNS, finish, has_fma)[0]
 
 
 def cos(x: Expr, has_fma: bool) -> Expr:
     if x.dtype is F64 or not has_fma:  # two roundings a step lead beyond 1, or below it at 0
         return sin_and_cos(x, has_fma)[1]
 
-    def finish(n: Expr, r: Expr) -> Expr:
+    def finish(n: Expr, r: Expr) -> tuple[Expr]:
         """-sin(r) for n = 0, as x is r more than an odd multiple of pi/2."""
-        return _with_sign(_wide_sine(r), negation(_to_sign(n, bit=0)))
+        return (_with_sign(_wide_sine(r), negation(_to_sign(n, bit=0))),)
 
-    return _reduced(absolute(x), BETWEEN_HALF_TURNS, finish, has_fma)
+    return _reduced(absolute(x), BETWEEN_HALF_TURNS, finish, has_fma)[0]
 
 
+@functools.lru_cache(maxsize=2)  # who asks for one of them mostly asks for the other next
 def sin_and_cos(x: Expr, has_fma: bool) -> tuple[Expr, Expr]:
     """Both of one argument: they share its reduction and the polynomials."""
-    def finish_sin(n: Expr, r: Expr) -> Expr:
-        sine, cosine = sine_and_cosine(r)
-        return _with_sign(select(_is_odd(n), cosine, sine), xor(_to_sign(n, bit=1), bits(x)))
+    def finish(n: Expr, r: Expr) -> tuple[Expr, Expr]:
+        (sine, cosine), odd = sine_and_cosine(r), _is_odd(n)
+        return (_with_sign(select(odd, cosine, sine), xor(_to_sign(n, bit=1), bits(x))),
+                _with_sign(select(odd, sine, cosine), _to_sign(add(n, 1), bit=1)))
 
-    def finish_cos(n: Expr, r: Expr) -> Expr:
-        sine, cosine = sine_and_cosine(r)
-        return _with_sign(select(_is_odd(n), sine, cosine), _to_sign(add(n, 1), bit=1))
-
-    return (_reduced(absolute(x), QUARTER_TURNS, finish_sin, has_fma),
-            _reduced(absolute(x), QUARTER_TURNS, finish_cos, has_fma))
+    sine, cosine = _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)
+    return sine, cosine
 
 
 def tan(x: Expr, has_fma: bool) -> Expr:
-    def finish(n: Expr, r: Expr) -> Expr:
+    def finish(n: Expr, r: Expr) -> tuple[Expr]:
         """tan(r), or -1 / tan(r) for odd n."""
         sine, cosine = sine_and_cosine(r)
         odd = _is_odd(n)
         quotient = div(select(odd, cosine, sine), select(odd, sine, cosine))
-        return _with_sign(quotient, xor(_to_sign(n, bit=0), bits(x)))
+        return (_with_sign(quotient, xor(_to_sign(n, bit=0), bits(x))),)
 
-    return _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)
+    return _reduced(absolute(x), QUARTER_TURNS, finish, has_fma)[0]
 
 
 def _to_sign(n: Expr, bit: int) -> Expr:
@@ -162,7 +161,7 @@ def sine_and_cosine_in_parts(r: Expr, rest: Expr) -> tuple[tuple[Expr, Expr], tu
     return (sine, fma(rest, cosine, sine_low)), (cosine, fma(neg(rest), sine, cosine_low))
 
 
-def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> Expr:
+def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> tuple[Expr, ...]:
     """finish(n, r) with magnitude = (n + shift) spacing pi/2 + r; n an integer as wide as r, right
     modulo a whole turn, and |r| at most a little over half of the spacing.
 
@@ -170,8 +169,10 @@ def _reduced(magnitude: Expr, grid: Grid, finish: Finish, has_fma: bool) -> Expr
     """
     fast = finish(*(_cody_waite if has_fma else _cody_waite_in_f64)(magnitude, grid))
     slow = finish(*reduction.by_digits(magnitude, grid))
-    slow = add(slow, sub(magnitude, magnitude))  # an invalid operation for infinity, else 0
-    return unlikely(compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit), slow, fast)
+    invalid = sub(magnitude, magnitude)  # an invalid operation for infinity, else 0
+    is_huge = compare("gt", magnitude, _CONSTANTS[magnitude.dtype].limit)
+    return tuple([unlikely(is_huge, add(rare, invalid), usual)
+                  for rare, usual in zip(slow, fast, strict=True)])
 
 
 def _cody_waite(magnitude: Expr, grid: Grid) -> tuple[Expr, Expr]:
