@@ -34,6 +34,7 @@ _ARITHMETIC = {"add": "add", "sub": "subtract", "mul": "multiply", "div": "divid
                "rsqrt": "rsqrt"}
 _KINDS = 3  # of arithmetic in one expression: so many have no name
 _LINE = re.compile(r"(\S.*?):(\d+)(?: |$)")
+_CELL = re.compile(r"<ipython-input-(\d+)-\w+>")
 
 
 def kernel_name(program: TensorProgram, locations: Mapping[str, str],
@@ -61,9 +62,13 @@ def named_at(what: str, line: str) -> str:
 
 
 def short_line(location: str) -> str:
-    """`model.py:6` of "/home/me/model.py:6 jit(f)/exp"; "" where no line is known."""
+    """`model.py:6` of "/home/me/model.py:6 jit(f)/exp", `In[3]:6` of what was typed into IPython;
+    "" where no line is known."""
     found = _LINE.match(location)
-    return f"{PurePath(found[1]).name}:{found[2]}" if found else ""
+    if found is None:
+        return ""
+    file = _CELL.sub(r"In[\1]", PurePath(found[1]).name)
+    return f"{file}:{found[2]}"
 
 
 def told_apart(names: Iterable[str]) -> list[str]:

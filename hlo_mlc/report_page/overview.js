@@ -3,6 +3,8 @@ const PERIOD_MS = 5000;
 const $ = id => document.getElementById(id);
 const escaped = text => String(text).replace(/[&<>"]/g,
   c => ({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;"})[c]);
+// A kernel's name, which folds between what it is made of.
+const foldable = name => escaped(name).replace(/[+@,(]/g, sign => sign === "@" ? "<wbr>@" : `${sign}<wbr>`);
 const times = ratio => `${ratio.toFixed(2)}×`;
 const speed = ratio => !ratio ? "–" : Math.abs(ratio - 1) < 0.005 ? "as fast" : ratio > 1 ? `${times(ratio)} faster` : `${times(1 / ratio)} slower`;
 const duration = us => us < 999.5 ? [us.toPrecision(3), "µs"] : us < 999500 ? [(us / 1e3).toPrecision(3), "ms"] : [(us / 1e6).toPrecision(3), "s"];
@@ -47,7 +49,7 @@ function draw(rows) {
   const columns = [["kernel", "name"], ["a call", "n"], ["than the default", "n"], ["than XLA", "n"], ["of the limit", "n"], ["share", ""], ["what runs", ""], ["trials", "n"], ["best so far", ""], ["recorded winner", "winner"], ["last trial", "n"]];
   $("table").innerHTML = `<thead><tr>${columns.map(([title, kind]) => `<th class="${kind}">${title}</th>`).join("")}</tr></thead><tbody>${rows.map(row => {
     const failed = row.trials.filter(t => !t[1]).length, [us, unit] = duration(row.us);
-    return `<tr><td><a href="${escaped(row.study)}"><code>${escaped(row.name)}</code></a><div class="ops">${escaped(row.ops)}${row.target ? ` · ${escaped(row.target)}` : ""}</div></td>
+    return `<tr><td><a href="${escaped(row.study)}"><code>${foldable(row.name)}</code></a><div class="ops">${escaped(row.ops)}${row.target ? ` · ${escaped(row.target)}` : ""}</div></td>
       <td class="n">${row.recorded ? `${us}<span class="u">${unit}</span>` : "–"}</td>
       <td class="n">${speed(row.over_default)}</td><td class="n">${speed(row.over_xla)}</td>
       <td class="n">${row.of_limit ? share(row.of_limit) : "–"}</td>

@@ -154,7 +154,7 @@ const columns = [
   ["calls", "n", k => k.calls, k => k.calls > 1 ? `${k.calls}×` : "", "how often one call runs it"],
   ["XLA / ours", "n", ratioOf, k => `<span class="${ratioOf(k) < 1 ? "slower" : ""}">${k.tuned?.xla_ratio ? "" : "~"}${ratioOf(k).toFixed(2)}×</span>`, "XLA's time divided by ours; ~ is predicted"],
   ["of limit", "n", limitOf, k => k.measured ? percent(limitOf(k), 1) : "–", "the least time this machine allows, divided by the time taken"],
-  ["kernel", "", k => k.name, k => `<code>${foldable(k.name)}</code><div class="ops">${escaped(counts(k.ops))}</div>`, "what it computes, and where"],
+  ["kernel", "name", k => k.name, k => `<code>${foldable(k.name)}</code><div class="ops">${escaped(counts(k.ops))}</div>`, "what it computes, and where"],
   ["your lines", "", linesOf, k => `<code>${escaped(linesOf(k))}</code>`, "which lines of your code it computes"],
 ];
 const total = () => data.time.ours_us + data.time.left_us;

@@ -108,7 +108,7 @@ def schedule_text(way: Way) -> str:
 
 def schedules_text(schedules: Schedules) -> list[str]:
     """The same for each nest, its position in front."""
-    return [f"{position} {schedule_text(way)}" for position, way in sorted(schedules.items())]
+    return [f"nest {position}: {schedule_text(way)}" for position, way in sorted(schedules.items())]
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,8 @@ def test_symbolic_batch(path: Path, tmp_path: Path, hidden: Callable, sizes: Seq
     assert ran.returncode == 0, ran.stderr
     out = np.load(tmp_path / "out.npz")
     for name, x in xs.items():
-        same(out[name], hidden(PARAMETERS, x))
+        # In f32, XLA's results and ours are up to 1.3e-6 from those in f64.
+        np.testing.assert_allclose(out[name], hidden(PARAMETERS, x), rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("size, rows", [("b", 3), ("8*b", 16), ("b + 4", 7)])

@@ -156,7 +156,7 @@ def test_the_costliest_nest_unless_another_is_named() -> None:
     assert ours.schedule(f"elem…@{kernel.name.partition('@')[2]}", X).name == kernel.name
     with pytest.raises(UsageError, match="has no nest 3: it has 3 nests"):
         ours.schedule(kernel.name, X, nest=3)
-    with pytest.raises(UsageError, match=r"takes the name of a kernel first, .*, got Array"):
+    with pytest.raises(UsageError, match=r"takes the name of a kernel first, .*, got "):
         ours.schedule(X)
     with pytest.raises(UsageError, match=r"no kernel 'scater'.*; there are: elementwise\+scatter@"):
         ours.schedule("scater", X)

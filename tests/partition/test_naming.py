@@ -107,6 +107,7 @@ def test_different_kernels_of_one_line_are_told_apart(take_apart: Callable) -> N
 
 def test_parts_of_names() -> None:
     assert short_line("/home/me/my model.py:12 jit(f)/exp") == "my model.py:12"
+    assert short_line("<ipython-input-3-832f4cfc3d85>:4 jit(f)/exp") == "In[3]:4"
     assert short_line("jit(f)/exp") == short_line("") == ""
     assert named_at("sort", "m.py:1") == "sort@m.py:1" and named_at("sort", "") == "sort"
     assert told_apart(["a@f:1", "b", "a@f:1", "b", "a@f:2"]) == [

@@ -53,7 +53,7 @@ def test_a_person_can_read_it(records: Records) -> None:
                                          "parameters": {"rows": 6, "pack": 1}}
     assert str(RECORD) == (
         "unnamed  abc123  cpu-2-f00  10.0 us, default / this 2.00, XLA / this 1.50, ours  "
-        "0 contraction(rows=6, pack=1); 3 elementwise(unroll=2)")
+        "nest 0: contraction(rows=6, pack=1); nest 3: elementwise(unroll=2)")
 
 
 STEPS = (Step("split", ("i", 8)), Step("reorder", (("i.o", "i.i"),)))
@@ -63,7 +63,7 @@ BY_HAND = dataclasses.replace(RECORD, schedules={0: ("plain", STEPS), 1: ("scan"
 def test_steps_of_a_person(records: Records) -> None:
     assert records.put(BY_HAND) == records.get("abc123", "cpu-2-f00") == BY_HAND
     assert str(BY_HAND).endswith(
-        "  0 by hand(split('i', 8); reorder(('i.o', 'i.i'))); 1 scan(chunks=2)")
+        "  nest 0: by hand(split('i', 8); reorder(('i.o', 'i.i'))); nest 1: scan(chunks=2)")
     content = json.loads((records.folder / "cpu-2-f00" / "abc123.json").read_text())
     assert content["schedules"]["0"] == {
         "template": "plain", "steps": [["split", "i", 8], ["reorder", ["i.o", "i.i"]]]}

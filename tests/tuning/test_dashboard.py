@@ -30,7 +30,8 @@ from hlo_mlc.tuning.study import OF_LIMIT, SHARE_OF, KernelStudy
 
 SPACE = Space((Parameter(0, "elementwise", "unroll", (1, 2, 4), 2),))
 KNOWN = {"kernel": "for i<512:\n  r0[i] = sin(a0[i])", "ops": "sine", "target": "cpu, 2 cores",
-         "default": ["0 elementwise(unroll=2)"], "best": ["0 elementwise(unroll=4)"], "us": 10.0,
+         "default": ["nest 0: elementwise(unroll=2)"],
+         "best": ["nest 0: elementwise(unroll=4)"], "us": 10.0,
          "speedup over the default": 1.25, "speedup over XLA": 3.5, "choice": "ours",
          OF_LIMIT: 0.64, f"{SHARE_OF}predict": 0.27, f"{SHARE_OF}train": 0.1}
 _START_S = 60
@@ -85,7 +86,7 @@ def test_studies_and_notes(address: str, journal: Path) -> None:
     assert [t["state"] for t in detail["trials"]] == ["Complete", "Pruned", "Complete"]
     assert detail["note"]["body"] == note_text(KNOWN)
     for part in ("sin(a0[i])", "10.0 us", "over the default: 1.25", "over XLA: 3.50 (our kernel",
-                 "`0 elementwise(unroll=4)`", "cpu, 2 cores"):
+                 "`nest 0: elementwise(unroll=4)`", "cpu, 2 cores"):
         assert part in detail["note"]["body"]
     again = get(f"{address}/api/studies/{summary['study_id']}")
     assert again["note"]["version"] == detail["note"]["version"], "not written again"
@@ -98,7 +99,8 @@ def test_the_overview(address: str) -> None:
     assert row["trials"] == [[0, 1.5], [1, 0.0], [2, 1.5]] and row["running"] == 0
     assert (row["over_default"], row["over_xla"], row["choice"]) == (1.25, 3.5, "ours")
     assert row["of_limit"] == 0.64 and row["shares"] == {"predict": 0.27, "train": 0.1}
-    assert row["best"] == ["0 elementwise(unroll=4)"] and not row["is_default"] and row["last"]
+    assert row["best"] == ["nest 0: elementwise(unroll=4)"]
+    assert not row["is_default"] and row["last"]
     with urllib.request.urlopen(f"{address}/{row['study']}", timeout=_START_S) as reply:
         assert reply.status == 200
     with urllib.request.urlopen(address, timeout=_START_S) as reply:
@@ -119,7 +121,7 @@ def test_the_overview_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(address, tmp_path)
     shown = ran.stdout.replace("\N{MULTIPLICATION SIGN}", "x")
     for part in ("1.25x faster", "3.50x faster", "64 %", "27 % of</span> <code>predict</code>",
-                 "10 % of</span> <code>train</code>", "our kernel", "0 elementwise(unroll=4)",
+                 "10 % of</span> <code>train</code>", "our kernel", "nest 0: elementwise(unroll=4)",
                  "the fastest trial had shown 1.50x", "1 failed", 'href="dashboard/studies/0"'):
         assert part in shown
 
@@ -151,7 +153,7 @@ def test_a_note_that_a_person_wrote_stays(address: str) -> None:
 def test_the_page_in_a_browser(address: str, tmp_path: Path) -> None:
     ran = opened(f"{address}/dashboard/studies/0/note", tmp_path)
     for part in ("sin(a0[i])", "abc-cpu-", "speed-up over the default: 1.25",
-                 "speed-up over XLA: 3.50 (our kernel is taken)", "0 elementwise(unroll=4)"):
+                 "speed-up over XLA: 3.50 (our kernel is taken)", "nest 0: elementwise(unroll=4)"):
         assert part in ran.stdout
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
 
@@ -162,7 +164,7 @@ def test_kernels_without_a_winner() -> None:
     assert "a kernel" in note_text({})
     assert "over XLA: not measured" in note_text(KNOWN | {"speedup over XLA": 0.0})
     same = note_text(KNOWN | {"best": []})
-    assert "- best schedule, the default:\n  - `0 elementwise(unroll=2)`\n\n```" in same
+    assert "- best schedule, the default:\n  - `nest 0: elementwise(unroll=2)`\n\n```" in same
 
 
 def test_long_lines_are_wrapped() -> None:
