@@ -210,6 +210,24 @@ def test_equal_elements_that_differ_lie_far_apart(take_apart, machine_code, leve
         assert bits(ordered) == bits(stable(x))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("kind", ["zeros", "nans", "both"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_all_are_equal_and_many_differ(take_apart, machine_code, dtype, kind, level):
+    """Blocks, parts and rows that have nothing else, and some that have nothing of it."""
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(0)
+        for way, shape in ((MERGES, (3, 700)), (MERGES, (1, 40_003)), (NETWORK, (33, 37))):
+            zeros = rng.choice([0.0, -0.0], shape).astype(dtype)
+            nans = rng.choice([np.nan, -np.nan], shape).astype(dtype)
+            x = {"zeros": zeros, "nans": nans,
+                 "both": np.where(rng.random(shape) < 0.5, zeros, nans)}[kind]
+            x[-1, -shape[1] // 3:] = np.abs(rng.standard_normal(-(-shape[1] // 3))).astype(dtype)
+            (ordered,) = take_apart(jnp.sort, x).run([x], machine_code.executing(
+                tuned={0: ("sort", way)}, target=named(level)))
+            assert bits(ordered) == bits(stable(x))
+
+
 @pytest.mark.parametrize("order", ["sorted", "reversed", "equal", "largest", "nan"])
 def test_orders_that_are_there_already(take_apart, machine_code, order):
     """One run has everything that comes first, or all codes are like those behind the last."""

@@ -9,6 +9,7 @@ million.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.build import apply, as_index, const, load
@@ -20,7 +21,7 @@ from hlo_mlc.target.cpu import CpuTarget
 from hlo_mlc.templates.base import Scheduled, decoded
 from hlo_mlc.templates.by_hand import across, parallel_tasks, shared_out
 from hlo_mlc.templates.sorting.abreast import COMPARED, TRANSPOSED, rows_abreast
-from hlo_mlc.templates.sorting.codes import Coded, Range
+from hlo_mlc.templates.sorting.codes import Coded
 from hlo_mlc.templates.sorting.networks import Network, padded, steps
 from hlo_mlc.templates.sorting.pairs import CHAINS, Merge, Place
 from hlo_mlc.templates.sorting.records import Body, Sorting, as_number, in_blocks, row_count
@@ -200,24 +201,35 @@ class _Rows:
         return (loop(f"{self.name}_level", self.parts.bit_length() - 1, LoopKind.SERIAL, level),)
 
     def _with_ties(self) -> Body:
-        """What is equal but not the same comes as it came: each part says what it has, and rows put
-        what their parts have one behind the other."""
-        body: Body = ()
-        parts = self.sorting.rows * self.parts
-        for k, codes in enumerate(self.coded.ties):
-            some = Buffer(f"{self.name}_some{k}", U32, (), "register")
-            collect, again = (functools.partial(one, codes) for one in (self._collect, self._again))
-            body += allocated((some,), (
+        """What is equal but not the same comes as it came: each part says what it has of a range,
+        and rows put what their parts have one behind the other."""
+        some = Buffer(f"{self.name}_some", U32, (), "register")
+        parts, ties = self.sorting.rows * self.parts, self.coded.ties
+
+        def one(k: Var) -> Body:
+            low, span = (self._of(k, [end(t) for t in ties]) for end in (
+                lambda t: t[0], lambda t: t[1] - t[0]))
+            return allocated((some,), (
                 Store(some, (), const(0, U32)),
                 loop("row", self.sorting.rows, LoopKind.SERIAL,
-                     lambda row, k=k, some=some: self._differ(k, row, some)),
+                     functools.partial(self._differ, k, some)),
                 If(apply("ne", load(some, ()), const(0, U32)), (
-                    *shared_out(f"{self.name}_ties{k}", parts, parts * self.part * MERGED, collect),
-                    *shared_out(f"{self.name}_again{k}", self.sorting.rows,
-                                parts * self.part * COMPARED, again)))))
-        return body
+                    *shared_out(f"{self.name}_ties", parts, parts * self.part * MERGED,
+                                functools.partial(self._collect, low, span)),
+                    *shared_out(f"{self.name}_again", self.sorting.rows,
+                                parts * self.part * COMPARED,
+                                functools.partial(self._again, low))))))
 
-    def _differ(self, k: int, row: Expr, some: Buffer) -> Body:
+        return (loop("range", len(ties), LoopKind.SERIAL, one),) if ties else ()
+
+    def _of(self, k: Expr, numbers: Sequence[int]) -> Expr:
+        """The `k`th of some codes."""
+        *others, found = (const(n, self.coded.dtype) for n in numbers)
+        for number, other in enumerate(others):
+            found = apply("select", index.compare("eq", k, index.constant(number)), other, found)
+        return found
+
+    def _differ(self, k: Expr, some: Buffer, row: Expr) -> Body:
         """Whether a row has different ones of a range."""
         ends = [Buffer(f"{self.name}_{kind}", self.coded.dtype, (), "register") for kind in KINDS]
         folds = [named_combiner(kind, self.coded.dtype) for kind in KINDS]
@@ -227,31 +239,31 @@ class _Rows:
             *(Store(end, (), fold.identity[0]) for end, fold in zip(ends, folds, strict=True)),
             loop("part", self.parts, LoopKind.SERIAL, lambda p: tuple(
                 Accumulate((end,), (), fold, (load(self.ends, (
-                    index.add(part, p), index.constant(k), index.constant(n))),))
+                    index.add(part, p), k, index.constant(n))),))
                 for n, (end, fold) in enumerate(zip(ends, folds, strict=True)))),
             Accumulate((some,), (), named_combiner("or", U32), (differs,))))
 
-    def _collect(self, codes: Range, number: Expr) -> Body:
+    def _collect(self, low: Expr, span: Expr, number: Expr) -> Body:
         """What a part has of a range, and how many."""
         found = Buffer(f"{self.name}_found", U32, (), "register")
         at = decoded(self.sorting.outer, index.floordiv(number, self.parts))
         first = index.multiply(index.floormod(number, self.parts), index.constant(self.part))
-        begin, n = index.multiply(number, index.constant(self.part)), index.constant(self.n)
+        begin = index.multiply(number, index.constant(self.part))
 
         def given(i: Expr) -> Expr:
             here = index.minimum(index.add(first, i), index.constant(self.n - 1))
             return self.sorting.given(at, here)[0]
 
-        def store(k: Expr, code: Expr) -> Body:
-            return (Store(self.rooms, self._as_it_came(index.add(begin, k)), code),)
+        def inside(i: Expr) -> Expr:
+            return index.compare("lt", index.add(first, i), index.constant(self.n))
 
-        ends_inside = self.parts * self.part > self.n
-        return allocated((found,), (Store(found, (), const(0, U32)), *in_turn(
-            self.name, codes, self.lanes, self.part, given,
-            lambda i: index.compare("lt", index.add(first, i), n) if ends_inside else None,
-            found, self.part, store), Store(self.counts, (number,), load(found, ()))))
+        return allocated((found,), (*in_turn(
+            self.name, low, span, self.lanes, self.part, given,
+            inside if self.parts * self.part > self.n else None, found, lambda k, code: (
+                Store(self.rooms, self._as_it_came(index.add(begin, k)), code),)),
+            Store(self.counts, (number,), load(found, ()))))
 
-    def _again(self, codes: Range, row: Expr) -> Body:
+    def _again(self, low: Expr, row: Expr) -> Body:
         """What the parts of a row have of a range, where they begin in it."""
         size = self.parts * self.part
         position = Buffer(f"{self.name}_position", U32, (), "register")
@@ -281,7 +293,7 @@ class _Rows:
                 Store(position, (), apply("add", load(position, ()), as_number(count))))
 
         return allocated((position,), (
-            *first_in_order(position, codes, self.rooms,
+            *first_in_order(position, low, self.rooms,
                             lambda i: self._in_order(index.add(first, i)), size),
             loop("part", self.parts, LoopKind.SERIAL, put)))
 

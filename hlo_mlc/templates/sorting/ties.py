@@ -7,6 +7,7 @@ looked at in vectors for that, and one by one in blocks that have some of the ra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from hlo_mlc.expr import index
@@ -21,8 +22,7 @@ from hlo_mlc.tensor.combine import named_combiner
 
 KINDS = ("min", "max")
 _OR = named_combiner("or", U32)
-# Elements that are looked at together, and of these that ask together where they belong, for which
-# there has to be room behind those that they are among.
+# Elements that are looked at together, and of these that ask together where they belong.
 BLOCK, TAKEN = 64, 8
 
 
@@ -83,9 +83,8 @@ def is_in(code: Expr, codes: Range) -> Expr:
     return apply("le", apply("sub", code, low), high)
 
 
-def first_in_order(position: Buffer, codes: Range, ordered: Buffer, place: Place, size: int
-                   ) -> Body:
-    """In `position`: how many of `size` codes in order come before those of a range."""
+def first_in_order(position: Buffer, low: Expr, ordered: Buffer, place: Place, size: int) -> Body:
+    """In `position`: how many of `size` codes in order come before one."""
     highest = size.bit_length() - 1
 
     def step(k: Var) -> Body:
@@ -94,26 +93,24 @@ def first_in_order(position: Buffer, codes: Range, ordered: Buffer, place: Place
         there = apply("add", here, apply("shl", const(1, U32), bit))
         last = load(ordered, place(index.minimum(
             as_index(apply("sub", there, const(1, U32))), index.constant(size - 1))))
-        comes_before = apply("and", apply("le", there, const(size, U32)),
-                             apply("lt", last, const(codes[0], ordered.dtype)))
+        comes_before = apply("and", apply("le", there, const(size, U32)), apply("lt", last, low))
         return (Store(position, (), apply("select", comes_before, there, here)),)
 
     return (Store(position, (), const(0, U32)), loop("bit", highest + 1, LoopKind.SERIAL, step))
 
 
-def in_turn(name: str, codes: Range, lanes: int, count: int, given: Callable[[Expr], Expr],
-            inside: Callable[[Expr], Expr | None], found: Buffer, most: int,
+def in_turn(name: str, low: Expr, span: Expr, lanes: int, count: int,
+            given: Callable[[Expr], Expr], inside: Callable[[Expr], Expr] | None, found: Buffer,
             store: Callable[[Expr, Expr], Body]) -> Body:
-    """`store(k, code)` of the codes of a range among `given(i)`, for each i below `count` that is
-    `inside`, in the order in which they come; `found` counts on, and k is what it was before, up to
-    `most`.
+    """`store(k, code)` of the codes from `low` to `low + span` among `given(i)`, for each i below
+    `count` that is `inside`, in the order in which they come: k of them came before, and `found` in
+    the end.  `count` is so many whole vectors.
 
     Of blocks that have any all are stored, each where the next of the range belongs: there are no
     branches in them, which nobody could predict.  So what is stored last may be none of the range.
     """
-    low, span = codes[0], codes[1] - codes[0]
-    dtype = given(index.constant(0)).dtype
-    length = min(BLOCK, -(-count // lanes) * lanes)
+    dtype, length = low.dtype, math.gcd(BLOCK, count)
+    together = min(TAKEN, length)
     beyond = Buffer(f"{name}_beyond", dtype, (length,), "stack")
     nearest = Buffer(f"{name}_nearest", dtype, (lanes,), "register")
     least = Buffer(f"{name}_least", dtype, (), "register")
@@ -121,13 +118,8 @@ def in_turn(name: str, codes: Range, lanes: int, count: int, given: Callable[[Ex
 
     def distance(i: Expr) -> Expr:
         """How far a code is behind the first of the range: no further than the last."""
-        here = index.minimum(i, index.constant(count - 1))
-        value = apply("sub", given(here), const(low, dtype))
-        asked = [index.compare("lt", i, index.constant(count))] if count % length else []
-        asked += [condition for condition in (inside(here),) if condition is not None]
-        for condition in asked:
-            value = apply("select", condition, value, none)
-        return value
+        value = apply("sub", given(i), low)
+        return value if inside is None else apply("select", inside(i), value, none)
 
     def look(first: Expr) -> Body:
         body: list[Stmt] = []
@@ -141,22 +133,17 @@ def in_turn(name: str, codes: Range, lanes: int, count: int, given: Callable[[Ex
                            (load(beyond, (index.add(own, lane),)),)),)))
         return tuple(body)
 
-    def take(first: Expr, count: int) -> Body:
-        """Some, which ask once whether there is room for all of them."""
-        here = index.minimum(as_index(load(found, ())), index.constant(most - count))
+    def take(v: Expr) -> Body:
+        """Some, which ask once whether there is room for all of them: they have come so far."""
+        first = index.multiply(v, index.constant(together))
+        here = index.minimum(as_index(load(found, ())), index.constant(count - together))
         stores: list[Stmt] = []
-        for k in range(count):
+        for k in range(together):
             value = load(beyond, (index.add(first, index.constant(k)),))
-            stores += store(here, apply("add", value, const(low, dtype)))
-            is_one = apply("le", value, const(span, dtype))
-            here = index.add(here, apply("select", is_one, index.constant(1), index.constant(0)))
+            stores += store(here, apply("add", value, low))
+            here = index.add(here, apply("select", apply("le", value, span), index.constant(1),
+                                         index.constant(0)))
         return (*stores, Store(found, (), as_number(here)))
-
-    def taken() -> Body:
-        whole, rest = divmod(length, TAKEN)
-        last = take(index.constant(whole * TAKEN), rest) if rest else ()
-        return (loop("taken", whole, LoopKind.SERIAL, lambda v: take(
-            index.multiply(v, index.constant(TAKEN)), TAKEN)), *last) if whole else last
 
     def block(b: Var) -> Body:
         return allocated((beyond, nearest, least), (
@@ -166,7 +153,8 @@ def in_turn(name: str, codes: Range, lanes: int, count: int, given: Callable[[Ex
             Store(least, (), smallest.identity[0]),
             loop("lane", lanes, LoopKind.VECTORIZE, lambda lane: (
                 Accumulate((least,), (), smallest, (load(nearest, (lane,)),)),)),
-            If(apply("le", load(least, ()), const(span, dtype)), taken())))
+            If(apply("le", load(least, ()), span), (
+                loop("taken", length // together, LoopKind.SERIAL, take),))))
 
-    return (loop("block", -(-count // length), LoopKind.SERIAL, block),)
-
+    return (Store(found, (), const(0, U32)),
+            loop("block", count // length, LoopKind.SERIAL, block))
