@@ -7,7 +7,8 @@ loop variables must have had the same value?
 from __future__ import annotations
 
 import bisect
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -195,17 +196,28 @@ class _Question:
     def open(self) -> Iterator[tuple[list[Access], list[Access]]]:
         """The accesses to two places that the places alone do not keep apart."""
         for group in self.groups:
-            if self._have_parts(group):
-                continue
-            places = list(group.values())
-            for n, first in enumerate(places):
-                for second in places[n:]:
-                    a, b = first[0], second[0]
-                    if (any(x.writes for x in first) or any(x.writes for x in second)) \
-                            and self.memory.may_overlap(a.buffer, b.buffer) \
-                            and not (self.memory.comparable(a.buffer, b.buffer) and (
-                                self._settled(a, b) or self._differ(a, b))):
-                        yield first, second
+            if not self._have_parts(group):
+                yield from self._open(list(group.values()))
+
+    def _open(self, places: Sequence[list[Access]]) -> Iterator[tuple[list[Access], list[Access]]]:
+        """The same of places that may overlap. Where loops are written out, most of them differ in
+        constants alone: what settles two of them settles all that are as far apart."""
+        forms: dict[tuple, int] = {}
+        settled: dict[tuple, bool] = {}
+        whole = [(place, any(x.writes for x in place), *_numbered(place[0], forms))
+                 for place in places]
+        for n, (first, writes, form, offsets) in enumerate(whole):
+            for second, also_writes, other, others in whole[n:]:
+                a, b = first[0], second[0]
+                if not (writes or also_writes) or not self.memory.may_overlap(a.buffer, b.buffer):
+                    continue
+                if self.memory.comparable(a.buffer, b.buffer):
+                    key = form, other, tuple(map(operator.sub, offsets, others))
+                    if key not in settled:
+                        settled[key] = self._settled(a, b)
+                    if settled[key] or self._differ(a, b):
+                        continue
+                yield first, second
 
     def _have_parts(self, places: Iterable[tuple[Buffer, tuple[Expr, ...]]]) -> bool:
         """Whether it is seen at a glance that each iteration has its own part of a buffer: some
@@ -284,6 +296,13 @@ class _Question:
         except Unknown:
             return False
         return apart(parts)
+
+
+def _numbered(access: Access, forms: dict[tuple, int]) -> tuple[int, tuple[int, ...]]:
+    """The number of the form of an access, which is its indices without constants, and these."""
+    parts = [index.affine(i) for i in access.indices]
+    form = access.buffer.shape, *(frozenset(terms.items()) for terms, _ in parts)
+    return forms.setdefault(form, len(forms)), tuple([offset for _, offset in parts])
 
 
 def _resolved(access: Access, facts: Facts) -> Access:
