@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hlo_mlc.expr import index
 from hlo_mlc.expr.core import Buffer, Expr, Load, Var, loads
@@ -66,19 +66,29 @@ def cascade(program: LoopProgram, length: int = RUN) -> LoopProgram:
     """
     if length < 2:
         raise ScheduleError(f"cascade: expected runs of at least 2 terms, got {length}")
-    return with_body(program, in_runs(program.body, length))
+    new, _ = _in_runs(program.body, length, _Names({*loop_names(program.body)}))
+    return program if new == program.body else with_body(program, new)
 
 
-def in_runs(statements: Body, length: int = RUN) -> Body:
-    """The same of statements, in runs of some `length` terms."""
-    new, _ = _in_runs(statements, length, dict.fromkeys(loop_names(statements), ""))
-    return statements if new == statements else new
+@dataclass(frozen=True, slots=True, eq=False)
+class _Names:
+    """Those of loops and buffers, and what was called how: alike what is for the same."""
+
+    taken: set[str]
+    known: dict[object, str] = field(default_factory=dict)
+
+    def given(self, name: str, to: object) -> str:
+        """What something is called: by this name, or one near to it that nothing else has."""
+        if to not in self.known:
+            while name in self.taken:
+                name = f"{name}.r"
+            self.taken.add(name)
+            self.known[to] = name
+        return self.known[to]
 
 
-def _in_runs(statements: Body, terms: int, names: dict[str, str]
-             ) -> tuple[Body, _Added]:
-    """Statements with their loops cut, and what they add to private sums of others; `names` are
-    those of loops and of loops over their runs."""
+def _in_runs(statements: Body, terms: int, names: _Names) -> tuple[Body, _Added]:
+    """Statements with their loops cut, and what they add to private sums of others."""
     result: list[Stmt] = []
     added: _Added = {}
     for stmt in statements:
@@ -87,6 +97,8 @@ def _in_runs(statements: Body, terms: int, names: dict[str, str]
             if isinstance(stmt, Accumulate) and _is_private_sum(stmt):
                 added[stmt] = 1, frozenset().union(*[i.free for i in stmt.indices])
             continue
+        if isinstance(stmt, Allocate):
+            names.taken.add(stmt.buffer.name)
         inside = [_in_runs(body, terms, names) for body in bodies(stmt)]
         own = inside[0][1]
         for _, found in inside[1:]:
@@ -106,7 +118,7 @@ def _in_runs(statements: Body, terms: int, names: dict[str, str]
     return tuple(result), added
 
 
-def _cut(stmt: For, terms: int, names: dict[str, str]) -> Body:
+def _cut(stmt: For, terms: int, names: _Names) -> Body:
     """A loop around others that are cut already."""
     longest = stmt.var.extent
     if stmt.kind is not LoopKind.SERIAL or longest is None or longest < 2:
@@ -119,7 +131,8 @@ def _cut(stmt: For, terms: int, names: dict[str, str]) -> Body:
     if extent is not None:
         length = _even(extent, length)
     name = stmt.var.name
-    parts = {b: replace(b, name=f"{b.name}.{name}") for u in updates for b in u.update.buffers}
+    parts = {b: replace(b, name=names.given(f"{b.name}.{name}", (b.name, name)))
+             for u in updates for b in u.update.buffers}
 
     def run(number: Var) -> Body:
         begin = index.multiply(number, index.constant(length))
@@ -133,19 +146,9 @@ def _cut(stmt: For, terms: int, names: dict[str, str]) -> Body:
                                           *(s for u in updates for s in u.finish(parts))))
 
     count = index.floordiv(index.add(stmt.extent, index.constant(length - 1)), length)
-    whole = loop(_runs(name, names), count, stmt.kind, run)
+    whole = loop(names.given(f"{name}.r", name), count, stmt.kind, run)
     # Each run is added once.
     return (whole,) if (whole.var.extent or 0) < 2 * terms else _cut(whole, terms, names)
-
-
-def _runs(name: str, names: dict[str, str]) -> str:
-    """What a loop over runs is called: alike for loops of one name, which no other loop has."""
-    if not names.get(name):
-        runs = f"{name}.r"
-        while runs in names:
-            runs = f"{runs}.r"
-        names |= {name: runs, runs: ""}
-    return names[name]
 
 
 def _even(extent: int, length: int) -> int:

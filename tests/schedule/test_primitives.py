@@ -1342,6 +1342,13 @@ def test_cascades_of_cascades(tiny) -> None:
         assert result == values.sum()
 
 
+def test_cascade_calls_nothing_as_what_is_there(grand_total, assert_same) -> None:
+    apart = Schedule(grand_total).fold_apart("j").cascade(2)
+    assert unproven(apart.program) == ()
+    x = np.random.default_rng(0).integers(-99, 99, (4, 20)).astype(np.float32)
+    assert_same(grand_total, apart.program, [x])
+
+
 def test_cascade_leaves_alone_what_is_no_sum_of_floats(tiny) -> None:
     x, y = tiny.operand("x", 64), tiny.result("y")
     largest = tiny.program(tiny.fold(y, "", "k", 64, lambda k: load(x, (k,)), "max"))
