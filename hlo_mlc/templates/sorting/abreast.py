@@ -40,7 +40,9 @@ def by_networks(coded: Coded, target: CpuTarget) -> Scheduled:
     sorting = Sorting(coded.stage, 0, lanes, coded.stage.accumulators, ())
     n, groups = sorting.element.extent, -(-sorting.rows // lanes)
     private = padded(n) * target.vector_bytes <= STACK
-    shape = (padded(n) + bool(coded.ties), lanes)
+    # What has no place goes behind all: with as much room again, a mask says that it is inside.
+    masked = bool(coded.ties) and 2 * padded(n) * target.vector_bytes <= STACK
+    shape = (2 * padded(n) if masked else padded(n) + bool(coded.ties), lanes)
     codes = Buffer(f"{coded.stage.name}_codes", coded.dtype, shape if private
                    else (groups, *shape), "stack" if private else "scratch")
 
@@ -146,7 +148,7 @@ class _Group:
         """What has codes of a range, as it comes: how many did before is counted in each lane, what
         has none goes behind all."""
         name, size = self.coded.stage.name, self.network.size
-        dtype = U16 if size < 1 << 16 else U32
+        dtype = U16 if size < 1 << 15 else U32
         ranges = self.coded.ties
         places = [Buffer(f"{name}_place{k}", dtype, (self.lanes,), "register")
                   for k in range(len(ranges))]
@@ -173,7 +175,9 @@ class _Group:
                 for place, one in zip(places, is_one, strict=True)))
 
         def moved(c: Expr, r: Expr) -> Body:
-            there = index.minimum(as_index(load(to, (c, r))), index.constant(size))
+            place, bits = load(to, (c, r)), const(2 * size - 1, dtype)
+            there = as_index(apply("and", place, bits)) if self.codes.shape[-2] == 2 * size \
+                else index.minimum(as_index(place), index.constant(size))
             return (Store(self.codes, self._place(there, r), load(again, (c, r))),)
 
         def columns(begin: Expr, count: int) -> Body:

@@ -52,16 +52,12 @@ class Network:
         return padded(self.length)
 
     @property
-    def room(self) -> int:
-        return self.codes.shape[-2]
-
-    @property
     def _block(self) -> int:
         return min(self.at_once, self.size)
 
     def pad(self, begin: int) -> Body:
         """From a position on, codes of no element, which are the largest."""
-        count = self.room - begin
+        count = self.size - begin
 
         def one(i: Expr) -> Body:
             at = index.add(index.constant(begin), i)
