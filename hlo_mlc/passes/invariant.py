@@ -43,9 +43,9 @@ def hoist_invariants(graph: Graph) -> Graph:
     """`while(x) { x = x * exp(w) }` -> `e = exp(w); while(x) { x = x * e }`, inner loops first.
 
     A loop that may run no trip at all wastes one evaluation; loops of one trip are left.  Inner
-    loops, which need not end, move out of loops that are known to run.  Whatever is free stays inside, and so does what is cheap
-    and larger than what it is made of, a few operations on iotas for instance.  Returns `graph`
-    itself where nothing moved.
+    loops, which need not end, move out of loops that are known to run.  Whatever is free stays
+    inside, and so does what is cheap and larger than what it is made of, a few operations on iotas
+    for instance.  Returns `graph` itself where nothing moved.
     """
     return rewrite_loops(graph, _hoist)
 
