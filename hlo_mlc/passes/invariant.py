@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hlo_mlc.graph.core import WHILE, Graph, Node, Value
 from hlo_mlc.graph.counting import Known, counting
 from hlo_mlc.graph.effects import is_mergeable
-from hlo_mlc.graph.rewrite import with_body, with_parts
+from hlo_mlc.graph.rewrite import with_body, with_other_values, with_parts
 from hlo_mlc.ops.registry import DEFINITIONS, ELEMENTWISE, MOVEMENT
 from hlo_mlc.passes.carried import is_open_loop
 
@@ -23,6 +23,8 @@ _MOST_OPERATIONS = 4
 _MOST_GROWN_BYTES = 64 << 20
 # Nobody knows what they cost, or whether they end.
 _UNKNOWN = frozenset((WHILE, "stablehlo.custom_call"))
+# The same where they run in any case.
+_UNCALLED = frozenset(("stablehlo.custom_call",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,10 @@ LoopRule = Callable[[Node, Known], Rewritten | None]
 def hoist_invariants(graph: Graph) -> Graph:
     """`while(x) { x = x * exp(w) }` -> `e = exp(w); while(x) { x = x * e }`, inner loops first.
 
-    A loop that may run no trip at all wastes one evaluation; loops of one trip are left, and so
-    are inner loops, which need not end.  Whatever is free stays inside, and so does what is cheap
-    and larger than what it is made of, a few operations on iotas for instance.  Returns `graph`
-    itself where nothing moved.
+    A loop that may run no trip at all wastes one evaluation; loops of one trip are left.  Inner
+    loops, which need not end, move out of loops that are known to run.  Whatever is free stays
+    inside, and so does what is cheap and larger than what it is made of, a few operations on iotas
+    for instance.  Returns `graph` itself where nothing moved.
     """
     return rewrite_loops(graph, _hoist)
 
@@ -94,7 +96,7 @@ def _hoist(loop: Node, known: Known) -> Rewritten | None:
     outside: list[Node] = []
     regions = []
     for region in loop.regions:
-        moved, left = _split(region)
+        moved, left = _split(region, found is not None)
         outside += moved
         regions.append(left)
     if not outside:
@@ -102,9 +104,9 @@ def _hoist(loop: Node, known: Known) -> Rewritten | None:
     return Rewritten((*outside, with_parts(loop, loop.operands, tuple(regions))), loop.results)
 
 
-def _split(region: Graph) -> tuple[list[Node], Graph]:
-    """(nodes to compute before the loop, the region without them)."""
-    invariant = invariant_nodes(region)
+def _split(region: Graph, runs: bool) -> tuple[list[Node], Graph]:
+    """(nodes to compute before the loop, the region without them); `runs`: it surely is."""
+    invariant = invariant_nodes(region, runs)
     staying = _staying(invariant)
     # What the rest of the region reads, followed down through what stays inside.
     pending = list(region.results)
@@ -136,31 +138,32 @@ def _split(region: Graph) -> tuple[list[Node], Graph]:
             copies.update(zip(node.results, results, strict=True))
             moved.append(replace(node, operands=operands, results=results))
         else:
-            operands = tuple([copies.get(v, v) for v in node.operands])
-            moved.append(with_parts(node, operands, node.regions))
+            moved.append(with_other_values(node, lambda v: copies.get(v, v)))
     gone = {node for node in needed if node not in inside}
     left = tuple([node for node in region.nodes if node not in gone])
     return moved, Graph(region.parameters, left, region.results)
 
 
-def invariant_nodes(region: Graph) -> dict[Value, Node]:
-    """By result, in order, the pure nodes of a loop's region that depend on nothing in it."""
+def invariant_nodes(region: Graph, runs: bool = False) -> dict[Value, Node]:
+    """By result, in order, the pure nodes of a loop's region that depend on nothing in it; where
+    the region `runs` for sure, loops are among them."""
     varying = set(region.parameters)
     found: dict[Value, Node] = {}
     for node in region.nodes:
-        if varying.isdisjoint(node.used) and _is_movable(node):
+        if varying.isdisjoint(node.used) and _is_movable(node, runs):
             found.update((value, node) for value in node.results)
         else:
             varying.update(node.results)
     return found
 
 
-def _is_movable(node: Node) -> bool:
-    if not node.results or node.op in _UNKNOWN or not is_mergeable(node):
+def _is_movable(node: Node, runs: bool) -> bool:
+    unknown = _UNCALLED if runs else _UNKNOWN
+    if not node.results or node.op in unknown or not is_mergeable(node):
         return False
     if any(v.type is None or not v.type.is_static for v in node.results):
         return False
-    return not any(inner.op in _UNKNOWN for region in node.regions for inner in region.walk())
+    return not any(inner.op in unknown for region in node.regions for inner in region.walk())
 
 
 def _staying(invariant: dict[Value, Node]) -> set[Node]:

@@ -36,6 +36,7 @@ from hlo_mlc.templates.base import (
     short_width,
     work,
 )
+from hlo_mlc.templates.borders import has_borders
 from hlo_mlc.templates.elementwise import share_out
 from hlo_mlc.tensor.classify import (
     cost,
@@ -77,6 +78,8 @@ class SideBySideTemplate:
             return "no rows, only elements"
         if _is_one_map(nest) and not _is_joined(nest):
             return "not a reduction, nor several stages, nor rows of different elements"
+        if _is_one_map(nest) and has_borders(nest.stages[0], lanes(nest.stages, target)):
+            return "most of a row is the same once it is cut at its borders"
         longest = LONGEST_JOINED if _is_one_map(nest) else LONGEST
         if any(not 0 < v.extent <= longest for axes in inner for v in axes) \
                 or sum(math.prod(v.extent for v in axes) for axes in inner) > MOST_POINTS:

@@ -47,6 +47,48 @@ def test_inner_loops_first_then_outer_ones(
     same(moved, graph, [X, W], 1e-6)
 
 
+@pytest.mark.parametrize("trips", [4, None])
+def test_loops_move_out_of_loops_that_run(
+    traced: Callable, same: Callable, loops_of: Callable, trips: int | None,
+) -> None:
+    """With what they take from outside, which is computed on both sides where that costs nothing;
+    they stay where nobody knows whether they would run, since they need not end."""
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        def outer(c: jax.Array) -> jax.Array:
+            wide = jnp.broadcast_to(w[0], (3, 3))
+            inner = lax.fori_loop(0, 5, lambda j, d: jnp.sin(d) + wide, wide * 2)
+            return c + inner * wide
+
+        if trips is None:
+            return lax.while_loop(lambda c: c.sum() < 100, outer, jnp.abs(x))
+        return lax.fori_loop(0, trips, lambda i, c: outer(c), x)
+
+    graph = traced(function, X, jnp.abs(W))
+    moved = hoist_invariants(graph)
+    within = [loop for loop in loops_of(moved)
+              if any(node.op == "stablehlo.while" for node in loop.regions[1].nodes)]
+    assert len(within) == (trips is None)
+    same(moved, graph, [X, np.abs(W)], 1e-6)
+
+
+@pytest.mark.parametrize("trips", [4, None])
+def test_branches_move_with_what_they_take_from_outside(
+    traced: Callable, same: Callable, trips: int | None,
+) -> None:
+    def function(x: jax.Array, w: jax.Array) -> jax.Array:
+        def outer(c: jax.Array) -> jax.Array:
+            wide = jnp.broadcast_to(w[0], (3, 3))
+            chosen = lax.cond(w[1, 1] > 0, lambda: jnp.sort(jnp.sin(wide) + w), lambda: wide @ w)
+            return c + jnp.abs(chosen) + wide
+
+        if trips is None:
+            return lax.while_loop(lambda c: c.sum() < 100, outer, jnp.abs(x))
+        return lax.fori_loop(0, trips, lambda i, c: outer(c), x)
+
+    graph = traced(function, X, np.abs(W))
+    same(hoist_invariants(graph), graph, [X, np.abs(W)], 1e-6)
+
+
 def test_conditions_too(traced: Callable, loops_of: Callable, ops_of: Callable) -> None:
     graph = traced(lambda x, w: lax.while_loop(
         lambda c: c.sum() < jnp.exp(w).sum(), lambda c: c + 1, x), X, W)
@@ -62,8 +104,6 @@ def test_conditions_too(traced: Callable, loops_of: Callable, ops_of: Callable) 
     ("select",  # a few operations on what takes no memory
      lambda c, w: c + jnp.where(jnp.arange(3)[:, None] * 2 >= jnp.arange(3)[None], w[0, 0], 0.0)),
     ("optimization_barrier", lambda c, w: c + lax.optimization_barrier(w)),
-    ("while",  # need not end
-     lambda c, w: c + lax.while_loop(lambda v: v.sum() < 9, lambda v: v + 1, w)),
 ])
 def test_what_is_free_or_unsafe_stays(
     op: str, body: Callable, traced: Callable, loops_of: Callable, ops_of: Callable,

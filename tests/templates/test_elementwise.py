@@ -243,6 +243,26 @@ def test_tails_begin_early_without_masks_that_cost_nothing(take_apart, arrays, n
             if isinstance(s, For) and s.kind is LoopKind.VECTORIZE} == {8}
 
 
+@pytest.mark.parametrize(("dtype", "level", "n"), [
+    ("float32", "x86-64-v3", 42), ("float32", "x86-64-v4", 10), ("float32", "x86-64-v4", 42),
+    ("uint8", "x86-64-v3", 21), ("uint8", "x86-64-v3", 62), ("int16", "x86-64-v3", 29)])
+def test_what_comes_from_the_other_side_is_between_borders(check, take_apart, arrays, dtype, level,
+                                                           n):
+    """Also where rows are short, and are of different elements then: lanes of different rows read
+    far apart."""
+    x, = arrays(dtype, (n - 2, n - 2))
+
+    def padded(x):
+        return jnp.pad(x, 1, mode="wrap")
+
+    (program,) = take_apart(padded, x).programs
+    _, (decision,) = schedule_program(program, named(level))
+    assert decision.template.name == "elementwise"
+    assert decision.parameters["borders"] == 1
+    check(padded, x)
+    check(lambda x: jax.lax.fori_loop(0, 3, lambda _, x: padded(x)[2:, :-2] + x, x), x)
+
+
 def test_much_between_borders_is_shared_out(check, arrays):
     x, = arrays("float32", (1030, 517))
     check(lambda x: jnp.roll(x, (1, -1), (0, 1)) * 2 + jnp.roll(x, 3, 0) - jnp.roll(x, -5, 1), x)
